@@ -38,6 +38,7 @@ class RequestRules:
         limits: The scheduler's limits.
         vocab_size: Token ids from `vocab_size` on are refused; None refuses only negative ones.
         sampler: What the sampler was built for; requests that need more are refused.
+        scores_prompts: Whether the model's graphs can give log-probabilities of prompts.
         outside: Why the limits are lower than the model's; refusals quote it. Empty where they are not lower.
     """
 
@@ -45,6 +46,7 @@ class RequestRules:
     vocab_size: int | None = None
     sampler: SamplerSpec = SamplerSpec()  # noqa: RUF009 - a frozen value
     outside: str = ""
+    scores_prompts: bool = True
 
     def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
         """Returns how many tokens the request may generate, at least 1.
@@ -57,6 +59,7 @@ class RequestRules:
         check_token_ids([token_id for token_id, _ in params.logit_bias], self.vocab_size, "logit_bias")
         try:
             check_sampling(params, self.sampler)
+            self._check_scoring(params)
             max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self.limits)
             if params.min_tokens > max_tokens:
                 raise RequestError(
@@ -66,6 +69,14 @@ class RequestRules:
             return max_tokens
         except RequestError as error:
             raise error.explained(self.outside if prompt_token_ids else "") from error
+
+    def _check_scoring(self, params: SamplingParams) -> None:
+        if params.prompt_logprobs is not None and not self.scores_prompts:
+            raise RequestError(
+                "This server cannot give log-probabilities of prompts: in the graphs of its model, the head takes more "
+                "than the last layer's result",
+                param="prompt_logprobs",
+            )
 
     def resolve(self, requests: Sequence[NewRequest]) -> list[NewRequest]:
         """Returns `requests`, checked and with their `max_tokens` set. Skips those that another process has checked.
@@ -234,7 +245,8 @@ def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
         RequestError: 400; names the parameter, and the settings of the spec that would have to have it.
     """
     able = sampler.signature
-    unmet = None if able.serves(params.signature) else next(_unmet(params, able), None)
+    serves = able.serves(params.signature) and (params.prompt_logprobs is None or able.logprobs)
+    unmet = None if serves else next(_unmet(params, able), None)
     if unmet is not None:
         param, field = unmet
         raise RequestError(
@@ -242,12 +254,14 @@ def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
             f"spec of its bundle has {field}",
             param=param,
         )
-    if params.logprobs is not None and params.logprobs > sampler.num_logprobs:
-        raise RequestError(
-            f"logprobs must be at most {sampler.num_logprobs}, not {params.logprobs}: the largest num_logprobs of "
-            "sampler.settings in the spec of this server's bundle",
-            param="logprobs",
-        )
+    for param in ("logprobs", "prompt_logprobs"):
+        num = getattr(params, param)
+        if num is not None and num > sampler.num_logprobs:
+            raise RequestError(
+                f"{param} must be at most {sampler.num_logprobs}, not {num}: the largest num_logprobs of "
+                "sampler.settings in the spec of this server's bundle",
+                param=param,
+            )
 
 
 _NEEDS = {
@@ -269,8 +283,9 @@ def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str
             yield name, _NEEDS[alone.work]
         if alone.penalties and not able.penalties:
             yield name, "a penalty"
-    if needs.logprobs and not able.logprobs:
-        yield "logprobs", "num_logprobs above 0"
+    for param in ("logprobs", "prompt_logprobs"):
+        if getattr(params, param) is not None and not able.logprobs:
+            yield param, "num_logprobs above 0"
     if needs.constraints and not able.constraints:
         yield next(filter(lambda name: getattr(params, name), _CONSTRAINTS)), "constraints = true"
 

@@ -26,6 +26,7 @@ from aotgaudi.engine.stats import Counters, EngineStats
 from aotgaudi.engine.steps import (
     DefragStep,
     PromptRow,
+    PromptStep,
     Step,
     StepRunner,
     TokenLogprobs,
@@ -167,11 +168,14 @@ class EngineCore:
             result = self._runner.run(step)
             ended = self._clock()
             seconds = ended - began
-            self.scheduler.observe(step.entry, seconds)
+            scores = isinstance(step, PromptStep) and step.scores
+            self.scheduler.observe(step.entry, seconds, is_usual=not scores)
             rows = (scheduled.requests[row] for row in sorted(result.invalid_rows))
             invalid = [request for request in rows if not request.is_finished]
             for request in invalid:
                 self._runner.clear(self.scheduler.discard(request))
+            for row, values in result.prompt_logprobs.items():
+                scheduled.requests[row].prompt_logprobs += values
             sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # The edge of the step.
             self._fail_step(step, scheduled.requests, error)

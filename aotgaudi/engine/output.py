@@ -29,13 +29,21 @@ class Usage:
     queue_seconds: float = field(default=0.0, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """A prompt, and the log-probabilities of its tokens but the first, which nothing comes before."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
     """New output of one request; several joined are the whole of it.
 
     `text` may be empty while `token_ids` is not: text is held back until it is certain. `logprobs` has one item per
     token where the request asked for log-probabilities, and none otherwise. `finish_reason` and `usage` are set on
-    the last event only.
+    the last event only. `prompt` is set on the first event, where the request asked for its prompt's log-probabilities.
     """
 
     request_id: str
@@ -44,6 +52,7 @@ class TokenEvent:
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    prompt: ScoredPrompt | None = None
 
     @classmethod
     def joined(cls, events: Sequence[TokenEvent]) -> TokenEvent:
@@ -56,6 +65,7 @@ class TokenEvent:
             logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
             finish_reason=last.finish_reason,
             usage=last.usage,
+            prompt=events[0].prompt,
         )
 
 
@@ -119,6 +129,7 @@ class OutputStream:
             logprobs=() if logprobs is None else (logprobs,),
             finish_reason=reason,
             usage=None if reason is None else self._usage(),
+            prompt=self._scored_prompt() if request.num_output_tokens == 1 else None,
         )
 
     def abort_event(self) -> TokenEvent:
@@ -130,6 +141,13 @@ class OutputStream:
             finish_reason="abort",
             usage=self._usage(),
         )
+
+    def _scored_prompt(self) -> ScoredPrompt | None:
+        request = self.request
+        if request.params.prompt_logprobs is None:
+            return None
+        token_ids = tuple(request.token_ids[: request.num_prompt_tokens])
+        return ScoredPrompt(token_ids, tuple(request.prompt_logprobs))
 
     def _usage(self) -> Usage:
         request = self.request

@@ -18,7 +18,7 @@ from random import Random
 from typing import Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import SamplingRow, TokenHistory
+from aotgaudi.engine.steps import SamplingRow, Scoring, TokenHistory, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -59,6 +59,7 @@ class Request:
         queued_at: When it was queued, in seconds of steps.
         num_cached_tokens: Tokens of its prompt that the prefix cache had when it was first scheduled.
         block_keys: Keys of its full blocks, as far as somebody asked for them.
+        prompt_logprobs: Those of its prompt's tokens from the second on, as far as they are known, if it asks for them.
         num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
     """
 
@@ -84,6 +85,7 @@ class Request:
     last_token_at: float | None = field(default=None, init=False)
     num_named_blocks: int = field(default=0, init=False)
     block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)
     _noise: float | None = field(default=None, init=False, repr=False)
     _history: TokenHistory | None = field(default=None, init=False, repr=False)
@@ -123,6 +125,22 @@ class Request:
     def is_finished(self) -> bool:
         """Whether it has ended."""
         return self.state is RequestState.FINISHED
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether all log-probabilities of its prompt that it asks for are known."""
+        return self.params.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
+
+    def scoring(self, start: int, end: int) -> Scoring | None:
+        """Returns what is still to be scored of the prompt in a step that computes the tokens from `start` to `end`."""
+        if self.params.prompt_logprobs is None:
+            return None
+        first, last = len(self.prompt_logprobs), min(end, self.num_prompt_tokens - 1)
+        if first >= last:
+            return None
+        return Scoring(
+            first - start, tuple(self.token_ids[first + 1 : last + 1]), self.params.prompt_logprobs
+        )
 
     @property
     def sampling(self) -> SamplingRow:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aotgaudi.engine.blocks import PADDING_BLOCK
 from aotgaudi.engine.sampler import Sampler, to_ids
+from aotgaudi.engine.scoring import Scorer
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
@@ -54,7 +55,12 @@ class ProgramRunner:
         self._table = table
         self._block_size = block_size
         self._on_cold = on_cold
-        self._sampler = Sampler(table, self._program)
+        self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the warm programs can give log-probabilities of prompts."""
+        return self._table.has_heads
 
     def run(self, step: Step) -> StepResult:
         """Runs a step and samples the rows that ask for it. A row whose logits are NaN spoils no other row's."""
@@ -62,7 +68,14 @@ class ProgramRunner:
         return self._isolated(step, result) if result.invalid_rows else result
 
     def _run(self, step: Step) -> StepResult:
-        return self._sampler.sample(self.logits(step), [row.sampling for row in step.rows])
+        rows = [row.sampling for row in step.rows]
+        if isinstance(step, DecodeStep) or not step.scores:
+            return self._sampler.sample(self.logits(step), rows)
+        program, inputs = self._prepared(step)
+        hidden = program.run_trunk(inputs)
+        result = self._sampler.sample(program.run_head(hidden, inputs), rows)
+        self._scorer.score(step, hidden, result)
+        return result
 
     def _isolated(self, step: Step, joint: StepResult) -> StepResult:
         """Returns the result without contagion: each row that seemed invalid is run once more, alone.
@@ -81,6 +94,8 @@ class ProgramRunner:
             joint.token_ids[r] = alone.token_ids[0]
             if 0 in alone.logprobs:
                 joint.logprobs[r] = alone.logprobs[0]
+            if 0 in alone.prompt_logprobs:
+                joint.prompt_logprobs[r] = alone.prompt_logprobs[0]
         self.clear([PADDING_BLOCK])
         return replace(joint, invalid_rows=invalid_rows)
 
@@ -91,6 +106,11 @@ class ProgramRunner:
 
     def logits(self, step: Step) -> Tensor:
         """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
+        program, inputs = self._prepared(step)
+        return program.run(inputs)[0]
+
+    def _prepared(self, step: Step) -> tuple[BoundProgram, list[Tensor]]:
+        """Returns the program of a step, and the tensors that it takes."""
         if isinstance(step, PromptStep):
             inputs: _Inputs = _PromptInputs(step, self._block_size)
         else:
@@ -99,7 +119,7 @@ class ProgramRunner:
             torch.set_num_threads(self._num_threads)
             self._num_threads = None
         program = self._program(step.entry)
-        return program.run([inputs.tensor(spec) for spec in program.inputs])[0]
+        return program, [inputs.tensor(spec) for spec in program.inputs]
 
     def exchange(self, step: DefragStep) -> None:
         """Exchanges block contents in every layer; padding pairs exchange block 0 with itself."""

@@ -35,10 +35,11 @@ class SamplingParams:
     likely than this share of the likeliest are dropped, 0 drops none. Penalties are vLLM's: `presence_penalty`
     and `frequency_penalty` in [-2, 2] over generated tokens, 0 is neutral; `repetition_penalty` in [0.01, 100] over
     prompt and generated tokens, 1 is neutral. `logprobs` is None, or the number (0 to 20) of likeliest tokens whose
-    log-probabilities are returned with the chosen token's. `seed` makes the result repeatable. `max_tokens` is
-    None for "as many as fit". Output ends before the first of `stop` (at most 16 strings), after one of
-    `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`; `include_stop_str_in_output` keeps the text of
-    what ended it. `skip_special_tokens` leaves special tokens out of the text.
+    log-probabilities are returned with the chosen token's; `prompt_logprobs` is the same for the prompt's tokens. `seed`
+    makes the result repeatable. `max_tokens` is None for "as many as fit". Output ends before the first of `stop` (at most
+    16 strings), after one of `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`;
+    `include_stop_str_in_output` keeps the text of what ended it. `skip_special_tokens` leaves special tokens out of the
+    text.
 
     The rest are constraints, under vLLM's names. `structured_outputs` is a grammar for the whole output. `min_tokens`: so
     many tokens come before anything ends the output. `bad_words` (at most 128) are never completed. `allowed_token_ids`:
@@ -59,6 +60,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
@@ -76,8 +78,10 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_filters()
         self._check_penalties()
-        is_count = self.logprobs is None or (_is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS)
-        self._require("logprobs", is_count, f"an integer from 0 to {MAX_LOGPROBS}, or none")
+        for param in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, param)
+            is_count = value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS)
+            self._require(param, is_count, f"an integer from 0 to {MAX_LOGPROBS}, or none")
         self._bring_into_range()
         is_seed = self.seed is None or (_is_int(self.seed) and MIN_SEED <= self.seed <= MAX_SEED)
         self._require("seed", is_seed, "a 64-bit signed integer, or none")

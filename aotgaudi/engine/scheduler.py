@@ -163,10 +163,10 @@ class Scheduler:
                 return scheduled
         return None
 
-    def observe(self, entry: Entry, seconds: float) -> None:
-        """Records how long a step of `entry` took, for the interleaving policy."""
+    def observe(self, entry: Entry, seconds: float, *, is_usual: bool = True) -> None:
+        """Records how long a step of `entry` took, for the interleaving policy; an unusual one says nothing of others."""
         self._interleaving.observe(seconds)
-        if isinstance(entry, (PromptEntry, DecodeEntry)):
+        if is_usual and isinstance(entry, (PromptEntry, DecodeEntry)):
             self._costs.observe(entry, seconds)
 
     def complete(self, scheduled: Scheduled, token_ids: Sequence[int | None]) -> tuple[Request, ...]:
@@ -286,8 +286,11 @@ class Scheduler:
         self._running.append(request)
 
     def _cached_blocks(self, request: Request) -> list[int]:
-        """Returns the cached blocks that a waiting request would share; entries cover the rest of its tokens."""
-        if self.prefixes is None:
+        """Returns the cached blocks that a waiting request would share; entries cover the rest of its tokens.
+
+        None before its prompt is scored: the cache has no hidden states.
+        """
+        if self.prefixes is None or not request.is_scored:
             return []
         blocks = self.prefixes.find(request)
         while blocks and not self._chunker.covers_rest(request, len(blocks) * self.limits.block_size):
@@ -308,6 +311,7 @@ class Scheduler:
             start=chunk.start,
             block_table=tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)]),
             sampling=request.sampling if end == request.num_tokens else None,
+            scoring=request.scoring(chunk.start, end),
         )
 
     # Decode

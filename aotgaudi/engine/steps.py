@@ -46,17 +46,31 @@ GREEDY_ROW = SamplingRow()
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """Tokens of a prompt whose log-probabilities are wanted: the `targets` follow a row's tokens from `first` on.
+
+    With each come those of the `num_top` likeliest tokens.
+    """
+
+    first: int
+    targets: tuple[int, ...]
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
     `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens.
-    `sampling` is set only if the chunk ends with the last known token, so that the next one must be sampled.
+    `sampling` is set only if the chunk ends with the last known token, so that the next one must be sampled. `scoring` is
+    set where log-probabilities of the prompt are wanted.
     """
 
     token_ids: tuple[int, ...]
     start: int
     block_table: tuple[int, ...]
     sampling: SamplingRow | None
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,11 @@ class PromptStep:
 
     entry: PromptEntry
     rows: tuple[PromptRow, ...]
+
+    @property
+    def scores(self) -> bool:
+        """Whether log-probabilities of a prompt are wanted."""
+        return any(row.scoring is not None for row in self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +117,22 @@ Step = Union[PromptStep, DecodeStep]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of the probabilities that the model gave tokens at one place of an output.
+    """Natural logarithms of the probabilities that the model gave tokens at one place of an output, or of a prompt.
 
-    `logprob` is the sampled token's. `top` holds the likeliest token ids with theirs, the likeliest first.
+    `logprob` is that of the token that is there. `top` holds the likeliest token ids with theirs, the likeliest first.
+    `rank` says that so many tokens less one are likelier than the token; only places of a prompt have it.
     """
 
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """One token id per row, None where the row has no `sampling`; log-probabilities by row, of those that asked.
+
+    `prompt_logprobs` has those of a row's `scoring`, one a target.
 
     `invalid_rows` are those whose logits have no finite maximum (NaN, or nothing but infinities): their token ids mean
     nothing.
@@ -118,6 +141,7 @@ class StepResult:
     token_ids: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     invalid_rows: set[int] = field(default_factory=set)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

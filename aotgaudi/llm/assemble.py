@@ -193,7 +193,7 @@ def make_engine(
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
-        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, outside),
+        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, outside, runner.scores_prompts),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,

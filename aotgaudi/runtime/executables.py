@@ -14,13 +14,16 @@ from typing import Optional
 from torch import Tensor
 
 from aotgaudi.backends.base import Executable, Plan, RunPlan, Step
-from aotgaudi.entries import Entry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program, TensorSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
 Join = Callable[[Plan], Optional[RunPlan]]
 """`aotgaudi.backends.base.Runtime.join`."""
+
+
+BoundCall = tuple[Callable[[Sequence[Optional[Tensor]]], Sequence[Tensor]], tuple[int, ...], tuple[int, ...]]
 
 
 def call_by_call(plan: Plan) -> None:
@@ -57,19 +60,42 @@ class BoundProgram:
             transient=tuple(n for name, n in numbers.items() if name.startswith(("tmp:", "step:"))),
         )
         self._calls = [(step.unit.run, step.inputs, step.outputs) for step in steps]
+        self._hidden = _hidden_slot(program, numbers)
         self.run: Callable[[Sequence[Tensor]], list[Tensor]] = join(self._plan) or self._run
         """Runs the program on the step's tensors, in the order of `inputs`. Returns its outputs."""
 
+    @property
+    def has_head(self) -> bool:
+        """Whether the last call (the head) takes one result of the others, and makes the outputs, so that it runs alone."""
+        return self._hidden is not None
+
+    def run_trunk(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Runs all calls but the head. Returns what the head takes: the hidden states of all tokens. Needs `has_head`."""
+        assert self._hidden is not None
+        return self._run_calls(self._calls[:-1], dict(enumerate(inputs)), (self._hidden,))[0]
+
+    def run_head(self, hidden: Tensor, inputs: Sequence[Tensor] = ()) -> Tensor:
+        """Runs the head alone, on the step's tensors if it takes any. Returns the first output. Needs `has_head`."""
+        assert self._hidden is not None
+        values = {**dict(enumerate(inputs)), self._hidden: hidden}
+        return self._run_calls(self._calls[-1:], values, self._plan.outputs)[0]
+
     def _run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        slots, plan = self._slots, self._plan
-        slots[: plan.num_inputs] = inputs
-        for run, arguments, results in self._calls:
-            for slot, value in zip(results, run([slots[i] for i in arguments]), strict=True):
+        return self._run_calls(self._calls, dict(enumerate(inputs)), self._plan.outputs)
+
+    def _run_calls(
+        self, calls: Sequence[BoundCall], values: Mapping[int, Tensor], results: Sequence[int]
+    ) -> list[Tensor]:
+        slots = self._slots
+        for slot, value in values.items():
+            slots[slot] = value
+        for run, arguments, outputs in calls:
+            for slot, value in zip(outputs, run([slots[i] for i in arguments]), strict=True):
                 slots[slot] = value
-        outputs = [slots[i] for i in plan.outputs]
-        for slot in plan.transient:
+        found = [slots[i] for i in results]
+        for slot in self._plan.transient:
             slots[slot] = None
-        return outputs  # type: ignore[return-value]
+        return found  # type: ignore[return-value]
 
     def _number(self, numbers: dict[str, int], name: str) -> int:
         if name not in numbers:
@@ -83,6 +109,17 @@ class BoundProgram:
                 raise ManifestError(f"a program binds {binding!r}, which it is not given")
             self._slots[self._number(numbers, binding)] = tensors[binding]
         return numbers[binding]
+
+
+def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
+    """Returns the slot of the one result that the last call takes of the others; None if there is no such call."""
+    if len(program.calls) < 2:
+        return None
+    head = program.calls[-1]
+    taken = {binding for binding in head.inputs if binding.startswith("tmp:")}
+    if len(taken) != 1 or not set(program.outputs) <= set(head.outputs):
+        return None
+    return numbers[taken.pop()]
 
 
 class ExecutableTable:
@@ -115,6 +152,20 @@ class ExecutableTable:
     def get(self, entry: Entry) -> BoundProgram | None:
         """Returns the program, or None if the entry is not warm."""
         return self._programs.get(entry)
+
+    @property
+    def has_heads(self) -> bool:
+        """Whether the head of every warm step runs alone (`BoundProgram.has_head`)."""
+        kinds = (PromptEntry, DecodeEntry)
+        return all(program.has_head for entry, program in self._programs.items() if isinstance(entry, kinds))
+
+    def heads(self) -> Mapping[int, DecodeEntry]:
+        """Returns a warm decode entry for each batch size: its head takes so many tokens of any step. Ascending."""
+        warm = sorted(entry for entry in self._programs if isinstance(entry, DecodeEntry))
+        found: dict[int, DecodeEntry] = {}
+        for entry in warm:
+            found.setdefault(entry.batch_size, entry)
+        return found
 
     def sampler_sizes(self) -> tuple[int, ...]:
         """Returns the batch sizes that have a sampler, ascending, without 0."""

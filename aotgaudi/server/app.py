@@ -171,16 +171,17 @@ class Api:
         """Completes one prompt or several."""
         prepared = await self._prepared("completion", request)
         head, texts = self._head("cmpl", prepared), self._texts(prepared)
-        return await self._answer(request, prepared, CompletionFormat(head, texts))
+        echoes = [echo for echo in prepared.echoes for _ in range(prepared.num_choices)]
+        answer_format = CompletionFormat(head, texts, echoes, self._prompt_texts(prepared))
+        return await self._answer(request, prepared, answer_format)
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation."""
         prepared = await self._prepared("chat", request)
-        head, texts = self._head("chatcmpl", prepared), self._texts(prepared)
+        head, texts, echo = self._head("chatcmpl", prepared), self._texts(prepared), "".join(prepared.echoes)
         new_message = PlainMessage if prepared.reply is None else partial(ReadMessage, prepared.reply)
-        return await self._answer(
-            request, prepared, ChatFormat(head, texts, "".join(prepared.echoes), new_message)
-        )
+        answer_format = ChatFormat(head, texts, echo, new_message, self._prompt_texts(prepared))
+        return await self._answer(request, prepared, answer_format)
 
     async def health(self, _: Request) -> Response:
         """Says whether engine and preprocessor pool live and the engine advances, or why not."""
@@ -239,6 +240,9 @@ class Api:
     def _texts(self, prepared: PreparedRequest) -> TokenTexts | None:
         return None if prepared.params.logprobs is None else TokenTexts(self._service.token_text)
 
+    def _prompt_texts(self, prepared: PreparedRequest) -> TokenTexts | None:
+        return TokenTexts(self._service.token_text) if prepared.shows_prompt_logprobs else None
+
     async def _answer(
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
@@ -246,7 +250,13 @@ class Api:
         generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
         request.state.prepared, request.state.generation = prepared, generation
         try:
-            generation.submit(prepared.prompts, prepared.params, prepared.cache_salt, prepared.num_choices)
+            generation.submit(
+                prepared.prompts,
+                prepared.params,
+                prepared.cache_salt,
+                prepared.num_choices,
+                shows_output=prepared.shows_output,
+            )
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error
         if prepared.stream:

@@ -96,11 +96,11 @@ class Generation:
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
-        self._num_choices = 1
         self.finish_reasons: list[FinishReason] = []
         self.queue_seconds: float | None = None
         self.first_token_seconds: float | None = None
         self.whole_seconds: float | None = None
+        self._num_choices, self._shows_output = 1, True
 
     @property
     def token_counts(self) -> TokenCounts:
@@ -113,8 +113,10 @@ class Generation:
         params: SamplingParams,
         cache_salt: str = "",
         num_choices: int = 1,
+        *,
+        shows_output: bool = True,
     ) -> None:
-        """Queues all `prompts`, each `num_choices` times, or none.
+        """Queues all `prompts`, each `num_choices` times, or none. Events have no output unless `shows_output`.
 
         Cached prefixes are those of requests with the same `cache_salt`. Choices of one prompt have seeds in a row, as in
         vLLM.
@@ -132,7 +134,7 @@ class Generation:
         for index, request in enumerate(requests):
             timer = OutputTimer(self._metrics, self._arrival, self._clock)
             self._open[request.request_id] = (index, timer)
-        self._num_choices = num_choices
+        self._num_choices, self._shows_output = num_choices, shows_output
         self.prompt_lens = tuple(len(prompt) for prompt, _ in choices)
         self._num_prompt_tokens = sum(map(len, prompts))
         self._metrics.prompt_tokens.inc(sum(self.prompt_lens))
@@ -175,6 +177,8 @@ class Generation:
         if isinstance(event, ErrorEvent):
             del self._open[event.request_id]
             raise event.error
+        if not self._shows_output:
+            event = _without_output(event)
         timer.count_tokens(len(event.token_ids))
         if self.first_token_seconds is None and event.token_ids:
             self.first_token_seconds = self._clock() - self._arrival
@@ -191,6 +195,11 @@ class Generation:
         if event.finish_reason is not None:
             timer.finish(event.usage)
         return event
+
+
+def _without_output(event: TokenEvent) -> TokenEvent:
+    reason = event.finish_reason and ("abort" if event.finish_reason == "abort" else "length")
+    return replace(event, text="", token_ids=(), logprobs=(), finish_reason=reason)
 
 
 def _with_seed(params: SamplingParams, number: int) -> SamplingParams:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Protocol
 
-from aotgaudi.engine.output import TokenEvent
+from aotgaudi.engine.output import ScoredPrompt, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.errors import RequestError
 from aotgaudi.server.generation import Generation, TokenCounts
@@ -99,6 +99,23 @@ class TokenTexts:
         """Returns the text and the log-probabilities of each generated token."""
         return [(self.text_of(i), values) for i, values in zip(event.token_ids, event.logprobs, strict=True)]
 
+    def of_prompt(self, prompt: ScoredPrompt) -> list[tuple[str, TokenLogprobs | None]]:
+        """Returns the text and the log-probabilities of each token of a prompt; the first one has none."""
+        values = (None, *prompt.logprobs)
+        return [(self.text_of(i), value) for i, value in zip(prompt.token_ids, values, strict=True)]
+
+    def as_vllm(self, prompt: ScoredPrompt) -> list[Json | None]:
+        """Returns vLLM's ``prompt_logprobs``: for each token a map by token id, the prompt's own token first."""
+        places: list[Json | None] = [None]
+        for token_id, values in zip(prompt.token_ids[1:], prompt.logprobs, strict=True):
+            ranked = [(token_id, values.logprob, values.rank)]
+            ranked += [(i, value, rank) for rank, (i, value) in enumerate(values.top, 1) if i != token_id]
+            places.append({str(i): self._ranked(i, value, rank) for i, value, rank in ranked})
+        return places
+
+    def _ranked(self, token_id: int, logprob: float, rank: int | None) -> Json:
+        return {"logprob": _finite(logprob), "rank": rank, "decoded_token": self.text_of(token_id)}
+
     def likeliest(self, values: TokenLogprobs) -> list[tuple[str, float]]:
         """Returns the texts of the likeliest tokens with their log-probabilities."""
         return [(self.text_of(i), value) for i, value in values.top]
@@ -106,17 +123,25 @@ class TokenTexts:
 
 @dataclass(frozen=True, slots=True)
 class CompletionFormat:
-    """Writes the ``text_completion`` objects of one answer. `texts` is None without log-probabilities."""
+    """Writes the ``text_completion`` objects of one answer. `texts` is None without log-probabilities.
+
+    `echoes` are the texts that choices begin with, one a choice, if they do. With `prompt_texts`, choices have
+    ``prompt_logprobs``.
+    """
 
     head: AnswerHead
     texts: TokenTexts | None = None
+    echoes: Sequence[str] = ()
+    prompt_texts: TokenTexts | None = None
     _num_chars: Counter[int] = field(default_factory=Counter, init=False)
     """Where the next token begins, by choice: the number of characters written so far."""
 
     def opening(self, index: int) -> Json | None:
-        """Returns None: a completion's stream starts with its text."""
-        del index
-        return None
+        """Returns a chunk with the echo; one with log-probabilities comes with the first token, when they are known."""
+        if not self.echoes or self.texts is not None:
+            return None
+        choice = {"index": index, "text": self.echoes[index], "logprobs": None, "finish_reason": None}
+        return _envelope(self.head, "text_completion", [choice])
 
     @property
     def is_plain(self) -> bool:
@@ -125,7 +150,8 @@ class CompletionFormat:
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
         """Returns a ``text_completion`` with the new text."""
-        return (_envelope(self.head, "text_completion", [self._choice(index, event)]),)
+        has_echo = self.texts is not None and event.prompt is not None
+        return (_envelope(self.head, "text_completion", [self._choice(index, event, has_echo)]),)
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
         """Returns a ``text_completion`` without choices."""
@@ -133,25 +159,30 @@ class CompletionFormat:
 
     def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
         """Returns a ``text_completion`` with every choice."""
-        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        choices = [self._choice(index, output, has_echo=True) for index, output in enumerate(outputs)]
         return _envelope(self.head, "text_completion", choices, counts)
 
-    def _choice(self, index: int, event: TokenEvent) -> Json:
-        return {
+    def _choice(self, index: int, event: TokenEvent, has_echo: bool) -> Json:
+        choice = {
             "index": index,
-            "text": event.text,
+            "text": (self.echoes[index] if has_echo and self.echoes else "") + event.text,
             "logprobs": None if self.texts is None else self._logprobs(index, event, self.texts),
             "finish_reason": event.finish_reason,
         }
+        if self.prompt_texts is not None and event.prompt is not None:
+            choice["prompt_logprobs"] = self.prompt_texts.as_vllm(event.prompt)
+        return choice
 
     def _logprobs(self, index: int, event: TokenEvent, texts: TokenTexts) -> Json:
         """Returns the four parallel lists of a completion. The likeliest tokens are a map that includes the chosen one."""
-        chosen = texts.chosen(event)
+        tokens: list[tuple[str, TokenLogprobs | None]] = [*texts.chosen(event)]
+        if self.echoes and event.prompt is not None:
+            tokens = [*texts.of_prompt(event.prompt), *tokens]
         return {
-            "tokens": [text for text, _ in chosen],
-            "token_logprobs": [_finite(values.logprob) for _, values in chosen],
-            "top_logprobs": [_by_text(text, values, texts) for text, values in chosen],
-            "text_offset": [self._offset(index, text) for text, _ in chosen],
+            "tokens": [text for text, _ in tokens],
+            "token_logprobs": [values and _finite(values.logprob) for _, values in tokens],
+            "top_logprobs": [values and _by_text(text, values, texts) for text, values in tokens],
+            "text_offset": [self._offset(index, text) for text, _ in tokens],
         }
 
     def _offset(self, index: int, text: str) -> int:
@@ -165,7 +196,7 @@ def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
     """Returns the chosen token first. Of several tokens with equal text, a map can hold only the likeliest."""
     found = {chosen: _finite(values.logprob)}
     for text, value in texts.likeliest(values):
-        found.setdefault(text, _finite(value))
+        found[text] = max(found.get(text, LEAST_LOGPROB), _finite(value))
     return found
 
 
@@ -205,13 +236,14 @@ class PlainMessage:
 class ChatFormat:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`.
 
-    `echo` is what each message begins with.
+    `echo` is what each message begins with. With `prompt_texts`, the whole answer has ``prompt_logprobs``.
     """
 
     head: AnswerHead
     texts: TokenTexts | None = None
     echo: str = ""
     new_message: Callable[[], MessageWriter] = PlainMessage
+    prompt_texts: TokenTexts | None = None
     _messages: dict[int, MessageWriter] = field(default_factory=dict, init=False)
 
     @property
@@ -240,7 +272,11 @@ class ChatFormat:
     def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
         """Returns a ``chat.completion`` with every choice."""
         choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        return _envelope(self.head, "chat.completion", choices, counts)
+        answer = _envelope(self.head, "chat.completion", choices, counts)
+        prompt = outputs[0].prompt
+        if self.prompt_texts is None or prompt is None:
+            return answer
+        return {**answer, "prompt_logprobs": self.prompt_texts.as_vllm(prompt)}
 
     def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish_reason: str | None) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from tests.e2e.harness import MAX_MODEL_LEN, Server
+from tests.e2e.harness import MAX_MODEL_LEN, Server, Workplace
 
 pytestmark = pytest.mark.slow
 
@@ -183,6 +183,51 @@ def test_log_probabilities_come_with_every_token_whole_and_streamed(
     assert [(token.token, token.logprob) for token in streamed] == [
         (token.token, pytest.approx(token.logprob, abs=1e-4)) for token in whole
     ]
+
+
+def test_an_echo_has_the_log_probabilities_of_transformers(
+    client: openai.OpenAI, server: Server, workplace: Workplace
+) -> None:
+    """The prompts take several chunks and, repeated, would start after cached blocks."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(workplace.model, dtype=torch.float32)
+    prompts = [
+        [(i * 37 + 11 * k) % 500 + 4 for i in range(length)] for k, length in enumerate((45, 1, 17, 32))
+    ]
+
+    for _ in range(2):
+        choices = client.completions.create(
+            model=server.model_name, prompt=prompts, max_tokens=1, temperature=0, echo=True, logprobs=2
+        ).choices
+
+        for prompt, choice in zip(prompts, choices, strict=True):
+            with torch.no_grad():
+                scores = torch.log_softmax(model(torch.tensor([prompt])).logits[0].float(), -1)
+            expected = scores[:-1].gather(1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+            found = choice.logprobs.token_logprobs
+            assert found[0] is None
+            assert found[1:-1] == pytest.approx(expected, abs=1e-4)
+            assert found[-1] == pytest.approx(scores[-1].max().item(), abs=1e-4)
+            tops = [max(top.values()) for top in choice.logprobs.top_logprobs[1:]]
+            assert tops == pytest.approx(scores.max(-1).values.tolist(), abs=1e-4)
+    assert server.metric("aotgaudi_compilations_total") == 0
+
+
+def test_a_prompt_is_scored_without_an_answer(client: openai.OpenAI, server: Server) -> None:
+    asked = {"model": server.model_name, "prompt": "the quick brown fox", "temperature": 0}
+
+    alone = client.completions.create(**asked, max_tokens=0, echo=True, logprobs=1)
+    scored = client.completions.create(**asked, max_tokens=1, extra_body={"prompt_logprobs": 1})
+
+    choice = alone.choices[0]
+    assert choice.text == asked["prompt"]
+    assert "".join(choice.logprobs.tokens) == asked["prompt"]
+    extra = scored.choices[0].model_extra
+    assert extra is not None
+    own = [next(iter(place.values()))["logprob"] for place in extra["prompt_logprobs"][1:]]
+    assert own == pytest.approx(choice.logprobs.token_logprobs[1:], abs=1e-4)
 
 
 def test_a_penalty_keeps_a_token_from_coming_again(client: openai.OpenAI, server: Server) -> None:

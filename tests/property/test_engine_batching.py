@@ -8,7 +8,7 @@ relocation gives other tokens. Freed blocks keep their contents, as on a device.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -22,7 +22,7 @@ from aotgaudi.engine.admission import resolve_max_tokens
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.output import ErrorEvent, Event, OutputStream, TokenEvent
+from aotgaudi.engine.output import ErrorEvent, Event, OutputStream, ScoredPrompt, TokenEvent
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
@@ -33,8 +33,10 @@ from aotgaudi.engine.steps import (
     PromptRow,
     PromptStep,
     SamplingRow,
+    Scoring,
     Step,
     StepResult,
+    TokenLogprobs,
 )
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import RequestError
@@ -114,7 +116,20 @@ class CacheRunner:
             for position, token_id in enumerate(token_ids, start):
                 block, offset = self._slot(row, position)
                 self._cache[block][offset] = (token_id, position)
-        return StepResult([self._sample(row, start + len(token_ids)) for start, token_ids, row in rows])
+        sampled = [self._sample(row, start + len(token_ids)) for start, token_ids, row in rows]
+        scored = {
+            number: tuple(self._score(row, row.scoring))
+            for number, (_, _, row) in enumerate(rows)
+            if isinstance(row, PromptRow) and row.scoring is not None
+        }
+        return StepResult(sampled, prompt_logprobs=scored)
+
+    def _score(self, row: PromptRow, scoring: Scoring) -> Iterator[TokenLogprobs]:
+        """A log-probability that says which token it is of, and after how many."""
+        assert scoring.first >= 0
+        assert scoring.first + len(scoring.targets) <= len(row.token_ids)
+        for position, target in enumerate(scoring.targets, row.start + scoring.first + 1):
+            yield TokenLogprobs(-float(position), ((target, 0.0),) * scoring.num_top)
 
     def _sample(self, row: PromptRow | DecodeRow, length: int) -> int | None:
         if row.sampling is None:
@@ -165,6 +180,7 @@ class Client:
         assert len(events) == len(self.events), [e for e in self.events if isinstance(e, ErrorEvent)]
         assert [event.finish_reason is not None for event in events] == [False] * (len(events) - 1) + [True]
         tokens = tuple(token for event in events for token in event.token_ids)
+        self._check_prompt([event.prompt for event in events])
         assert events[-1].usage is not None
         assert events[-1].usage.num_output_tokens == len(tokens)
         if events[-1].finish_reason == "abort":
@@ -175,6 +191,21 @@ class Client:
         shown = tokens[:-1] if is_stop else tokens
         assert is_stop or len(tokens) == self.request.max_tokens
         assert "".join(event.text for event in events) == "".join(chr(ord("0") + i) for i in shown)
+
+    def _check_prompt(self, prompts: Sequence[ScoredPrompt | None]) -> None:
+        """The first token comes with each log-probability of the prompt, once, if they were asked for."""
+        num_top = self.request.params.prompt_logprobs
+        assert not any(prompts[1:])
+        if num_top is None or not self.request.num_output_tokens:
+            assert prompts[0] is None
+            return
+        assert prompts[0] is not None
+        token_ids = prompts[0].token_ids
+        assert token_ids == tuple(self.request.token_ids[: self.request.num_prompt_tokens])
+        assert prompts[0].logprobs == tuple(
+            TokenLogprobs(-float(position), ((token_id, 0.0),) * num_top)
+            for position, token_id in enumerate(token_ids[1:], 1)
+        )
 
 
 def make_client(
@@ -217,6 +248,7 @@ def sampling_params() -> st.SearchStrategy[SamplingParams]:
         max_tokens=st.one_of(st.none(), st.integers(1, 12)),
         stop_token_ids=st.sampled_from([(), (7, 8)]),
         ignore_eos=st.booleans(),
+        prompt_logprobs=st.sampled_from([None, None, 0, 1]),
     )
 
 

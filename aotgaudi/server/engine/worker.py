@@ -147,10 +147,14 @@ class Reporter:
 
 def _shown_ids(event: Event) -> Iterator[int]:
     """Yields the tokens that an answer with log-probabilities shows one by one."""
-    if isinstance(event, TokenEvent) and event.logprobs:
+    if not isinstance(event, TokenEvent):
+        return
+    if event.logprobs:
         yield from event.token_ids
-        for place in event.logprobs:
-            yield from (token_id for token_id, _ in place.top)
+    if event.prompt is not None:
+        yield from event.prompt.token_ids
+    for place in (*event.logprobs, *(event.prompt.logprobs if event.prompt else ())):
+        yield from (token_id for token_id, _ in place.top)
 
 
 def _sendable(event: Event) -> Event:

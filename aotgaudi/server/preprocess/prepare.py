@@ -71,9 +71,10 @@ class PreparedRequest:
     """A request that is ready for the engine.
 
     `model` is the name that the answer carries. `prompts` are token ids; each gets `num_choices` answers, which begin with
-    its text in `echoes`, if that is not empty. `own_names` are the body's names of parameters that the engine calls
-    otherwise. Only requests of the same `cache_salt` share cached prefixes.
-    `reply` is how the answer's text is read; None: all of it is content.
+    its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
+    prompt's log-probabilities are a part of the answer by themselves, not only of an echo. `own_names` are the body's names
+    of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes. `reply` is
+    how the answer's text is read; None: all of it is content.
     """
 
     model: str
@@ -86,6 +87,8 @@ class PreparedRequest:
     num_choices: int = 1
     echoes: Sequence[str] = ()
     reply: ReplyPlan | None = None
+    shows_output: bool = True
+    shows_prompt_logprobs: bool = False
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
@@ -113,7 +116,7 @@ class Preparer:
             chat = parse_body(ChatCompletionRequest, raw)
             name, text = self.model.resolve(chat.model), self._rendered(chat)
             prompts = self._encoded(chat, [text], bool(chat.add_special_tokens), "messages")
-            prepared = self._prepared(chat, name, prompts, [chat.echoed])
+            prepared = self._prepared(chat, name, prompts, [chat.echoed] if chat.echoed else [])
             is_constrained = prepared.params.structured_outputs is not None
             reply = plan_reply(chat, text, self.model.parsers, is_constrained=is_constrained)
             if reply is not None and reply.has_special_markers:
@@ -121,7 +124,8 @@ class Preparer:
             return replace(prepared, reply=reply)
         completion = parse_body(CompletionRequest, raw)
         name = self.model.resolve(completion.model)
-        return self._prepared(completion, name, self._completion_prompts(completion))
+        token_ids = self._completion_prompts(completion)
+        return self._prepared(completion, name, token_ids, self._echoes(completion, token_ids))
 
     def _prepared(
         self,
@@ -143,7 +147,9 @@ class Preparer:
             own_names=body.own_names(),
             cache_salt=body.cache_salt or "",
             num_choices=body.num_choices,
-            echoes=tuple(echoes) if any(echoes) else (),
+            echoes=tuple(echoes),
+            shows_output=body.shows_output,
+            shows_prompt_logprobs=body.prompt_logprobs is not None,
         )
 
     def _completion_prompts(self, body: CompletionRequest) -> Sequence[Sequence[int]]:
@@ -154,6 +160,16 @@ class Preparer:
             return self._encoded(body, texts, body.add_special_tokens is not False, "prompt")
         max_len = self._truncated_len(body)
         return [self._bounded(ids[-max_len:], "prompt") for ids in prompts if not isinstance(ids, str)]
+
+    def _echoes(self, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> Sequence[str]:
+        """Returns the text of each prompt, as it came or as its tokens have it, if answers begin with it."""
+        if not body.echo:
+            return ()
+        if body.truncate_prompt_tokens is None:
+            texts = [prompt for prompt in body.prompts() if isinstance(prompt, str)]
+            if texts:
+                return texts
+        return list(map(self.tokenizer.decode_all, prompts))
 
     def _bounded(self, token_ids: list[int], param: str) -> list[int]:
         """Refuses prompts that are too long here, so that they need not cross to the server."""

@@ -171,6 +171,7 @@ class GenerationRequest(Body):
     best_of: Count | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: Int64 | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**63 - 1)] | None = None
 
     user: Ignored = None
@@ -182,13 +183,22 @@ class GenerationRequest(Body):
     priority: Annotated[object, neutral_only(0, why="requests run first come, first served")] = None
     use_beam_search: OffOnly = None
     spaces_between_special_tokens: OnOnly = None
-    prompt_logprobs: NoValue = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise PydanticCustomError(
                 "invalid_value", "'{name}' is only allowed when 'stream' is true", {"name": "stream_options"}
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_prompt_logprobs(self) -> GenerationRequest:
+        if self.prompt_logprobs is not None and self.stream:
+            raise PydanticCustomError(
+                "invalid_value",
+                "'{name}' is only allowed when 'stream' is false",
+                {"name": "prompt_logprobs"},
             )
         return self
 
@@ -201,6 +211,11 @@ class GenerationRequest(Body):
                 {"name": "best_of", "n": self.num_choices},
             )
         return self
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether generated tokens are returned."""
+        return True
 
     @property
     def num_choices(self) -> int:
@@ -224,6 +239,11 @@ class GenerationRequest(Body):
     def num_logprobs(self) -> int | None:
         """How many likeliest tokens' log-probabilities to return beside the chosen one's; None: nothing."""
         return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
 
     def own_names(self) -> Mapping[str, str]:
         """Returns this body's names of parameters that the engine calls otherwise."""
@@ -262,6 +282,7 @@ class GenerationRequest(Body):
                 **defaults,
                 **stated,
                 "logprobs": self.num_logprobs,
+                "prompt_logprobs": self.num_prompt_logprobs,
                 "max_tokens": min(limits, default=None),
                 "stop": tuple(stop),
                 "stop_token_ids": tuple(self.stop_token_ids or ()),
@@ -281,20 +302,46 @@ class CompletionRequest(GenerationRequest):
 
     prompt: Prompt
     add_special_tokens: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     logprobs: Int64 | None = None
+    echo: bool | None = None
 
-    echo: OffOnly = None
     suffix: Annotated[object, neutral_only("")] = None
+
+    @model_validator(mode="after")
+    def _check_max_tokens(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError(
+                "invalid_value",
+                "'{name}' must be greater than or equal to 1, or 0 with 'echo'",
+                {"name": "max_tokens"},
+            )
+        return self
 
     @property
     def max_new_tokens(self) -> int | None:
-        """OpenAI's default for completions is 16 tokens."""
-        return DEFAULT_COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        """OpenAI's default for completions is 16 tokens. An echo alone takes one, which is not returned."""
+        return DEFAULT_COMPLETION_MAX_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
+
+    @property
+    def shows_output(self) -> bool:
+        """Whether generated tokens are returned."""
+        return self.max_tokens != 0
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As asked; an echo has those of `logprobs`."""
+        return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
     def num_logprobs(self) -> int | None:
         """As asked."""
         return self.logprobs
+
+    def own_names(self) -> Mapping[str, str]:
+        """The log-probabilities of an echo are asked for with those of the answer."""
+        is_echo = self.prompt_logprobs is None and self.num_prompt_logprobs is not None
+        return {**super().own_names(), **({"prompt_logprobs": "logprobs"} if is_echo else {})}
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, one a choice."""

@@ -217,6 +217,8 @@ def answer(prepared: PreparedRequest) -> Message:
         "num_choices": prepared.num_choices,
         "echoes": list(prepared.echoes),
         "reply": None if prepared.reply is None else asdict(prepared.reply),
+        "shows_output": prepared.shows_output,
+        "shows_prompt_logprobs": prepared.shows_prompt_logprobs,
     }
     return Message(head, b"".join(array(_ARRAY_TYPE, prompt).tobytes() for prompt in prepared.prompts))
 
@@ -255,6 +257,8 @@ def prepared_of(message: Message) -> PreparedRequest:
         num_choices=head["num_choices"],
         echoes=tuple(head["echoes"]),
         reply=None if head["reply"] is None else ReplyPlan(**head["reply"]),
+        shows_output=head["shows_output"],
+        shows_prompt_logprobs=head["shows_prompt_logprobs"],
     )
 
 

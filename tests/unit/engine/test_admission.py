@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.sampler import DEFAULT_SETTINGS, SamplerSpec
 
 LIMITS = ServingLimits(
     max_num_seqs=2, max_num_batched_tokens=64, max_model_len=32, block_size=4, num_blocks=8
@@ -292,3 +294,15 @@ def test_limits_hold_and_each_refusal_counts_once(actions: list[tuple[str, objec
         assert len(held) + len(preparing) <= 16
         assert sum(held.values()) <= 160
     assert sum(it.num_refused.values()) == num_refused
+
+
+def test_a_model_without_a_head_apart_gives_no_log_probabilities_of_prompts() -> None:
+    rules = RequestRules(LIMITS, sampler=SamplerSpec(settings=DEFAULT_SETTINGS), scores_prompts=False)
+
+    with pytest.raises(RequestError, match="the head takes more than the last layer's result") as refusal:
+        rules.check([1], SamplingParams(prompt_logprobs=1))
+
+    assert refusal.value.param == "prompt_logprobs"
+    assert (
+        replace(rules, scores_prompts=True).check([1], SamplingParams(prompt_logprobs=1, max_tokens=2)) == 2
+    )

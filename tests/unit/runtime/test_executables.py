@@ -247,3 +247,55 @@ def test_an_entry_is_warm_once_it_is_added() -> None:
     assert len(table) == 1
     assert table.get(DefragEntry(1)) is None
     assert DefragEntry(1) not in table
+
+
+def test_a_head_runs_alone_on_what_the_other_calls_give() -> None:
+    units = {"layer": FakeUnit("layer"), "head": FakeUnit("head", 2)}
+    bound = BoundProgram(TWO_LAYERS, units, TENSORS)
+    inputs: Any = [Value("x"), Value("n")]
+
+    hidden = bound.run_trunk(inputs)
+
+    assert bound.has_head
+    assert units["head"].given == []
+    assert [str(bound.run_head(hidden, inputs))] == run(bound, "x", "n")
+    assert str(bound.run_head(Value("h"), inputs)) == "head0(h,n)"  # type: ignore[arg-type]
+
+
+def test_halves_keep_no_result() -> None:
+    bound = BoundProgram(TWO_LAYERS, {"layer": FakeUnit("layer"), "head": FakeUnit("head", 2)}, TENSORS)
+    inputs: Any = [Value("x"), Value("n")]
+
+    hidden = bound.run_trunk(inputs)
+    held = weakref.ref(hidden)
+    bound.run_head(hidden, inputs)
+    del hidden, inputs
+
+    assert held() is None
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [("u", ["step:x"], ["a"])],
+        [("u", ["step:x"], ["a"]), ("u", ["tmp:a"], ["b"]), ("u", ["tmp:a", "tmp:b"], ["c"])],
+        [("u", ["step:x"], ["c"]), ("u", ["tmp:c"], ["b"])],
+        [("u", ["step:x"], ["c"]), ("u", ["step:x"], ["b"])],
+    ],
+)
+def test_a_last_call_that_takes_more_or_gives_less_is_no_head(
+    calls: list[tuple[str, list[str], list[str]]],
+) -> None:
+    last = "a" if len(calls) == 1 else "c"
+
+    assert not BoundProgram(program(calls, [last]), {"u": FakeUnit("u")}, {}).has_head
+
+
+def test_each_batch_size_has_a_warm_head() -> None:
+    table = ExecutableTable()
+    bound = BoundProgram(TWO_LAYERS, {"layer": FakeUnit("layer"), "head": FakeUnit("head", 2)}, TENSORS)
+    for entry in (DecodeEntry(4, 1, 8), DecodeEntry(1, 1, 2), DecodeEntry(4, 1, 4), DefragEntry(4)):
+        table.add(entry, bound)
+
+    assert table.heads() == {1: DecodeEntry(1, 1, 2), 4: DecodeEntry(4, 1, 4)}
+    assert list(table.heads()) == [1, 4]

@@ -108,7 +108,6 @@ BAD_COMPLETIONS = [
     ),
     ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "not 0"),
     ({"prompt": "a", "sufix": "end"}, "sufix", "(supported: model,"),
-    ({"prompt": "a", "echo": True}, "echo", "not supported by this server"),
     ({"prompt": "a", "suffix": "end"}, "suffix", "not supported by this server"),
     ({"prompt": "a", "logprobs": 0}, "logprobs", "not supported by this server"),
     ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "constraints = true"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotgaudi.engine.output import ErrorEvent, TokenEvent
+from aotgaudi.engine.output import ErrorEvent, ScoredPrompt, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import AotGaudiError
@@ -89,3 +89,14 @@ def test_a_front_that_is_gone_does_not_stop_a_step() -> None:
     reporter.on_event(token("a"))
 
     reporter.flush()
+
+
+def test_texts_of_a_scored_prompt_are_told_with_it() -> None:
+    sent = Sent()
+    reporter = Reporter(sent, str)  # type: ignore[arg-type]
+    prompt = ScoredPrompt((5, 6), (TokenLogprobs(-1.0, ((7, -0.5),)),))
+
+    reporter.on_event(TokenEvent(request_id="a", text="a", token_ids=(1,), prompt=prompt))
+    reporter.flush()
+
+    assert sent.told[0].texts == {5: "5", 6: "6", 7: "7"}

@@ -35,6 +35,7 @@ PARAMS = st.builds(
     top_k=st.integers(-1, 2**63 - 1),
     seed=st.none() | st.integers(-(2**63), 2**63 - 1),
     logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
     stop=st.lists(st.text(min_size=1), max_size=3).map(tuple),
     stop_token_ids=st.lists(st.integers(0, 2**31 - 1), max_size=3).map(tuple),
     min_tokens=st.integers(0, 9),
@@ -61,6 +62,8 @@ PREPARED = st.builds(
     echoes=st.lists(st.text(), max_size=2).map(tuple),
     reply=st.none()
     | st.builds(ReplyPlan, calls=st.sampled_from([None, "hermes", "one"]), function=st.text()),
+    shows_output=st.booleans(),
+    shows_prompt_logprobs=st.booleans(),
 )
 
 
