@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, Room, warm_up, world
+from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, world
 from aotgaudi.digest import Digest
+from aotgaudi.wrap.exercise import Room, exercise, generation
 
 WORDS = ("/opt/venv/bin/vllm", "serve", "/models/tiny", "--max-model-len", "512", "--port", "8000")
 
@@ -28,7 +29,7 @@ def a_launch(**changes: Any) -> Launch:
             site_packages="/opt/venv/lib/python3.12/site-packages",
             variables={"VLLM_IMAGE_TAG": "v7"},
         ),
-        "exercise": warm_up("smoke", Room()),
+        "exercise": exercise("smoke", generation(Room())),
         "repairs": ("vllm.finalize-loading",),
     }
     return Launch(**{**members, **changes})

@@ -13,7 +13,8 @@
      "factors":     {name: {factor: sha256 of its value, or the value}},   what the server hashed
      "proof":       {"counts": {name: int}, "witnesses": [str, ...]},
      "residuals":   [str, ...]                                   what no file can hold, and every start does again
-     "repairs":     [id, ...]}
+     "repairs":     [id, ...],
+     "not_exercised": [str, ...]}                                what was not asked; absent if there is nothing
 
 Versions: 1 (first).
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
@@ -163,6 +164,14 @@ class CaptureReceipt(Document):
     proof: Proof
     residuals: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
+    not_exercised: tuple[str, ...] = ()
+
+    @pydantic.model_serializer(mode="wrap")
+    def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = write(self)
+        if not self.not_exercised:
+            del document["not_exercised"]
+        return document
 
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> CaptureReceipt:

@@ -13,23 +13,18 @@ not used. A launch keeps them apart (docs/adr/0041-launch.md):
 A server compiles more on the first request of a kind, after it says that it is ready. (Measured on vLLM 0.32: the first
 request with ``logprobs`` compiles a graph.) So a launch also has **warm-up requests** (`WarmUp`, the JSON key
 ``exercise``). The same requests are sent in the build, in the proof, and before a restored server is ready, so they are
-part of the key. They name neither the model nor a path. A level is a list of kinds of requests:
-
-* ``none``: no request;
-* ``smoke``: a greedy request and a sampled one;
-* ``sampler``: every kind that reaches other code of the sampler, a long prompt, and as many at once as there are slots;
-* ``shapes``: ``sampler``, and what the adapter adds for each shape of a manifest.
+part of the key. `aotgaudi.wrap.exercise` makes them.
 
 Versions: 1 (first).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
+import pydantic
 from pydantic import Field, JsonValue
 
 from aotgaudi.backends.base import Target
@@ -37,14 +32,6 @@ from aotgaudi.digest import Key, canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Document, Value, load_document
 
 WarmUpLevel = Literal["none", "smoke", "sampler", "shapes"]
-
-COMPLETIONS = "/v1/completions"
-
-_PROMPT = "The capital of Italy is"
-_MAX_TOKENS = 8
-_LONG_TOKENS = 300
-_ID_LOW, NUM_TOKEN_IDS = 10, 240
-"""Token ids that every vocabulary has, and that stand for at most a character or a word."""
 
 
 class WarmUpRequest(Value):
@@ -56,6 +43,7 @@ class WarmUpRequest(Value):
         body: Its JSON without ``model``, which the sender adds.
         copies: How many are sent at once. All are answered before the next kind is sent.
         is_greedy: The text of the answer is the same in every run, and is compared.
+        beside: The bodies of other requests that are sent at the same time. Not written if there is none.
     """
 
     name: str
@@ -63,6 +51,14 @@ class WarmUpRequest(Value):
     body: dict[str, JsonValue]
     copies: Annotated[int, Field(ge=1, le=4096)] = 1
     is_greedy: bool = False
+    beside: tuple[dict[str, JsonValue], ...] = ()
+
+    @pydantic.model_serializer(mode="wrap")
+    def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        document: dict[str, Any] = write(self)
+        if not self.beside:
+            del document["beside"]
+        return document
 
 
 class WarmUp(Value):
@@ -70,75 +66,6 @@ class WarmUp(Value):
 
     level: WarmUpLevel
     requests: tuple[WarmUpRequest, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """What a server has room for, by its flags; None if they leave it to the model or the memory."""
-
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-
-
-def warm_up(level: WarmUpLevel, room: Room, more: Iterable[WarmUpRequest] = ()) -> WarmUp:
-    """Returns the warm-up requests of a level, for a server with an OpenAI-compatible API.
-
-    Args:
-        level: How much is asked.
-        room: What the server has room for; no request needs more.
-        more: What the adapter adds to ``shapes``. Other levels leave it out.
-    """
-    requests: tuple[WarmUpRequest, ...] = ()
-    if level == "smoke":
-        requests = tuple(_smoke())
-    elif level == "sampler":
-        requests = (*_smoke(), *_sampler(room))
-    elif level == "shapes":
-        requests = (*_smoke(), *_sampler(room), *more)
-    return WarmUp(level=level, requests=requests)
-
-
-def completion(name: str, *, copies: int = 1, is_greedy: bool = False, **body: JsonValue) -> WarmUpRequest:
-    """Returns a completion request. `body` extends or replaces the defaults, a short prompt and a few tokens."""
-    whole: dict[str, JsonValue] = {"prompt": _PROMPT, "max_tokens": _MAX_TOKENS, "temperature": 0, **body}
-    return WarmUpRequest(name=name, path=COMPLETIONS, body=whole, copies=copies, is_greedy=is_greedy)
-
-
-def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
-    """Returns a prompt of `num_tokens` token ids, the same each time, whose length no tokenizer decides.
-
-    Prompts that differ in `first` (less than `NUM_TOKEN_IDS`) differ in every place, and so share no prefix.
-    """
-    return [_ID_LOW + (first + index * 7) % NUM_TOKEN_IDS for index in range(num_tokens)]
-
-
-def _smoke() -> Iterable[WarmUpRequest]:
-    yield completion("greedy", is_greedy=True)
-    yield completion("sampled", temperature=0.8, seed=1)
-
-
-def _sampler(room: Room) -> Iterable[WarmUpRequest]:
-    yield completion("top-p", temperature=0.8, top_p=0.9, seed=1)
-    yield completion("top-k", temperature=0.8, top_k=5)
-    yield completion("top-k, top-p, min-p", temperature=0.8, top_k=5, top_p=0.9, min_p=0.1)
-    yield completion("penalties", temperature=0.5, repetition_penalty=1.1, presence_penalty=0.2)
-    yield completion("frequency penalty", frequency_penalty=0.2)
-    yield completion("logprobs", logprobs=2, is_greedy=True)
-    yield completion("several with logprobs", temperature=0.9, n=3, logprobs=1)
-    yield completion("prompt logprobs", prompt_logprobs=1)
-    yield completion("logit bias", logit_bias={"5": 2})
-    yield completion("bad words", bad_words=["Paris"])
-    yield completion("at least so many", min_tokens=4)
-    yield completion("a stop", stop=["\n"])
-    yield completion("JSON", response_format={"type": "json_object"}, max_tokens=12)
-    yield completion("long prompt", prompt=token_prompt(_long(room)))
-    if room.max_num_seqs is None or room.max_num_seqs > 1:
-        yield completion("as many as at once", copies=min(room.max_num_seqs or 8, 8))
-
-
-def _long(room: Room) -> int:
-    """The length of a prompt that needs a larger step, and that fits together with its answer."""
-    return max(1, min(_LONG_TOKENS, (room.max_model_len or _LONG_TOKENS * 2) - 2 * _MAX_TOKENS))
 
 
 LAUNCH_SCHEMA: Literal["aotgaudi.launch/1"] = "aotgaudi.launch/1"

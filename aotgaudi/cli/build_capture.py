@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from aotgaudi.bundle.launch import Launch, WarmUpLevel
+from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import signing_options
@@ -21,6 +21,7 @@ from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import counted
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, shaped_command
+from aotgaudi.wrap.exercise import LEVELS, read_requests
 from aotgaudi.wrap.launch import Found, describe
 from aotgaudi.wrap.sandbox import DEFAULT_ROOT
 
@@ -31,11 +32,11 @@ _SHOWN_RESIDUALS = 3
 class CaptureSettings:
     """How a server is captured: warm-up requests, repairs, where it sees its caches, how long it may take."""
 
-    level: WarmUpLevel | None = option(
-        "What the server is asked once it serves, so that it compiles that, too"
+    exercise: tuple[str, ...] = option(
+        "What the server is asked once it serves, so that it compiles that, too: none, smoke, sampler or"
+        " shapes, and a file of your own requests (JSONL, as OpenAI's batches have them)"
         "  [default: sampler; with --shapes: shapes]",
-        "--exercise",
-        default=None,
+        metavar="LEVEL|FILE",
     )
     no_repairs: bool = option(
         "Mend no defect that keeps the server from loading what it saved.", default=False
@@ -60,9 +61,15 @@ class CaptureSettings:
     )
 
     @property
-    def asked(self) -> WarmUpLevel:
-        """The level of warm-up requests."""
-        return self.level or ("sampler" if self.shapes is None else "shapes")
+    def level(self) -> WarmUpLevel:
+        """The level of warm-up requests: the last one that was given."""
+        given = [level for text in self.exercise for level in LEVELS if level == text]
+        return given[-1] if given else "sampler" if self.shapes is None else "shapes"
+
+    def own_requests(self) -> tuple[WarmUpRequest, ...]:
+        """Returns the requests of the files. Raises SpecError."""
+        files = [Path(text) for text in self.exercise if text not in LEVELS]
+        return tuple(request for file in files for request in read_requests(file))
 
 
 @click.command("capture")
@@ -94,7 +101,7 @@ def capture(
     launch = describe(
         found,
         root=str(settings.sandbox_root),
-        asked=shaped.asked(settings.asked),
+        asked=shaped.asked(settings.level, settings.own_requests()),
         repairs=() if settings.no_repairs else None,
         manifest_id=shaped.manifest_id,
     )
@@ -120,6 +127,8 @@ def capture(
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
     for line in residual_lines(built.bundle.require_capture().residuals):
         display.line("again", line)
+    for line in residual_lines(built.bundle.require_capture().not_exercised):
+        display.line("not asked", line)
     display.line("sealed", _sealed_line(built, signing))
 
 
@@ -162,5 +171,6 @@ def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str
         "build_seconds": row.build_seconds,
         "cold_counts": row.cold_counts,
         "repairs": list(launch.repairs),
+        "not_exercised": list(built.bundle.require_capture().not_exercised),
         "epoch": None if signing is None else signing.epoch,
     }

@@ -195,7 +195,8 @@ def _contents(
         return answered if part is None else (*answered, ("part", f"{part['text']} (proved)"))
     counts = ", ".join(f"{count} {name}" for name, count in sorted(receipt.proof.counts.items()))
     proof = f"{counts} (witnesses: {', '.join(receipt.proof.witnesses)})"
-    return ("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)
+    rows = [("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)]
+    return (*rows, *(("not asked", line) for line in receipt.not_exercised))
 
 
 def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
@@ -218,6 +219,7 @@ def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
 
 
 def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] | None) -> dict[str, Any]:
+    receipt = bundle.receipt
     return {
         "bundle": str(bundle.path),
         "intact": report.is_intact,
@@ -227,6 +229,7 @@ def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any]
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
         "model": _bound(bundle.receipt),
         "part": part,
+        "not_exercised": list(receipt.not_exercised) if isinstance(receipt, CaptureReceipt) else [],
         "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

@@ -6,6 +6,7 @@ broke off an answer.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -190,7 +191,7 @@ def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[AnswerDiges
         watch.look()
 
     watch.num_requests = len(requests)
-    return session.warm_up(requests, on_answer=answered)
+    return session.warm_up(requests, on_answer=answered, needs_success=True)
 
 
 class _Watch:
@@ -199,11 +200,14 @@ class _Watch:
     def __init__(self, session: Session, progress: Progress, *, ends: bool) -> None:
         self._session, self._progress, self._ends = session, progress, ends
         self._counts: Counter[str] = Counter()
-        self.num_answered = self.num_requests = 0
+        self.num_answered = self.num_requests = self._num_outside = 0
 
     def look(self) -> None:
         found = [finding_of(event, self._session.plan.rules) for event in self._session.log.take_new()]
         self._counts.update(finding.what for finding in found if finding is not None)
+        outside = self._session.outside()
+        self._counts.update(finding.what for _, finding in outside[self._num_outside :])
+        self._num_outside = len(outside)
         if self._ends and not _ENDING.isdisjoint(self._counts):
             raise EndedEarlyError(_findings(self._session))
         asked = f", {self.num_answered} of {self.num_requests} requests" if self.num_requests else ""
@@ -218,6 +222,7 @@ def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
             finding = finding_of(event, session.plan.rules)
             if finding is not None:
                 rows.append((event.time, name, finding))
+    rows += [(math.inf, name, finding) for name, finding in session.outside()]
     return tuple((name, finding) for _, name, finding in sorted(rows, key=lambda row: row[0]))
 
 

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.launch import Launch, WarmUp, WarmUpLevel, warm_up
+from aotgaudi.bundle.launch import Launch, WarmUp, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
@@ -42,7 +42,8 @@ from aotgaudi.wrap.capture_records import (
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
-from aotgaudi.wrap.launch import Found, find_server, weights_stamp
+from aotgaudi.wrap.exercise import exercise, not_exercised
+from aotgaudi.wrap.launch import Found, features_of, find_server, weights_stamp
 from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.sandbox import Sandbox
 
@@ -252,6 +253,7 @@ def _record(
         proof=proved.proof,
         residuals=proved.residuals,
         repairs=launch.repairs,
+        not_exercised=not_exercised(features_of(order.found), launch.exercise),
     )
     require_public(receipt.dumps(), "receipt", _secrets(order))
     row = CaptureRow(
@@ -320,10 +322,10 @@ class Shaped:
         """Path below the sandbox's root -> text of files that must be there before the cold run."""
         return {} if self.shapes is None else self.shapes.files
 
-    def asked(self, level: WarmUpLevel) -> WarmUp:
-        """Returns the warm-up requests of a level. The level ``shapes`` adds those that the shapes need."""
+    def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
+        """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""
         requests = () if self.shapes is None else self.shapes.requests
-        return warm_up(level, self.found.flags.room, requests)
+        return exercise(level, features_of(self.found), shapes=requests, own=own)
 
 
 def shaped_command(

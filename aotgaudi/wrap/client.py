@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.wrap.events import printable
 
 _HEALTH_PATH = "/health"
 HEALTH_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
 _MAX_ANSWER_BYTES = 16 << 20
+_PROBLEM_CHARS = 300
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, also what no header can hold."""
 
@@ -54,10 +56,14 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a request was answered: an HTTP status, and the text of all choices, for all copies that were sent."""
+    """How a request was answered: an HTTP status, and the text of all choices, for all copies that were sent.
+
+    `problem` is what the server said of a status that is no success.
+    """
 
     status: int
     text: str
+    problem: str = ""
 
     def digest(self, *, is_greedy: bool) -> str:
         """Returns what a build compares, as 64 hex digits: the status, and the text of a greedy request."""
@@ -100,9 +106,10 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
-    body = json.dumps({"model": address.served_name, **request.body}).encode()
+    bodies = [*[request.body] * request.copies, *request.beside]
 
     def send(copy: int) -> tuple[int, bytes]:
+        body = json.dumps({"model": address.served_name, **bodies[copy]}).encode()
         request_id = _request_id(request, copy)
         try:
             return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id)
@@ -112,8 +119,8 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
                 f"the server did not answer the request {request.name!r}: {what}", request_id=request_id
             ) from error
 
-    with ThreadPoolExecutor(request.copies) as pool:
-        answers = list(pool.map(send, range(request.copies)))
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(send, range(len(bodies))))
     worst = max(status for status, _ in answers)
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
@@ -122,7 +129,8 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
             request_id=_request_id(request, first),
         )
     texts = {_text(data) for status, data in answers if status == 200}
-    return Answer(worst, "\n".join(sorted(texts)))
+    failed = next((data for status, data in answers if status >= 400), b"")
+    return Answer(worst, "\n".join(sorted(texts)), printable(failed.decode(errors="replace"), _PROBLEM_CHARS))
 
 
 def _request_id(request: WarmUpRequest, copy: int) -> str:

@@ -1,16 +1,20 @@
 """The program that becomes the wrapped server: it arranges what must hold before the server's first instruction.
 
-``main`` has the arguments PARENT HERE ROOT -- WORDS. It makes the process end with its parent, mounts HERE over ROOT in a
-private mount namespace if the two differ, restores the default signals, and then becomes WORDS. It uses the standard library
+``main`` has the arguments PARENT HERE ROOT SOCKET -- WORDS. It makes the process end with its parent, mounts HERE over ROOT
+in a private mount namespace if the two differ, restores the default signals, has us asked about programs that are started if
+there is a SOCKET (`aotgaudi.wrap.programs`), and then becomes WORDS. It uses the standard library
 only, and it is a separate program, because nothing of ours may run between fork and exec in a process with threads. Source:
-unshare(2), mount(2), user_namespaces(7).
+unshare(2), mount(2), user_namespaces(7), seccomp(2).
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import signal
+import socket
+import struct
 import sys
 
 from aotgaudi.child import die_with_parent
@@ -19,24 +23,66 @@ NOT_FOUND, NOT_EXECUTABLE, NO_NAMESPACE = 127, 126, 125
 """Exit codes if the command cannot be run: as a shell's, and one for a namespace that was refused."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
+_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER = 38, 1, 8
+_ALLOW, _ASK = 0x7FFF0000, 0x7FC00000
+_LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
+_ABIS = {"x86_64": (0xC000003E, 317, 59, 322), "aarch64": (0xC00000B7, 277, 221, 281)}
+"""Machine -> its AUDIT_ARCH, and the numbers of seccomp, execve and execveat."""
 _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
 def main() -> None:
     """Becomes the wrapped server, or exits with one line on standard error."""
-    parent, here, root, _, *words = sys.argv[1:]
+    parent, here, root, there, _, *words = sys.argv[1:]
     if here != root:
         _bind(here, root)
     die_with_parent(int(parent), signal.SIGTERM)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps what is ignored.
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if there:
+        send_listener(int(there))
     try:
         os.execvp(words[0], words)  # noqa: S606 - becoming what the user asked for is the point
     except FileNotFoundError:
         _fail(NOT_FOUND, f"{words[0]}: there is no such command")
     except OSError as error:
         _fail(NOT_EXECUTABLE, f"{words[0]}: cannot be run: {error.strerror}")
+
+
+def _ask_about_programs() -> int:
+    """Has the kernel ask about every program that this process and its descendants start; returns whom it asks, or -1.
+
+    For one thread. Sets ``no_new_privs``. Whoever holds the descriptor must answer, or nothing starts.
+    """
+    abi = _ABIS.get(platform.machine())
+    if abi is None:
+        return -1
+    arch, seccomp, *programs = abi
+    steps = [
+        (_LOAD, 0, 0, 4),
+        (_EQUALS, 1, 0, arch),
+        (_RETURN, 0, 0, _ALLOW),
+        (_LOAD, 0, 0, 0),
+        *(step for number in programs for step in ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, _ASK))),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
+    libc = ctypes.CDLL(None)
+    libc.syscall.restype = ctypes.c_long
+    if libc.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+        return -1
+    return int(libc.syscall(*map(ctypes.c_long, (seccomp, _SET_MODE_FILTER, _NEW_LISTENER)), program))
+
+
+def send_listener(descriptor: int) -> None:
+    """In the process that becomes the server: arranges it, and tells the other end of the socket `descriptor`."""
+    with socket.socket(fileno=descriptor) as there:
+        listener = _ask_about_programs()
+        socket.send_fds(there, [b"."], [listener] if listener >= 0 else [])
+        if listener >= 0:
+            os.close(listener)
 
 
 def _bind(here: str, root: str) -> None:

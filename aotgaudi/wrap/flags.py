@@ -25,6 +25,8 @@ from itertools import product
 from types import MappingProxyType
 from typing import Literal, TypeVar
 
+from pydantic import JsonValue
+
 from aotgaudi.wrap.command_line import Arity
 from aotgaudi.wrap.variables import Hashed, by_name
 
@@ -286,6 +288,34 @@ NEUTRAL_FLAGS: Mapping[str, str] = MappingProxyType(
     {flag.name: flag.reason for flag in FLAGS.values() if flag.is_neutral}
 )
 """The flags that change no code, each with the reason."""
+
+MEMORY_FLAGS: Mapping[str, str] = MappingProxyType(
+    dict.fromkeys(
+        ("gpu-memory-utilization", "num-gpu-blocks-override", "kv-cache-memory-bytes", "swap-space"),
+        "how much memory there is for KV blocks, which no graph holds",
+    )
+)
+"""Neutral on every device but Gaudi, where the number of blocks is a shape."""
+
+DEFAULTS: Mapping[str, JsonValue] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "nnodes"), "1"
+        ),
+        **dict.fromkeys(("decode-context-parallel-size", "prefill-context-parallel-size"), "1"),
+        **dict.fromkeys(("dtype", "kv-cache-dtype", "load-format", "model-impl", "config-format"), "auto"),
+        **dict.fromkeys(("runner", "convert", "generation-config", "tokenizer-mode"), "auto"),
+        **dict.fromkeys(
+            ("enforce-eager", "trust-remote-code", "enable-lora", "enable-expert-parallel"), False
+        ),
+        "optimization-level": "2",
+        "cpu-offload-gb": "0",
+    }
+)
+"""Flags with what vLLM 0.32 takes if they are not given (vllm/config/*.py, vllm/engine/arg_utils.py)."""
+
+CPU_DEFAULTS: Mapping[str, JsonValue] = MappingProxyType({**DEFAULTS, "block-size": "128"})
+"""The same on a CPU (vllm/platforms/cpu.py)."""
 
 BOUND_PARAMETERS = ("MIN", "STEP", "MAX", "LIMIT", "PAD_MAX", "PAD_PERCENT")
 BOUND_VARIABLES = tuple(

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
@@ -147,12 +147,14 @@ class Answers:
         not_live: Says why the supervisor itself hangs; empty if it does not.
         report: Returns everything that is known, as JSON.
         metrics: What is published.
+        not_exercised: What the server was not asked, so that its first request may compile.
     """
 
     not_ready: Callable[[], str]
     not_live: Callable[[], str]
     report: Callable[[], Mapping[str, Any]]
     metrics: Metrics
+    not_exercised: Callable[[], Sequence[str]] = lambda: ()
 
 
 class HttpServer:
@@ -244,7 +246,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers."""
         answers = self.server.answers
         routes: Mapping[str, Callable[[], None]] = {
-            "/ready": lambda: self._state("ready", answers.not_ready()),
+            "/ready": lambda: self._state("ready", answers.not_ready(), answers.not_exercised()),
             "/live": lambda: self._state("live", answers.not_live()),
             "/metrics": lambda: self._send(200, CONTENT_TYPE_LATEST, answers.metrics.text()),
             "/report": self._report,
@@ -259,8 +261,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers as GET does, without the body."""
         self.do_GET()
 
-    def _state(self, word: str, reason: str) -> None:
-        text = f"not {word}: {reason}" if reason else word
+    def _state(self, word: str, reason: str, notes: Iterable[str] = ()) -> None:
+        lines = [f"not {word}: {reason}" if reason else word, *(f"not exercised: {note}" for note in notes)]
+        text = "\n".join(lines)
         self._send(503 if reason else 200, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def _report(self) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import site
 import sys
 import sysconfig
 from urllib.parse import unquote
@@ -18,7 +19,15 @@ from urllib.parse import unquote
 _OF_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 _PLUGINS = re.compile(rb"^\[(vllm|sglang)\.", re.MULTILINE)
 _PACKAGES = ("vllm", "vllm_gaudi", "vllm_hpu_extension", "sglang", "torch", "triton", "transformers")
-_SUFFIX = ".dist-info"
+_SUFFIX, _EGG, _LINK = ".dist-info", ".egg-info", ".egg-link"
+_CUSTOM = ("sitecustomize", "usercustomize")
+"""Modules that every interpreter imports if they are there (site.py)."""
+STARTUP_EXCLUDED = {
+    "distutils-precedence.pth": "setuptools puts its distutils first",
+    "_virtualenv.pth": "virtualenv's patch of distutils",
+    "*-nspkg.pth": "namespaces of packages",
+    "__editable__*": "an editable install, which counts by its sources",
+}
 
 
 def normalised(name: str) -> str:
@@ -54,13 +63,61 @@ def of_sources(folder: str) -> str:
     return state.hexdigest()
 
 
+def _linked(path: str, entry: str) -> str:
+    """Returns the metadata that a link of ``setup.py develop`` leads to."""
+    folder = _read(os.path.join(path, entry)).partition(b"\n")[0].decode("utf-8", "surrogateescape").strip()
+    return os.path.join(folder, entry[: -len(_LINK)].replace("-", "_") + _EGG)
+
+
 def _identity(info: str, name: str, version: str) -> str:
     """Returns a distribution's version with the digest of its RECORD, or of its sources if they are used in place."""
+    if info.endswith(_EGG):
+        return _of_egg(info)
     root = _editable_root(info)
     if root is not None:
         return f"{version} in place {of_sources(_package_of(root, name))}"
     record = _read(os.path.join(info, "RECORD"))
     return f"{version} {of_record(record)}" if record else f"{version} without RECORD"
+
+
+def _of_egg(info: str) -> str:
+    """Returns the version in an egg's metadata with the digest of its modules, for there is no RECORD."""
+    metadata = _read(os.path.join(info, "PKG-INFO")).decode("utf-8", "replace")
+    found = re.search(r"^Version: *(.+)$", metadata, re.MULTILINE)
+    modules = _read(os.path.join(info, "top_level.txt")).decode("utf-8", "replace").split()
+    digests = [_of_module(os.path.dirname(info), module) for module in sorted(modules)]
+    return f"{found[1].strip() if found else 'of no version'} {_joined(digests)}"
+
+
+def _of_module(folder: str, module: str) -> str:
+    """Returns the digest of a module's or a package's sources in a folder; of nothing if they are not there."""
+    path = os.path.join(folder, module)
+    return of_sources(path) if os.path.isdir(path) else hashlib.sha256(_read(path + ".py")).hexdigest()
+
+
+def _joined(texts: list[str]) -> str:
+    return hashlib.sha256("\n".join(texts).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _startup(paths: list[str], sites: list[str]) -> dict[str, str]:
+    """Returns the code that every interpreter runs as it starts, by what holds it: customisations, and lines of ``.pth``."""
+    found: dict[str, str] = {}
+    for path in dict.fromkeys(paths):
+        entries = _entries(path)
+        for name in _CUSTOM:
+            if name in entries or f"{name}.py" in entries:
+                found.setdefault(f"startup {name}", _of_module(path, name))
+    for path in dict.fromkeys(sites):
+        for entry in _entries(path):
+            is_known = any(fnmatch.fnmatchcase(entry, pattern) for pattern in STARTUP_EXCLUDED)
+            if entry.endswith(".pth") and not is_known:
+                text = _read(os.path.join(path, entry)).decode("utf-8", "surrogateescape")
+                lines = [line for line in text.splitlines() if re.match(r"import[ \t]", line)]
+                modules = re.findall(r"\b(?:import|from) +(\w+)", "\n".join(lines))
+                sources = [_of_module(path, module) for module in sorted(set(modules))]
+                if lines:
+                    found.setdefault(f"startup {entry}", _joined([*lines, *sources]))
+    return found
 
 
 def _editable_root(info: str) -> str | None:
@@ -98,12 +155,14 @@ def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str
     found, names = {}, set()
     for path in dict.fromkeys(paths):
         for entry in _entries(path):
-            name, _, version = entry[: -len(_SUFFIX)].partition("-")
+            if not entry.endswith((_SUFFIX, _EGG, _LINK)):
+                continue
+            name, _, version = entry.rpartition(".")[0].partition("-")
             name = normalised(name)
-            if not entry.endswith(_SUFFIX) or name in names:
+            if name in names:
                 continue
             names.add(name)
-            info = os.path.join(path, entry)
+            info = os.path.join(path, entry) if entry[-len(_LINK) :] != _LINK else _linked(path, entry)
             is_plugin = _PLUGINS.search(_read(os.path.join(info, "entry_points.txt")))
             if is_plugin or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 found[name] = _identity(info, name, version)
@@ -116,7 +175,7 @@ def _sources(paths: list[str]) -> dict[str, str]:
     for path in paths:
         entries = _entries(path)
         for name in _PACKAGES:
-            is_installed = any(one.startswith(name) and one.endswith(_SUFFIX) for one in entries)
+            is_installed = any(one.startswith(name) and one.endswith((_SUFFIX, _EGG)) for one in entries)
             if not is_installed and os.path.isfile(os.path.join(path, name, "__init__.py")):
                 found.setdefault(f"sources of {name}", of_sources(os.path.join(path, name)))
     return found
@@ -143,13 +202,14 @@ def answer(question: dict[str, object]) -> dict[str, object]:
     patterns = [str(pattern) for pattern in question["patterns"]]  # type: ignore[attr-defined]
     paths = [*ahead, *_user_site(str(question["home"])), *filter(None, sys.path)]
     found, names = _distributions(paths, patterns)
+    sites = [*_user_site(str(question["home"])), *site.getsitepackages(), sysconfig.get_path("purelib")]
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     return {
         "python": f"{'.'.join(map(str, sys.version_info[:3]))} {abi}",
         "libc": _libc(),
         "prefix": sys.prefix,
         "site_packages": sysconfig.get_path("purelib"),
-        "distributions": {**found, **_sources(ahead)},
+        "distributions": {**found, **_sources(ahead), **_startup(paths, sites)},
         "names": names,
     }
 

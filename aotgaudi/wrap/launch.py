@@ -2,8 +2,9 @@
 
 ``vllm serve MODEL`` and ``python -m vllm.entrypoints.openai.api_server --model MODEL`` are the same launch.
 
-Every JSON file and every ``.py`` file of the model's directory is part of the launch, except `FILES_EXCLUDED`. A name on the
-hub is looked up in the hub's local cache; nothing is fetched.
+The configurations of the model's directory (`FILES_COUNTED`) are part of the launch by what they say, and its ``.py`` files
+by their bytes. Servers read no other JSON that decides a graph. A name on the hub is looked up in the hub's local cache;
+nothing is fetched.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import importlib
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
+
+from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import (
     GuestName,
@@ -26,35 +30,29 @@ from aotgaudi.bundle.launch import (
     Place,
     WarmUp,
     WarmUpLevel,
-    warm_up,
     world,
 )
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
 from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
+from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.interpreter import Asking, question_of
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
 from aotgaudi.wrap.starts import assignments, find_start, working_directory
-from aotgaudi.wrap.variables import hugging_face_home, is_secret, without_credentials
+from aotgaudi.wrap.variables import hugging_face_home, is_secret, text_of, without_credentials
 
-FILES_EXCLUDED: Mapping[str, str] = MappingProxyType(
+FILES_COUNTED: Mapping[str, str] = MappingProxyType(
     {
-        "tokenizer*.json": "text to ids: no graph holds it",
-        "vocab*.json": "text to ids: no graph holds it",
-        "added_tokens.json": "text to ids: no graph holds it",
-        "special_tokens_map.json": "text to ids: no graph holds it",
-        "chat_template*.json": "messages to text",
-        "*.index.json": "which file has which weights",
-        "trainer_state.json": "of training",
-        "all_results.json": "of training",
-        "train_results.json": "of training",
-        "eval_results.json": "of training",
+        "*config*.json": "the model, its quantization, its processors, its poolers",
+        "*quant*.json": "quantization, by the names that quantizers give it",
+        "params.json": "the model, in Mistral's form",
+        "modules.json": "which poolers follow the model",
     }
 )
+"""JSON files that decide graphs, and what they say. Of a tokenizer's, no graph holds anything."""
 
 _CONFIGS = ("config.json", "params.json")
-_SUFFIXES = (".json", ".py")
 _DEPTH = 2
 _LARGEST_BYTES = 32 << 20
 _COMMIT_BYTES = 200
@@ -176,6 +174,7 @@ def describe(
     asked: WarmUp | WarmUpLevel = "sampler",
     repairs: tuple[str, ...] | None = None,
     manifest_id: str | None = None,
+    like: Launch | None = None,
 ) -> Launch:
     """Returns the launch of a command.
 
@@ -185,6 +184,7 @@ def describe(
         asked: the warm-up requests, or their level. To compare with a sealed launch, pass the sealed requests.
         repairs: ids of the repairs in force; None is all that the adapter has.
         manifest_id: the manifest that decides the shapes, if one does.
+        like: a sealed launch to compare with. What it counts counts, as an earlier version may have counted more.
 
     Raises:
         SpecError: the model's files cannot be read.
@@ -194,15 +194,24 @@ def describe(
     rules = adapter.variable_rules
     known = tuple(sorted(repair.id for repair in adapter.repairs))
     if isinstance(asked, str):
-        asked = warm_up(asked, flags.room)
+        asked = exercise(asked, features_of(found))
+    target = adapter.target(found.installed)
+    sealed = {} if like is None else like.variables
+    names = (name for name in sealed if name in found.environ)
     return Launch(
         guest=adapter.name,
         words=public_words(found.words, flags, adapter),
-        flags={name: value for name, value in flags.values.items() if name not in adapter.neutral_flags},
-        variables=rules.counted(found.environ),
-        model=identify(os.path.abspath(found.model) if found.is_local else flags.model, found.model),
+        flags=_counted_flags(
+            adapter, flags.values, target.backend, frozenset() if like is None else like.flags
+        ),
+        variables={**{name: text_of(found.environ[name]) for name in names}, **rules.counted(found.environ)},
+        model=identify(
+            os.path.abspath(found.model) if found.is_local else flags.model,
+            found.model,
+            {} if like is None else like.model.files,
+        ),
         software=found.installed.software(compiler_version(found.environ)),
-        target=adapter.target(found.installed),
+        target=target,
         world=world(flags.world),
         place=Place(
             root=root,
@@ -214,6 +223,28 @@ def describe(
         repairs=known if repairs is None else repairs,
         manifest_id=manifest_id,
     )
+
+
+def features_of(found: Found) -> tuple[Feature, ...]:
+    """Returns what a launch must be asked, so that it compiles all that it serves."""
+    config: Mapping[str, JsonValue] = {}
+    with contextlib.suppress(OSError, ValueError, SpecError, RecursionError):
+        read = json.loads(read_regular(found.model / _CONFIGS[0], _LARGEST_BYTES))
+        config = read if isinstance(read, dict) else {}
+    return found.adapter.features(found.flags, config)
+
+
+def _counted_flags(
+    adapter: Adapter, values: Mapping[str, JsonValue], device: str, always: Collection[str]
+) -> dict[str, JsonValue]:
+    """Returns the flags that count: not those that are neutral, nor those that say what holds anyway."""
+    defaults = adapter.defaults(device)
+
+    def counts(name: str, value: JsonValue) -> bool:
+        is_default = name in defaults and value == defaults[name]
+        return name in always or not (name in adapter.neutral_flags or is_default)
+
+    return {name: value for name, value in values.items() if counts(name, value)}
 
 
 def describe_here(
@@ -245,6 +276,7 @@ def describe_here(
         asked=sealed.exercise,
         repairs=sealed.repairs,
         manifest_id=sealed.manifest_id,
+        like=sealed,
     )
 
 
@@ -273,16 +305,32 @@ def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
     )
 
 
-def identify(name: str, directory: Path) -> ModelIdentity:
-    """Returns the identity of a model. Raises SpecError if it has no configuration, or a file cannot be read."""
+def identify(name: str, directory: Path, like: Mapping[str, Digest] = MappingProxyType({})) -> ModelIdentity:
+    """Returns the identity of a model. A file of `like` counts, and may have the digest of its bytes.
+
+    Raises SpecError if it has no configuration, or a file cannot be read.
+    """
     try:
         files = {str(path.relative_to(directory)): path for path in _counted(directory)}
+        files |= {path: directory / path for path in like if (directory / path).is_file()}
     except OSError as error:
         raise SpecError(str(directory), f"cannot be read: {error.strerror}", "a model's directory") from error
     if not any(config in files for config in _CONFIGS):
         raise SpecError(str(directory), f"has no {_CONFIGS[0]}", "a model's directory, whole")
-    digests = {name: Digest.of(read_regular(path, _LARGEST_BYTES)) for name, path in sorted(files.items())}
-    return ModelIdentity(name=name, files=digests)
+    digests = {
+        path: _digest(read_regular(file, _LARGEST_BYTES), like.get(path)) for path, file in files.items()
+    }
+    return ModelIdentity(name=name, files=dict(sorted(digests.items())))
+
+
+def _digest(data: bytes, sealed: Digest | None) -> Digest:
+    """Returns the digest of a JSON document's canonical form, for servers hash what it says; of other bytes as they are."""
+    if sealed == Digest.of(data):
+        return sealed
+    try:
+        return Digest.of(canonical_json(json.loads(data)))
+    except (ValueError, RecursionError):  # No JSON, or none that has a canonical form (NaN).
+        return Digest.of(data)
 
 
 def weights_stamp(directory: Path) -> str:
@@ -302,11 +350,16 @@ def _counted(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
-        if path.suffix in _SUFFIXES and path.is_file():
-            if not any(fnmatch.fnmatchcase(path.name, pattern) for pattern in FILES_EXCLUDED):
+        if path.suffix in (".json", ".py") and path.is_file():
+            if path.suffix == ".py" or _is_configuration(path.name):
                 yield path
         elif depth and path.is_dir():
             yield from _counted(path, depth - 1)
+
+
+def _is_configuration(name: str) -> bool:
+    patterns = [pattern for pattern in FILES_COUNTED if fnmatch.fnmatchcase(name, pattern)]
+    return bool(patterns) and not name.startswith("tokenizer")
 
 
 def _hub_caches(flags: Flags, environ: Mapping[str, str]) -> Iterator[Path]:

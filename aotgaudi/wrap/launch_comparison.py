@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
-from aotgaudi.wrap.launch_machine import satisfies
+from aotgaudi.wrap.launch_machine import NOT_THERE, satisfies
 from aotgaudi.wrap.variables import VariableRules
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
@@ -122,8 +122,15 @@ def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Differen
     return tuple(
         Difference(name, sealed.get(name), here.get(name))
         for name in names
-        if sealed.get(name) != here.get(name)
+        if sealed.get(name) != here.get(name) and not _is_unknown_then(name, sealed, here)
     )
+
+
+def _is_unknown_then(name: str, sealed: dict[str, str], here: dict[str, str]) -> bool:
+    """Whether an earlier version sealed this, which knew of a compiler the version alone, and of no code at startup."""
+    then, now = (side.get("software.compiler", NOT_THERE) for side in (sealed, here))
+    is_newer = name == "software.compiler" or name.startswith("software.startup ")
+    return is_newer and now.startswith(f"{then} (")
 
 
 def _can_be_established(one: Difference, sealed: Launch, rules: VariableRules) -> bool:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.inductor.probe import cpu_features, levels_within
+from aotgaudi.digest import sha256_bytes
 from aotgaudi.document import ForeignValue, first_problem
 from aotgaudi.errors import TargetError
 from aotgaudi.wrap.interpreter import Asking
@@ -59,25 +60,33 @@ def installed_of(asking: Asking) -> Installed:
 
 
 def compiler_version(environ: Mapping[str, str]) -> str:
-    """Returns the version that torch's C++ compiler (torch/_inductor/config.py) prints, or `NOT_THERE`.
+    """Returns what identifies torch's C++ compiler: ``VERSION (NAME, DIGEST)``, or `NOT_THERE`.
 
-    ``CXX`` may be several words, such as ``ccache g++``. All of them are run, as torch does.
+    Torch's caches hold the compiler's name as ``CXX`` gives it, and all that it says of itself
+    (torch/_inductor/cpp_builder.py, cpu_vec_isa.py). ``CXX`` may be several words, such as ``ccache
+    g++``. All of them are run.
     """
+    name = environ.get("CXX") or "g++"
     try:
-        words = shlex.split(environ.get("CXX") or "g++")
+        words = shlex.split(name)
         path = shutil.which(words[0], path=environ.get("PATH", os.defpath)) if words else None
-        command = [path or NOT_THERE, *words[1:], "--version"]
-        done = subprocess.run(
-            command,
-            env=dict(environ),
-            capture_output=True,
-            timeout=_SECONDS,
-            check=True,
-            stdin=subprocess.DEVNULL,
+        version, more = (
+            subprocess.run(
+                [words[0] if words else NOT_THERE, *words[1:], flag],
+                executable=path or NOT_THERE,
+                env={**environ, "LC_ALL": "C"},
+                stdout=subprocess.PIPE,
+                stderr=output,
+                timeout=_SECONDS,
+                check=True,
+                stdin=subprocess.DEVNULL,
+            ).stdout
+            for flag, output in (("--version", subprocess.DEVNULL), ("-v", subprocess.STDOUT))
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return NOT_THERE
-    return done.stdout.decode(errors="replace").partition("\n")[0].strip() or NOT_THERE
+    line = version.decode(errors="replace").partition("\n")[0].strip()
+    return f"{line} ({name}, {sha256_bytes(more)[:16]})" if line else NOT_THERE
 
 
 Device = Literal["cpu", "cuda", "rocm"]

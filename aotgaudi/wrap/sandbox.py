@@ -40,6 +40,7 @@ from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.store.access import replaceable_in
 from aotgaudi.wrap.output import Relay
 from aotgaudi.wrap.process_tree import GOODBYE, ProcessTree, adopt_orphans, send
+from aotgaudi.wrap.programs import ProgramWatch
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
 DEFAULT_ROOT = Path("/run/aotgaudi")
@@ -291,12 +292,15 @@ class Child:
         self._adopts, self._termination_seconds = adopts, termination_seconds
         if adopts:
             adopt_orphans()
+        self.programs = ProgramWatch()
         self._relay = Relay(2) if output is None else None
+        asker = self.programs.descriptor
         try:
             self._process = subprocess.Popen(
-                [*_exec_shim(sandbox.here, sandbox.root), *words],
+                [*_exec_shim(sandbox.here, sandbox.root, asker), *words],
                 env={**environment, MARK: str(sandbox.here)},
                 start_new_session=True,
+                pass_fds=(asker,),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT if self._relay is None else self._relay.writer,
@@ -305,6 +309,7 @@ class Child:
             if self._relay is not None:
                 os.close(self._relay.writer)
                 self._relay.start()
+            self.programs.start()
         self.pid = self._process.pid
         try:
             self._reaper = _start_reaper(self.pid, sandbox, termination_seconds)
@@ -355,6 +360,7 @@ class Child:
         with contextlib.suppress(OSError):
             self._reaper.stdin.close()
         self._reaper.wait()
+        self.programs.close()
 
     def _reap(self) -> None:
         """Waits for adopted processes that have ended, but not for the server or the reaper: `poll` asks those by name."""
@@ -372,9 +378,13 @@ def exit_code(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _exec_shim(here: Path, root: Path) -> list[str]:
-    """Returns the words that become the command behind them, as a child of ours that sees `here` at `root`."""
-    return python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(here), str(root), "--", bare=True)
+def _exec_shim(here: Path, root: Path, asker: int | None = None) -> list[str]:
+    """Returns the words that become the command behind them, as a child of ours that sees `here` at `root`.
+
+    We are asked about its programs through the socket `asker`.
+    """
+    arguments = (str(os.getpid()), str(here), str(root), "" if asker is None else str(asker), "--")
+    return python_command("aotgaudi.wrap.exec_shim", *arguments, bare=True)
 
 
 def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> subprocess.Popen[bytes]:

@@ -29,12 +29,13 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
 from aotgaudi.wrap.client import Address, WrappedServerError, ask, is_healthy, require_free
-from aotgaudi.wrap.events import EventLog
+from aotgaudi.wrap.events import EventLog, printable
 from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 from aotgaudi.wrap.sandbox import Child, Sandbox
-from aotgaudi.wrap.verdict import AnswerDigests, Seen, is_settled
+from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Seen, What, is_settled
 from aotgaudi.wrap.witness import write_agent
 
 STATE_BYTES: Mapping[Phase, str] = MappingProxyType(
@@ -176,7 +177,9 @@ class Session:
         sandbox.set_state(phase)
         self._watcher = Watcher(sandbox.here, plan.rules) if plan.rules.has_sealed else None
         self._compared = FileChanges(is_watched=self._watcher is not None)
-        self._started = time.monotonic()
+        self._started, self._began = time.monotonic(), time.time()
+        self._compilers = Compilers()
+        self._outside: dict[str, Finding] = {}
         try:
             self.child = Child(
                 plan.words,
@@ -229,11 +232,20 @@ class Session:
         requests: Iterable[WarmUpRequest],
         *,
         on_answer: Callable[[], object] = lambda: None,
+        needs_success: bool = False,
     ) -> tuple[AnswerDigests, ...]:
-        """Sends the warm-up requests, one after the other; returns each answer's digests. Raises WrappedServerError."""
+        """Sends the warm-up requests, one after the other; returns each answer's digests.
+
+        Raises WrappedServerError, which names the request, for one without an answer, or without success if that is needed.
+        """
         digests = []
         for request in requests:
             answer = ask(self.plan.address, request)
+            if needs_success and answer.status >= 400:
+                raise WrappedServerError(
+                    f"the server answered the request {request.name!r} of the exercise with {answer.status}:"
+                    f" {answer.problem or 'it does not say why'} (leave it out: --exercise smoke, and FILE for others)"
+                )
             digests.append(AnswerDigests(answer.digest(is_greedy=request.is_greedy), answer.status_digest))
             on_answer()
         self._answers = tuple(digests)
@@ -262,6 +274,7 @@ class Session:
         living = self.child.tree.living()
         if compares:
             self._compared = self._compared | compare(self.sandbox.here, self.plan.rules)
+            self._find_libraries(living)
         files = self.files()
         self.log.read()  # Last: a process reports a file, or its end, before we can see either.
         return Seen(
@@ -271,7 +284,41 @@ class Session:
             files=files,
             phase=self.phase if phase is None else phase,
             answers=self._answers,
+            outside=self.outside(),
         )
+
+    def outside(self) -> tuple[tuple[str, Finding], ...]:
+        """Returns what its processes did that no agent told of, with the process, in the order in which it was found."""
+        starts = self.child.programs.take()
+        self.log.read()  # After: an agent tells of a program before it starts.
+        for start in self._compilers.among(starts, self._is_told):
+            words = printable(" ".join(start.words))
+            self._find(start.pid, "process", f"a compiler was run: {words}")
+        return tuple((name.partition(":")[0], one) for name, one in self._outside.items())
+
+    def _is_told(self, start: ProgramStart) -> bool:
+        """Whether the agent of a program's parent, or of what it was before, told of a compiler of that name."""
+        name = os.path.basename(start.words[0]) if start.words else ""
+        return any(
+            event.text("what") == "compiler"
+            and os.path.basename(event.text("argv").partition(" ")[0]) == name
+            for log in self.log.processes.values()
+            if log.pid in (start.parent, start.pid)
+            for event in log.events
+            if event.kind == "process"
+        )
+
+    def _find_libraries(self, living: Iterable[int]) -> None:
+        """Finds code that was made since the start; what lies below the root is sealed, or its agents tell of it."""
+        for path, pid in new_libraries(living, self._began).items():
+            if self.plan.rules.relative(path) is None:
+                self._find(
+                    pid, "load", f"{printable(path)} was loaded, and was made since the server started"
+                )
+
+    def _find(self, pid: int, what: What, text: str) -> None:
+        finding = Finding(what, PHASES.get(self.phase, "live"), text)
+        self._outside.setdefault(f"process {pid}: {text}", finding)
 
     def files(self) -> FileChanges:
         """Returns how files changed since the start, by inotify and by the comparisons that were made."""

@@ -22,22 +22,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError
-from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
 from aotgaudi.wrap.file_watch import FileChanges
-from aotgaudi.wrap.http import Answers, HttpServer, Metrics
-from aotgaudi.wrap.launch_check import Checked
-from aotgaudi.wrap.restore import restore
-from aotgaudi.wrap.run_options import Policy, RunOptions
-from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
-from aotgaudi.wrap.session import SETTLE_SECONDS, STATE_BYTES, Session, link_model, plan_for
+from aotgaudi.wrap.http import Metrics
+from aotgaudi.wrap.run_options import Policy
+from aotgaudi.wrap.session import SETTLE_SECONDS, STATE_BYTES, Session
 from aotgaudi.wrap.signals import ENDING, Signals
 from aotgaudi.wrap.verdict import (
     EXIT_BYTES,
@@ -52,6 +46,7 @@ from aotgaudi.wrap.verdict import (
     Verdict,
     Warm,
     finding_of,
+    is_settled,
     judge,
 )
 
@@ -70,87 +65,6 @@ _MAX_REMEMBERED = 200
 _log = logging.getLogger(__name__)
 
 
-def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
-    """Restores, starts and supervises a server until it ends; returns its exit code. Raises as `run.run` does."""
-    bundle, why_cold = checked.bundle, checked.why_cold
-    receipt = bundle.require_capture()
-    about = _about(bundle)
-    metrics = Metrics()
-    metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
-    metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
-    metrics.set("aotgaudi_capture_info", 1, *about.values())
-    desk = _Desk(metrics)
-    with (
-        HttpServer(options.listen, desk.answers()) as server,
-        open_sandbox(Path(checked.here.place.root), needed_bytes=receipt.num_bytes) as sandbox,
-    ):
-        _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, server.port)
-        if not why_cold:
-            _restore(bundle, sandbox, metrics)
-        link_model(checked.found, checked.launch, sandbox)
-        case = Case(
-            expected=None if why_cold else receipt.expected,
-            requests=bundle.launch.exercise.requests if options.exercises else (),
-            why_cold=why_cold,
-            about=about,
-            residuals=receipt.residuals,
-        )
-        phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
-        sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
-        left_out = tuple(one.pattern for one in receipt.left_out)
-        plan = plan_for(checked.found, checked.launch, sandbox, phase, sealed=sealed, left_out=left_out)
-        signals.hold()
-        with Session(
-            plan,
-            sandbox,
-            phase=STATE_BYTES[phase],
-            adopts=True,
-            termination_seconds=options.policy.termination_seconds,
-        ) as session:
-            supervisor = Supervisor(session, case, options.policy, metrics, signals)
-            desk.supervisor = supervisor
-            return supervisor.run()
-
-
-def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
-    restored = restore(bundle, sandbox.here)
-    metrics.set("aotgaudi_restore_seconds", restored.seconds)
-    _log.info(
-        "%d files, %d bytes, verified and restored in %.2f s",
-        restored.files,
-        restored.bytes,
-        restored.seconds,
-    )
-
-
-def _about(bundle: Bundle) -> dict[str, str]:
-    """The labels of ``aotgaudi_capture_info``, in its order."""
-    epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
-    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
-
-
-class _Desk:
-    """Answers the HTTP server: for itself until there is a supervisor, and then through it."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self.supervisor: Supervisor | None = None
-
-    def answers(self) -> Answers:
-        return Answers(self._not_ready, self._not_live, self._report, self._metrics)
-
-    def _not_ready(self) -> str:
-        return (
-            "the sealed files are being restored" if self.supervisor is None else self.supervisor.not_ready()
-        )
-
-    def _not_live(self) -> str:
-        return "" if self.supervisor is None else self.supervisor.not_live()
-
-    def _report(self) -> Mapping[str, Any]:
-        return {"stage": "restoring"} if self.supervisor is None else self.supervisor.report()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """What a server is judged by.
@@ -161,6 +75,7 @@ class Case:
         why_cold: Why it starts cold, in one sentence.
         about: What the report says about the capture.
         residuals: What no file can hold, so that even a warm server does it.
+        not_exercised: What the server was not asked, so that its first request may compile.
     """
 
     expected: Expected | None
@@ -168,6 +83,7 @@ class Case:
     why_cold: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     residuals: Sequence[str] = ()
+    not_exercised: Sequence[str] = ()
 
 
 def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
@@ -218,6 +134,7 @@ class _Findings:
         self._session, self._metrics = session, metrics
         self._files, self._is_blind = FileChanges(), False
         self._first_file: float | None = None
+        self._num_outside = 0
         self.recent: tuple[Finding, ...] = ()
         self.is_new = False
         """Whether the last call of `take` saw anything."""
@@ -227,7 +144,7 @@ class _Findings:
         events = self._session.log.take_new()
         found = [finding_of(event, self._session.plan.rules) for event in events]
         findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
-        findings += [*self._of_files(), *self._of_unreadable()]
+        findings += [*self._outside(), *self._of_files(), *self._of_unreadable()]
         self.is_new = bool(events or findings)
         self._metrics.count(findings)
         self.recent = (*self.recent, *findings)[-_MAX_REMEMBERED:]
@@ -243,6 +160,12 @@ class _Findings:
         if self._first_file is None:
             self._first_file = now
         return now - self._first_file < _CAUSE_SECONDS
+
+    def _outside(self) -> list[Finding]:
+        """What no agent told of, since the last turn."""
+        found = self._session.outside()
+        new, self._num_outside = found[self._num_outside :], len(found)
+        return [finding for _, finding in new if finding.phase != "cold"]
 
     def _of_files(self) -> list[Finding]:
         """Changes of files since the last turn. They count by themselves, whatever the agents reported."""
@@ -285,6 +208,7 @@ class Supervisor:
         self._verdict: Verdict = Undecided(("the server to start",))
         self._drained = ""
         self._after_ready: Reason | None = None
+        self._is_explained = False
         self._since = self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._asked: queue.SimpleQueue[Future[Mapping[str, Any]]] = queue.SimpleQueue()
@@ -377,8 +301,21 @@ class Supervisor:
         findings = self._findings.take()
         for finding in findings:
             _log.warning("%s: %s: %s", finding.phase, finding.what, finding)
+            self._explain(finding)
         if self._stage == "live":
             self._act([finding for finding in findings if finding.phase == "live"])
+
+    def _explain(self, finding: Finding) -> None:
+        """Says once, of the first compile after ready, which request caused it and what would have covered it."""
+        if self._is_explained or finding.phase != "live" or finding.what in ("file", "trace", "load"):
+            return
+        self._is_explained = True
+        asked = [f"{one.id} ({one.line})" for one in finding.requests]
+        if asked:
+            text = f"the requests that were computed: {'; '.join(asked)}. With such a line in --exercise FILE it is captured"
+        else:
+            text = "no agent knows of which request; --exercise FILE captures what a request of that kind compiles"
+        _log.warning("the first compile after ready: %s: %s", finding, text)
 
     def _judge_early(self) -> None:
         """Judges before the server is ready, because a server that is kept from compiling may hang for ever.
@@ -390,7 +327,8 @@ class Supervisor:
         if self._findings.is_new or self._turned - self._judged_at >= _EARLY_SECONDS:
             self._judged_at = self._turned
             verdict = self._judged()
-            if not self._findings.lack_their_cause(self._turned) and not self._has_gone(verdict):
+            is_over = self._has_gone(verdict) or self._is_ending()
+            if not self._findings.lack_their_cause(self._turned) and not is_over:
                 self._refuse_if_not_warm(verdict)
 
     def _act(self, findings: Sequence[Finding]) -> None:
@@ -472,6 +410,14 @@ class Supervisor:
         return (
             isinstance(verdict, NotWarm) and self._session.child.pid not in self._session.child.tree.living()
         )
+
+    def _is_ending(self) -> bool:
+        """Whether all of its processes say that they end, and nothing else speaks against it: its exit code will say why."""
+        processes = self._session.log.processes.values()
+        is_said = self._stage != "settling" and all(
+            is_settled(one, self._policy.live_byte) for one in processes
+        )
+        return is_said and not self._findings.recent
 
     def _refuse_if_not_warm(self, verdict: Verdict) -> None:
         if not isinstance(verdict, NotWarm):
@@ -562,6 +508,7 @@ class Supervisor:
             "waiting_for": list(verdict.waiting_for) if isinstance(verdict, Undecided) else [],
             "why_cold": self._case.why_cold,
             "residuals": list(self._case.residuals),
+            "not_exercised": list(self._case.not_exercised),
             "compilations": dict(self._metrics.compilations()),
             "findings": [f"{one.phase}: {one.what}: {one}" for one in self._findings.recent],
             "processes": [
@@ -582,4 +529,5 @@ class Supervisor:
                 "is_compared": seen.files.is_compared,
                 "is_watched": seen.files.is_watched,
             },
+            "programs": {"is_watched": self._session.child.programs.is_watching},
         }

@@ -60,9 +60,9 @@ _NEUTRAL: Mapping[str, str] = {
     "logs": "TORCH_LOGS* TORCH_CPP_LOG_LEVEL TORCH_SHOW_CPP_STACKTRACES TORCH_SHOW_DISPATCH_TRACE *_LOG_LEVEL *_LOG_FILE",
     "how many compile at once": "TORCHINDUCTOR_COMPILE_THREADS MAX_JOBS NVCC_THREADS",
     "where files are kept": "TORCH_HOME TRITON_HOME CUDA_CACHE_PATH CUDA_CACHE_MAXSIZE",
-    "the compiler counts by the version that it says": "CC CXX",
+    "the compiler counts by its name and by what it says of itself": "CC CXX",
     "where the toolkit lies; its version counts": "CUDA_HOME CUDA_PATH CUDA_ROOT ROCM_HOME ROCM_PATH HIP_PATH",
-    "memory, not code": "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF",
+    "memory, not code": "PYTORCH_CUDA_ALLOC_CONF PYTORCH_HIP_ALLOC_CONF PYTORCH_ALLOC_CONF VLLM_CPU_KVCACHE_SPACE",
     "set by container images to say what they are": "CUDA_VERSION CUDA_*_VERSION NV_* NVIDIA_*_CAPABILITIES ROCM_VERSION",
 }
 
@@ -151,16 +151,12 @@ class VariableRules:
 
     def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that count, without credentials in their values."""
-        return {
-            name: _as_text(without_credentials(value))
-            for name, value in sorted(environ.items())
-            if self.reason(name) is None
-        }
+        return {name: text_of(value) for name, value in sorted(environ.items()) if self.reason(name) is None}
 
     def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that the server hashes although they change no code, with their values."""
         found = ((name, environ[name]) for name in sorted(self.hashed) if name in environ)
-        return {name: _as_text(without_credentials(value)) for name, value in found if not is_secret(name)}
+        return {name: text_of(value) for name, value in found if not is_secret(name)}
 
 
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
@@ -176,9 +172,9 @@ def hugging_face_home(environ: Mapping[str, str]) -> str:
     return str(Path(cache) / "huggingface")
 
 
-def _as_text(value: str) -> str:
-    """Returns a value as a document can hold it: bytes that are not UTF-8 become escapes."""
-    return value.encode(errors="surrogateescape").decode(errors="backslashreplace")
+def text_of(value: str) -> str:
+    """Returns a value as a document can hold it: without credentials, and bytes that are not UTF-8 become escapes."""
+    return without_credentials(value).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
 def _matching(name: str, table: Mapping[str, str]) -> str | None:

@@ -7,7 +7,8 @@ It fails closed. A server is warm only if all of this holds:
   has reported again.
 * As many processes of each required role have an agent as expected, and each has every required hook. The processes that
   load compiled code (the workers, if there are any) have all hooks in place.
-* Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed.
+* Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed. No
+  process, with an agent or without, ran a compiler, or loaded a library that was made since the server started.
 * The server's own counters, and the artifacts that it loaded, are as expected.
 * After that, every file was compared with its sealed bytes. None was added, changed or removed, not even for a moment.
 * The warm-up requests were answered as in the build: with the same status, and in the proof with the same text.
@@ -18,6 +19,7 @@ numbers have no gaps, *removing any event never turns "not warm" into "warm"*.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +28,8 @@ from typing import Literal, NamedTuple, Union
 
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.errors import CorruptError, NotWarmError
-from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.events import Event, ProcessLog, printable
+from aotgaudi.wrap.exercise import COMPLETIONS, line_of, token_prompt
 from aotgaudi.wrap.file_watch import FileChanges, FileRules
 
 What = Literal[
@@ -51,6 +54,8 @@ PHASES: Mapping[str, FindingPhase] = MappingProxyType(
 )
 """State byte -> the phase in metrics."""
 
+_MAX_LINE, _MAX_PROMPT = 4000, 512
+"""Characters of a line, and tokens of its prompt: enough for another step than a short prompt's."""
 EXIT_NOT_WARM, EXIT_BYTES = NotWarmError.exit_code, CorruptError.exit_code
 
 _COMPILES: Mapping[str, What] = MappingProxyType({"triton": "triton", "dynamo": "dynamo", "hpu": "hpu"})
@@ -58,14 +63,26 @@ _SILENT = frozenset({"hello", "hooks", "state", "counters", "factors", "repair",
 
 
 @dataclass(frozen=True, slots=True)
+class Cause:
+    """A request that a server computed: its id, and the line of an exercise's file that asks for the same."""
+
+    id: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a warm server does not do: one line about it, the innermost frames, an exit code."""
+    """Something that a warm server does not do.
+
+    One line about it, the innermost frames, an exit code, and the requests that were computed.
+    """
 
     what: What
     phase: FindingPhase
     text: str
     stack: str = ""
     exit_code: int = EXIT_NOT_WARM
+    requests: tuple[Cause, ...] = ()
 
     def __str__(self) -> str:
         """One sentence."""
@@ -87,7 +104,18 @@ def finding_of(event: Event, rules: FileRules) -> Finding | None:
 
 def _finding(event: Event, what: What, text: str, exit_code: int = EXIT_NOT_WARM) -> Finding:
     phase = PHASES.get(event.phase, "live")
-    return Finding(what, phase, text, event.stack, exit_code)
+    return Finding(what, phase, text, event.stack, exit_code, tuple(_causes(event)))
+
+
+def _causes(event: Event) -> Iterator[Cause]:
+    """Yields the requests that an event names. A process wrote them, so they may have any form."""
+    found = event.values.get("requests")
+    for one in found if isinstance(found, list) else ():
+        if isinstance(one, dict) and isinstance(one.get("body"), dict):
+            number = one.get("num_prompt_tokens")
+            prompt = token_prompt(min(number, _MAX_PROMPT) if isinstance(number, int) and number > 0 else 5)
+            line = line_of(COMPLETIONS, {"prompt": prompt, "temperature": 0, **one["body"]})
+            yield Cause(printable(str(one.get("id", ""))), printable(line, _MAX_LINE))
 
 
 def _process(event: Event, rules: FileRules) -> Finding | None:
@@ -184,6 +212,7 @@ class Seen:
         files: How files changed. They must be compared after the processes have answered.
         phase: The state byte that every process must have answered to.
         answers: The digests of the answers to the warm-up requests; None if they were not sent.
+        outside: What processes did that no agent told of, with the process.
     """
 
     processes: Mapping[str, ProcessLog]
@@ -192,6 +221,7 @@ class Seen:
     files: FileChanges
     phase: str
     answers: tuple[AnswerDigests, ...] | None = None
+    outside: tuple[tuple[str, Finding], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +261,7 @@ def judge(seen: Seen, expected: Expected) -> Verdict:
     """Returns the verdict. Pure: equal arguments give equal verdicts."""
     logs = [before(log, seen.phase) for log in seen.processes.values()]
     against = [
-        *_doings(logs, seen.rules),
+        *_doings(logs, seen),
         *_lost(logs, seen),
         *_unhooked(logs, expected),
         *_of_files(logs, seen),
@@ -270,12 +300,12 @@ def _name(log: ProcessLog) -> str:
     return f"{log.role or 'process'} {log.pid}"
 
 
-def _doings(logs: Sequence[ProcessLog], rules: FileRules) -> Iterator[Reason]:
+def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
     """What the server did, in the order of time, but files last: the first sentence should name the cause."""
-    found = []
+    found = [(False, math.inf, f"{name}: {one}", one.exit_code) for name, one in seen.outside]
     for log in logs:
         for event in log.events:
-            finding = finding_of(event, rules)
+            finding = finding_of(event, seen.rules)
             if finding is not None:
                 row = finding.what == "file", event.time, f"{_name(log)}: {finding}", finding.exit_code
                 found.append(row)
@@ -307,6 +337,7 @@ def _of_files(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
     events = [event for log in logs for event in log.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
     has_compiled = any(event.kind == "process" and event.text("what") == "compiler" for event in events)
+    has_compiled |= any(finding.what == "process" for _, finding in seen.outside)
     for path in seen.files.added:
         if path in written or has_compiled:
             yield Reason(f"{path} was added to the cache")

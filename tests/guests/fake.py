@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aotgaudi.bundle.launch import Room, WarmUp, warm_up
+from aotgaudi.bundle.launch import WarmUp
 from aotgaudi.wrap.client import Address
+from aotgaudi.wrap.exercise import Room, exercise, generation
 from aotgaudi.wrap.file_watch import FileRules
 from aotgaudi.wrap.session import Plan
 
@@ -25,7 +26,7 @@ def make_model(folder: Path, **config: object) -> Path:
 
 
 def smoke() -> WarmUp:
-    return warm_up("smoke", Room())
+    return exercise("smoke", generation(Room()))
 
 
 @dataclass(frozen=True)

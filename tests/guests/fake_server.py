@@ -64,11 +64,17 @@ FAULTS = {
     "slow-answers": "takes two seconds for each answer",
     "deaf-at-start": "takes two seconds more to start, and ignores SIGTERM until it serves",
     "refuses-requests": "answers every request with 400",
+    "refuses-json": "answers requests for JSON with 400",
     "swap-cache": "another program puts another cache in place of it for a moment, at start",
     "plant-beside-agent": "another program puts a sitecustomize.py beside the agent at start",
+    "builds-by-script": "a script of its runs a compiler at start, below its model's directory",
+    "loads-what-it-made": "a program that is no known compiler makes a library there, and it is loaded",
     "raises-at-start": "ends with exit code 1 and a message, in order, before it has loaded anything",
 }
 KERNELS = ("embedding", "layer")
+KINDS = ("logprobs", "tools", "input", "response_format")
+"""Members of a request that need a kernel of their own."""
+PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 TICK_SECONDS = 0.02
 
 
@@ -120,6 +126,7 @@ class Worker:
         else:
             self.compile_all()
         self.misbehave()
+        self.misbehave_by_other_programs()
 
     def load_or_compile(self) -> None:
         if has("eager"):
@@ -189,6 +196,21 @@ class Worker:
             self.load_kernel(planted)
         if has("counts-wrong"):
             self.counter.num_aot_compiles += 1
+
+    def misbehave_by_other_programs(self) -> None:
+        if has("builds-by-script"):
+            script = Path(self.options.model, "build.sh")
+            build = f'xargs -I @ {STANDINS / "bin" / "g++"} @ -shared -o "$0.so"'
+            script.write_text(f'echo > "$0.cpp"; echo "$0.cpp" | {build}\n')
+            subprocess.run(
+                ["/bin/sh", str(script)], check=True, env={**os.environ, "FAKE_LIBRARY": a_library()}
+            )
+        if has("loads-what-it-made"):
+            made = Path(self.options.model, "made.so")
+            subprocess.run(
+                ["/bin/sh", "-c", 'cp "$0" "$1.x" && mv "$1.x" "$1"', a_library(), made], check=True
+            )
+            ctypes.CDLL(str(made))
         if has("swap-cache"):
             script = (
                 'mv "$0" "$0.x" && cp -a "$0.x" "$0" && echo > "$0/other" && rm -r "$0" && mv "$0.x" "$0"'
@@ -203,19 +225,53 @@ class Worker:
         subprocess.run(["/bin/sh", "-c", 'echo >> "$0"', str(self.folder / "wrapper.py")], check=True)
 
     def answer(self, body: dict[str, object]) -> str:
-        if body.get("logprobs"):
-            self.kernel("logprobs")
+        return self.execute_model(scheduled(body))
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> str:
+        """As vLLM's model runner has it: with the requests of a step in a local variable of that name."""
+        body = scheduler_output.body
+        for name in KINDS:
+            if body.get(name):
+                self.kernel(name)
+        if body["model"] != self.options.served_model_name:
+            self.kernel("adapter")
         if has("compile-live"):
             self.compile("live", self.folder / "kernels" / "live.so")
         if has("rewrite-live"):
             self.rewrite()
-        prompt = json.dumps(body.get("prompt", body.get("messages")))
+        prompt = json.dumps([body.get(name) for name in ("prompt", "messages", "input")])
         if has("slow-answers"):
             time.sleep(2)
         weights = Path(self.options.model, "model.safetensors")
         salt = weights.read_text() if weights.exists() else ""
         salt += "other" if has("wrong-answer") else ""
         return hashlib.sha256((prompt + salt).encode()).hexdigest()[:16]
+
+
+class SamplingParams:
+    """vLLM's, by its names."""
+
+    def __init__(self, body: dict[str, object] | None = None) -> None:
+        asked = body or {}
+        self.temperature = asked.get("temperature", 1.0)
+        self.logprobs, self.max_tokens = asked.get("logprobs"), asked.get("max_tokens", 16)
+        self.stop = asked.get("stop", [])
+
+
+class NewRequest:
+    def __init__(self, req_id: str, body: dict[str, object]) -> None:
+        self.req_id, self.sampling_params = req_id, SamplingParams(body)
+        self.prompt_token_ids = list(range(len(str(body.get("prompt", "")))))
+
+
+class SchedulerOutput:
+    def __init__(self, body: dict[str, object], requests: list[NewRequest]) -> None:
+        self.body, self.scheduled_new_reqs = body, requests
+        self.num_scheduled_tokens = {one.req_id: len(one.prompt_token_ids) for one in requests}
+
+
+def scheduled(body: dict[str, object]) -> SchedulerOutput:
+    return SchedulerOutput(body, [NewRequest(f"cmpl-{body.get('request_id', 0)}-0", body)])
 
 
 def write(path: Path, text: str) -> None:
@@ -310,14 +366,16 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if has("crash-live"):
             os._exit(13)
-        if body.get("model") not in (self.server.options.served_model_name, self.server.options.model):
+        options = self.server.options
+        adapters = [one.partition("=")[0] for one in options.lora_modules]
+        if body.get("model") not in (options.served_model_name, options.model, *adapters):
             self.reply(404, {"error": f"no model {body.get('model')}"})
-        elif has("refuses-requests"):
+        elif self.path not in PATHS:
+            self.reply(404, {"detail": "Not Found"})
+        elif has("refuses-requests") or (has("refuses-json") and body.get("response_format")):
             self.reply(400, {"error": "not here"})
-        elif body.get("response_format"):
-            self.reply(400, {"error": "response_format is not known here"})
         else:
-            text = self.server.ask(body)
+            text = self.server.ask({**body, "request_id": self.headers.get("X-Request-Id", "none")})
             self.reply(200, {"choices": [{"text": text, "message": {"content": text}}]})
 
     def reply(self, status: int, document: dict[str, object]) -> None:
@@ -344,6 +402,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--served-model-name")
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--enable-lora", action="store_true")
+    parser.add_argument("--lora-modules", nargs="*", default=[])
+    parser.add_argument("--enable-auto-tool-choice", action="store_true")
+    for name in ("--runner", "--speculative-config", "--max-num-batched-tokens"):
+        parser.add_argument(name)
     options = parser.parse_args(arguments)
     options.served_model_name = options.served_model_name or options.model
     return options

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.bundle.verify import verify_bundle
@@ -39,7 +40,7 @@ from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
 
-EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 17, "processes": 3}
+EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 22, "processes": 3}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,7 @@ def test_what_is_sealed_was_proved(bench: Bench, built: Built, receipt: CaptureR
     assert receipt.expected.loads
     assert sum(receipt.expected.loads.values()) == 1
     assert receipt.expected.roles == {"APIServer": 1, "EngineCore": 1, "Worker": 1}
-    assert len(receipt.expected.answers) == 17
+    assert len(receipt.expected.answers) == 22
     assert built.bundle.launch.id == receipt.manifest_id
     assert verify_bundle(built.bundle).is_intact
     assert {file.kind for file in receipt.files} >= {"library", "pickle", "python"}
@@ -213,6 +214,8 @@ def test_what_is_restored_is_what_the_server_left(
 PROOFS = {
     "silent-miss": "Worker.* generate .*generated code again",
     "compile-at-start": "Worker.* process .*a compiler was run: ",
+    "builds-by-script": "process .* a compiler was run: .*g\\+\\+ .*build.sh.cpp",
+    "loads-what-it-made": "made.so was loaded, and was made since",
     "eager": "vllm.num_aot_artifacts: 0 of 1 artifacts that the first start saved were loaded",
 }
 MORE_PROOFS = {
@@ -482,7 +485,8 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
     told = CliRunner().invoke(cli, [*command, "--", *bench.words()])
 
     assert told.exit_code == 0, told.output
-    launch, sealed = told.output.splitlines()
+    launch, gap, sealed = told.output.splitlines()
+    assert gap.startswith("not asked  prompts in chunks: --max-num-batched-tokens is not given")
     assert re.fullmatch(
         r"launch     fake \(cpu\), 0 flags, \d+ variables?, model .*, id [0-9a-f]{12}\.\.\.", launch
     )
@@ -529,3 +533,69 @@ def test_a_disk_that_is_full_at_any_step_leaves_no_bundle_and_the_next_build_wor
     fresh.told.lines.clear()
     assert verify_bundle(fresh.build().bundle).is_intact
     assert fresh.told.lines == []  # Only sealing was left to do.
+
+
+def test_a_request_of_the_exercise_that_is_refused_fails_the_capture_by_name(fresh: Bench) -> None:
+    fresh.level = "sampler"
+
+    with pytest.raises(
+        CaptureError, match=r"answered the request 'JSON' of the exercise with 400: .*not here"
+    ):
+        fresh.build(FAKE_FAULTS="refuses-json")
+    assert not (fresh.folder / "out").exists()
+
+
+SWITCHED: dict[str, tuple[str, ...]] = {
+    "LoRA adapters": ("--enable-lora", "--lora-modules", "sql=/nowhere"),
+    "tools": ("--enable-auto-tool-choice",),
+    "embeddings": ("--runner", "pooling"),
+}
+
+
+@pytest.mark.parametrize("feature", SWITCHED)
+def test_what_a_launch_switches_on_is_captured_and_proved_and_told_apart_where_it_is_not(
+    fresh: Bench, feature: str
+) -> None:
+    fresh.level = "sampler"
+    whole = fresh.build(*SWITCHED[feature]).bundle.require_capture()
+    fresh.level = "none"
+    without = fresh.build(*SWITCHED[feature], out="without").bundle.require_capture()
+
+    assert not [line for line in whole.not_exercised if line.startswith(feature)]
+    assert f"{feature}: --exercise none does not ask for it" in without.not_exercised
+    assert {file.path for file in without.files} < {file.path for file in whole.files}
+
+
+def test_the_owners_requests_are_sealed_and_captured(fresh: Bench) -> None:
+    own = fresh.folder / "own.jsonl"
+    own.write_text('{"custom_id": "b", "url": "/v1/embeddings", "body": {"input": "Rome"}}\n')
+    words = [*fresh.words(), "--max-num-batched-tokens", "600"]
+
+    result = CliRunner().invoke(
+        cli,
+        [
+            *(
+                "build",
+                "capture",
+                "--exercise",
+                "smoke",
+                "--exercise",
+                str(own),
+                "-o",
+                str(fresh.folder / "out"),
+            ),
+            *("--root", str(fresh.root), "--store", str(fresh.folder / "store"), "--", *words),
+        ],
+        env=fresh.environ,
+    )
+
+    assert result.exit_code == 0, result.output
+    bundle = open_bundle(fresh.folder / "out")
+    assert [request.name for request in bundle.launch.exercise.requests] == [
+        "greedy",
+        "sampled",
+        "own.jsonl:1 b",
+    ]
+    assert [file.path for file in bundle.require_capture().files if file.path.endswith("input.so")]
+    shown = CliRunner().invoke(cli, ["verify", str(fresh.folder / "out")], env=fresh.environ).output
+    assert "not asked kinds of sampling: --exercise smoke does not ask for it" in " ".join(shown.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ import pytest
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.main import cli
 from tests.container import can_mount
-from tests.guests.conftest import Captured
+from tests.guests.conftest import ENVIRON, Captured, build
 from tests.guests.fake import Fake, make_model
 from tests.guests.running import Runs, left_in, wait
 from tests.ports import free_port
@@ -117,6 +118,8 @@ FAULTS = {
         "before it was ready, with 0 of 1 artifacts loaded; its last line: fatal: no device for",
     ),
     "raises-at-start": (1, "ended with exit code 1 before it was ready, with 0 of 1 artifacts loaded"),
+    "builds-by-script": (3, "a compiler was run: "),
+    "loads-what-it-made": (3, "made.so was loaded, and was made since the server started"),
     "swap-cache": (3, "was removed from the cache"),
     "plant-beside-agent": (4, "witness/sitecustomize.py was added to the cache, and not by the server"),
     "worker-dies": (3, "ended before its report was complete"),
@@ -193,6 +196,20 @@ def test_a_live_compile_is_seen_by_three_sources_and_drains(runs: Runs, fake: Fa
         assert running.metric("aotgaudi_guest_warm") == 0
         assert "after ready: a compiler was run" in running.get("/ready")[1]
         assert "compile < " in running.log, "the log names the frames"
+        assert (
+            "not exercised: kinds of sampling: --exercise smoke does not ask for it"
+            in running.get("/ready")[1]
+        )
+        (told,) = [line for line in running.log.splitlines() if "the first compile after ready: " in line]
+        assert told.startswith("WARNING ")
+        assert "from fake_server" in told.replace("__mp_main__", "fake_server"), "where it came from"
+        assert "cmpl-none-0" in told, "which request it was"
+        line = told[told.index('({"method"') + 1 : told.index("}})") + 2]
+        assert json.loads(line) == {
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": [10], "temperature": 0, "max_tokens": 16, "logprobs": 1},
+        }
         assert report["verdict"] == "NotWarm"
         assert "after ready: a compiler was run" in report["reasons"][0]
         assert running.complete()[0] == 200, "it still serves"
@@ -244,6 +261,27 @@ def test_other_weights_of_one_architecture_are_warm_from_one_capture(
         running.wait_ready()
 
         assert running.metric("aotgaudi_guest_warm") == 1
+        assert running.end() == 0
+
+
+def test_other_adapters_in_the_slots_are_warm_and_requests_of_each_kind_compile_nothing(folder: Path) -> None:
+    fake = Fake(
+        make_model(folder / "model"), free_port(), flags=("--enable-lora", "--lora-modules", "sql=/a")
+    )
+    captured = Captured(folder / "bundle", fake, folder / "root", folder / "store")
+    build(captured)
+    other = replace(fake, flags=("--enable-lora", "--lora-modules", "chat=/b"))
+
+    with Runs(captured.bundle, folder, ENVIRON).started(other) as running:
+        running.wait_ready()
+        for index in range(200):
+            kind: dict[str, object] = [{}, {"model": "chat"}, {"logprobs": 1}, {"temperature": 0.5}][
+                index % 4
+            ]
+            assert running.complete(**kind)[0] == 200
+
+        assert running.metric("aotgaudi_guest_warm") == 1
+        assert running.report()["compilations"] == {}
         assert running.end() == 0
 
 

@@ -15,10 +15,11 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
-from aotgaudi.bundle.launch import GuestName, Launch, Room, WarmUpRequest
+from aotgaudi.bundle.launch import GuestName, Launch, WarmUpRequest
 from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import ProcessLog
+from aotgaudi.wrap.exercise import Feature, Room
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.variables import VariableRules
 
@@ -162,6 +163,10 @@ class Adapter(Protocol):
         """Flags that change no code, each with the reason."""
         ...
 
+    def defaults(self, device: str) -> Mapping[str, JsonValue]:
+        """Returns flags with the values that they have anyway on a target's backend. Given so, they do not count."""
+        ...
+
     @property
     def variable_rules(self) -> VariableRules:
         """Which variables count, and which are conditions."""
@@ -193,6 +198,10 @@ class Adapter(Protocol):
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError for words that cannot be read."""
+        ...
+
+    def features(self, flags: Flags, config: Mapping[str, JsonValue]) -> tuple[Feature, ...]:
+        """Returns what a launch of a model with this configuration must be asked, so that it compiles all that it serves."""
         ...
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:

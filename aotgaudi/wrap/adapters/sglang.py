@@ -16,11 +16,22 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.launch import NUM_TOKEN_IDS, GuestName, Launch, Room, completion, token_prompt
+from pydantic import JsonValue
+
+from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
+from aotgaudi.wrap.exercise import (
+    NUM_TOKEN_IDS,
+    Feature,
+    Room,
+    completion,
+    generation,
+    pooling,
+    token_prompt,
+)
 from aotgaudi.wrap.variables import VariableRules, by_name
 from aotgaudi.wrap.witness import ENTRY_POINT
 
@@ -106,6 +117,14 @@ _FLAGS: Mapping[str, str] = {
 }
 NEUTRAL_FLAGS: Mapping[str, str] = MappingProxyType(dict(by_name(_FLAGS)))
 
+_NOT_ASKED: Mapping[str, str] = {
+    "lora-paths": "LoRA adapters",
+    "speculative-algorithm": "speculative decoding",
+    "tool-call-parser": "tools",
+    "enable-multimodal": "images",
+}
+"""Flags -> what is not known here how to ask for."""
+
 _VARIABLES: Mapping[str, str] = {
     "where files are kept; set below the sandbox's root": """
         SGLANG_CACHE_DIR SGLANG_DG_CACHE_DIR SGLANG_CUTE_AOT_CACHE_DIR SGLANG_JIT_CACHE_DIR TORCHINDUCTOR_CACHE_DIR
@@ -141,6 +160,10 @@ class Sglang(Vllm):
     counted: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()
 
+    def defaults(self, device: str) -> Mapping[str, JsonValue]:
+        """Returns flags with the values that they have anyway; see `base.Adapter`."""
+        return dict.fromkeys(("tp-size", "pp-size", "dp-size", "nnodes"), "1")
+
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         """Reads the words after what starts the server. Raises SpecError."""
         read = self.reader.read(words)
@@ -153,6 +176,7 @@ class Sglang(Vllm):
         host = one_text(flags, "host")
         context = one_integer(flags, "context-length", 0, minimum=0)
         running = one_integer(flags, "max-running-requests", 0, minimum=0)
+        chunk = one_text(flags, CHUNK)
         return Flags(
             values=flags,
             model=model,
@@ -169,7 +193,21 @@ class Sglang(Vllm):
                 "data_parallel": one_integer(flags, "dp-size", 1),
                 "nodes": one_integer(flags, "nnodes", 1),
             },
-            room=Room(max_model_len=context or None, max_num_seqs=running or None),
+            room=Room(
+                max_model_len=context or None,
+                max_num_seqs=running or None,
+                max_num_batched_tokens=int(chunk) if chunk.isdigit() else None,  # -1: prompts are not cut.
+            ),
+        )
+
+    def features(self, flags: Flags, config: Mapping[str, JsonValue]) -> tuple[Feature, ...]:
+        """Returns what the launch must be asked; see `base.Adapter`."""
+        is_embedding = flags.values.get("is-embedding", False) is not False
+        found = pooling("embed", flags.room) if is_embedding else generation(flags.room)
+        own = "--exercise FILE can ask for it"
+        return (
+            *found,
+            *(Feature(name, gap=own) for flag, name in _NOT_ASKED.items() if flag in flags.values),
         )
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:

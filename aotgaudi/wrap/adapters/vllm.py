@@ -10,12 +10,33 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
-from aotgaudi.bundle.launch import GuestName, Launch, Room
+from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
-from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT_FLAGS
+from aotgaudi.wrap.exercise import (
+    Feature,
+    Room,
+    adapter_names,
+    adapters,
+    drafts,
+    generation,
+    images,
+    pooling,
+    pooling_kind,
+    tools,
+)
+from aotgaudi.wrap.flags import (
+    CONDITIONS,
+    CPU_DEFAULTS,
+    DEFAULTS,
+    FLAGS,
+    MEMORY_FLAGS,
+    NEUTRAL_FLAGS,
+    NEUTRAL_VARIABLES,
+    SHORT_FLAGS,
+)
 from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import parse_tokens
@@ -103,6 +124,14 @@ ACTED_ON = frozenset(
 )
 """Flags whose values decide what we do."""
 
+_DRAFTED = ("speculative-config", "spec-method", "spec-model", "speculative-model")
+_OWN = "--exercise FILE can ask for it"
+_NOT_ASKED: Mapping[str, str] = {"audio_config": "audio", "video_config": "videos"}
+"""Keys of a model's configuration -> what is not known here how to ask for."""
+_NOT_ASKED_FLAGS: Mapping[str, str] = {
+    "enable-prompt-embeds": "prompts that are embeddings",
+    "enable-sleep-mode": "the time after a sleep",
+}
 _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS, acted_on=ACTED_ON)
 _ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
 
@@ -122,7 +151,7 @@ class Vllm:
     family: str = "vllm"
     reader: CommandReader = _READER
     model_flag: str = "model"
-    neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
+    neutral_flags: Mapping[str, str] = {**NEUTRAL_FLAGS, **MEMORY_FLAGS}
     variable_rules: VariableRules = VariableRules(
         ("VLLM_", "MOONCAKE_", "INKLING_"), NEUTRAL_VARIABLES, CONDITIONS
     )
@@ -137,6 +166,10 @@ class Vllm:
         "vllm.num_aot_artifacts_saved",
         "vllm.num_inductor_compiles",
     )
+
+    def defaults(self, device: str) -> Mapping[str, JsonValue]:
+        """Returns flags with the values that they have anyway; see `base.Adapter`."""
+        return CPU_DEFAULTS if device == "cpu" else DEFAULTS
 
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
         """Returns where a command starts this server; see `base.Adapter`."""
@@ -165,10 +198,32 @@ class Vllm:
                 "nodes": one_integer(flags, "nnodes", 1),
             },
             room=Room(
-                max_model_len=_tokens(flags, "max-model-len"), max_num_seqs=_tokens(flags, "max-num-seqs")
+                max_model_len=_tokens(flags, "max-model-len"),
+                max_num_seqs=_tokens(flags, "max-num-seqs"),
+                max_num_batched_tokens=_tokens(flags, "max-num-batched-tokens"),
             ),
             authorization=_authorization(read, environ),
         )
+
+    def features(self, flags: Flags, config: Mapping[str, JsonValue]) -> tuple[Feature, ...]:
+        """Returns what the launch must be asked; see `base.Adapter`."""
+        values = flags.values
+        kind = pooling_kind(values, config)
+        found = [*(pooling(kind, flags.room) if kind else generation(flags.room))]
+        if _is_on(values, "enable-lora"):
+            found.append(adapters(adapter_names(values.get("lora-modules", []))))
+        if any(_is_on(values, name) for name in _DRAFTED):
+            found.append(drafts())
+        if _is_on(values, "enable-auto-tool-choice"):
+            found.append(tools())
+        is_text = _is_on(values, "language-model-only")
+        if "vision_config" in config and not is_text:
+            found.append(images())
+        found += [
+            Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text
+        ]
+        found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
+        return tuple(found)
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
         """Raises SpecError for several nodes or API servers, for Ray, and if no cache is kept."""
@@ -294,6 +349,10 @@ _KINDS: Mapping[str, FileKind] = {
     ".hsaco": "cubin",
     ".pkl": "pickle",
 }
+
+
+def _is_on(values: Mapping[str, JsonValue], name: str) -> bool:
+    return values.get(name, False) is not False
 
 
 def _model(read: CommandWords, flags: Mapping[str, JsonValue]) -> str:

@@ -39,7 +39,7 @@ from aotgaudi.wrap.adapters.base import (
     flag_words,
 )
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm
-from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_VARIABLES
+from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import FALSE_WORDS, parse_tokens
 from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
@@ -123,6 +123,7 @@ class VllmGaudi(Vllm):
     """vLLM with the plugin for Gaudi. See `base.Adapter`; what is not here is as in vLLM."""
 
     name: GuestName = "vllm-gaudi"
+    neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
     variable_rules: VariableRules = RULES
     left_out: tuple[tuple[str, str], ...] = (
         *LEFT_OUT,

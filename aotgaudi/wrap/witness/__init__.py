@@ -7,7 +7,9 @@ and imports nothing of aotgaudi. docs/formats/witness-events.md has the format o
 
 from __future__ import annotations
 
+import importlib.util
 import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aotgaudi.digest import Digest
@@ -27,3 +29,18 @@ def write_agent(path: Path) -> Digest:
                 name = zipfile.ZipInfo(str(source.relative_to(SITE)))
                 archive.writestr(name, source.read_bytes())
     return Digest.of(path.read_bytes())
+
+
+def _judge_of_commands() -> Callable[[Sequence[str]], str]:
+    path = SITE / "aotgaudi_witness" / "commands.py"
+    spec = importlib.util.spec_from_file_location("aotgaudi.wrap.witness.commands", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    judge: Callable[[Sequence[str]], str] = module.kind_of_command
+    return judge
+
+
+kind_of_command = _judge_of_commands()
+"""What the agent makes of a command line: ``compiler``, ``probe`` or ``other``. The same inside and outside of a server."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.bundle.launch import completion
 from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy
+from aotgaudi.wrap.exercise import completion
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -99,7 +99,12 @@ def test_each_copy_has_another_id_whatever_a_launch_calls_it(server: FakeServer)
 def test_a_refusal_is_an_answer(server: FakeServer) -> None:
     server.status = 400
 
-    assert ask(server.address, completion("json")) == Answer(400, "")
+    server.document = {"error": "no\ngrammar"}
+
+    answer = ask(server.address, completion("json"))
+
+    assert answer == Answer(400, "", '{"error": "no\\ngrammar"}')
+    assert answer.digest(is_greedy=True) == answer.status_digest
 
 
 @pytest.mark.parametrize("status", [500, 503, 0])

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.launch import completion
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.wrap.client import Address, Answer
+from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileRules
 from aotgaudi.wrap.launch import Found, describe, find_server
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox

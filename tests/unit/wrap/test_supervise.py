@@ -21,8 +21,8 @@ from aotgaudi.wrap.run_options import Policy
 from aotgaudi.wrap.session import Plan
 from aotgaudi.wrap.signals import Signals
 from aotgaudi.wrap.supervise import Case, Supervisor
-from aotgaudi.wrap.verdict import Seen, Warm
-from tests.unit.wrap.logs import EXPECTED, RULES, event, seen, warm
+from aotgaudi.wrap.verdict import Finding, Seen, Warm
+from tests.unit.wrap.logs import EXPECTED, HOOKS, RULES, event, history, seen, warm
 
 
 @dataclass
@@ -36,6 +36,12 @@ class Ended:
     @property
     def tree(self) -> Ended:
         return self
+
+    @property
+    def programs(self) -> Ended:
+        return self
+
+    is_watching = False
 
     def living(self) -> frozenset[int]:
         return frozenset() if self.has_gone else frozenset({self.pid})
@@ -76,6 +82,9 @@ class FakeSession:
     def set_phase(self, byte: str) -> None:
         self.named = byte
 
+    def outside(self) -> tuple[tuple[str, Finding], ...]:
+        return ()
+
     def take_new(self) -> list[Event]:
         said, self.said = self.said, []
         return said
@@ -100,6 +109,28 @@ def test_a_server_that_compiled_and_ended_well_before_it_was_ready_was_not_warm(
 
     with pytest.raises(NotWarmError, match="a compiler was run"):
         supervisor._turn()
+
+
+@pytest.mark.parametrize("stage", ["starting", "exercising"])
+def test_a_server_that_is_ending_by_itself_is_told_by_its_exit_code(stage: Any) -> None:
+    """Its processes have said goodbye and loaded nothing; a moment later it ends."""
+    ended = history(1, event("hello", role="APIServer", hooks=HOOKS), event("bye"))
+    others = [
+        history(pid, event("hello", role=role), event("bye"))
+        for pid, role in ((2, "EngineCore"), (3, "Worker"))
+    ]
+    session = FakeSession({f"{one.pid}-0.jsonl": one for one in (ended, *others)})
+    supervisor = a_supervisor(session)
+    supervisor._stage = stage
+    if stage == "exercising":
+        supervisor._warm_up = threading.Thread(target=lambda: None)  # type: ignore[assignment]
+        supervisor._advance = lambda: None  # type: ignore[method-assign]
+
+    assert supervisor._turn() is None
+    session.child.status = 7
+    with pytest.raises(WrappedServerError) as error:
+        supervisor._turn()
+    assert error.value.exit_code == 7
 
 
 def test_a_server_that_did_nothing_and_ended_well_ends_us_well() -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from aotgaudi.digest import Digest
+from aotgaudi.wrap import installed_script
+from aotgaudi.wrap.launch import describe
+from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.launch_machine import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
 
@@ -64,6 +69,13 @@ def test_both_ways_to_start_a_server_are_the_same_launch(here: Here) -> None:
         ((), {"CUDA_VISIBLE_DEVICES": "1"}),
         ((), {"HOSTNAME": "pod-7", "KUBERNETES_PORT": "tcp://10.0.0.1:443"}),
         ((), {"AOTGAUDI_WITNESS": "/x"}),
+        ((), {"VLLM_CPU_KVCACHE_SPACE": "4"}),
+        (("--gpu-memory-utilization", "0.5"), {}),
+        (("--kv-cache-memory-bytes", "1000000000"), {}),
+        (("-O2",), {}),
+        (("-O", "2", "--block-size", "128", "--tensor-parallel-size", "1", "-pp=1"), {}),
+        (("--dtype=auto", "--no-enforce-eager", "--optimization_level=2"), {}),
+        ((), {"CXX": "g++"}),
     ],
     ids=str,
 )
@@ -84,6 +96,9 @@ def test_what_changes_no_code_makes_no_other_launch(
         (("--enforce-eager",), {}),
         (("--compilation-config", '{"level": 3}'), {}),
         (("-O3",), {}),
+        (("--block-size", "64"), {}),
+        (("-cc.mode=3",), {}),
+        (("--dtype", "float32"), {}),
         (("-tp", "2"), {}),
         (("--a-flag-of-tomorrow",), {}),
         (("--a-flag-of-tomorrow", "1"), {}),
@@ -138,7 +153,55 @@ def test_another_file_that_decides_the_model_is_another_launch(here: Here, name:
     assert here.launch("vllm", "serve", model).id != before.id
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "README.md"])
+def test_how_a_configuration_is_written_makes_no_other_launch(here: Here) -> None:
+    model = here.model()
+    before = here.launch("vllm", "serve", model)
+    said = json.loads((model / "config.json").read_text())
+
+    (model / "config.json").write_text(json.dumps(dict(reversed(said.items())), indent=8) + "\n")
+
+    assert here.launch("vllm", "serve", model).id == before.id
+
+
+def test_a_configuration_without_a_canonical_form_counts_by_its_bytes(here: Here) -> None:
+    model = here.model()
+    ids = set()
+    for text in ('{"a": NaN}', '{"a":  NaN}', "{", ""):
+        (model / "config.json").write_text(text)
+        ids.add(here.launch("vllm", "serve", model).id)
+
+    assert len(ids) == 4
+
+
+def test_a_launch_that_an_earlier_version_sealed_is_the_same_launch(here: Here) -> None:
+    """It counted every JSON file by its bytes, every flag as given, and the compiler by its version alone."""
+    model = here.model()
+    (model / "notes.json").write_text('{ "a": 1 }')
+    words = ("vllm", "serve", str(model), "--gpu-memory-utilization", "0.5", "-O2")
+    now = here.launch(*words, VLLM_CPU_KVCACHE_SPACE="4")
+    files = {path.name: Digest.of(path.read_bytes()) for path in model.glob("*.json")}
+    sealed = now.model_copy(
+        update={
+            "model": now.model.model_copy(update={"files": files}),
+            "flags": {"gpu-memory-utilization": "0.5", "optimization-level": "2"},
+            "variables": {**now.variables, "VLLM_CPU_KVCACHE_SPACE": "4"},
+            "software": {**now.software, "compiler": now.software["compiler"].partition(" (")[0]},
+        }
+    )
+
+    found = here.find(*words, VLLM_CPU_KVCACHE_SPACE="4")
+    again = describe(found, root=sealed.place.root, asked=sealed.exercise, like=sealed)
+
+    assert compare(sealed, again, found.adapter.variable_rules).is_same
+    (model / "notes.json").write_text("{}")
+    changed = describe(found, root=sealed.place.root, asked=sealed.exercise, like=sealed)
+    (difference,) = compare(sealed, changed, found.adapter.variable_rules).components
+    assert difference.name == "model.notes.json"
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "notes.json"]
+)
 def test_files_that_decide_no_code_are_left_out(here: Here, name: str) -> None:
     model = here.model()
     before = here.launch("vllm", "serve", model)
@@ -168,6 +231,83 @@ def test_a_plugin_counts_by_its_entry_points(here: Here) -> None:
 
     assert here.launch("vllm", "serve", model).software["my-models"].startswith("1.0 ")
     assert here.launch("vllm", "serve", model).id != before.id
+
+
+def egg(here: Here, name: str, text: str) -> None:
+    """A plugin as ``setup.py install`` leaves it: without RECORD."""
+    info = here.site / f"{name}-1.0-py3.11.egg-info"
+    info.mkdir(exist_ok=True)
+    (info / "PKG-INFO").write_text("Metadata-Version: 1.0\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text(name)
+    (info / "entry_points.txt").write_text(f"[vllm.general_plugins]\n{name} = {name}:go\n")
+    (here.site / f"{name}.py").write_text(text)
+
+
+def link(here: Here, name: str, text: str) -> None:
+    """A plugin as ``setup.py develop`` leaves it."""
+    there = here.folder / "checkout" / name
+    info = there / f"{name}.egg-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "top_level.txt").write_text(name)
+    (info / "entry_points.txt").write_text("[vllm.platform_plugins]\nx = x:y\n")
+    (there / name).mkdir(exist_ok=True)
+    (there / name / "__init__.py").write_text(text)
+    (here.site / f"{name}.egg-link").write_text(f"{there}\n.")
+
+
+def customised(here: Here, name: str, text: str) -> None:
+    (here.site / "sitecustomize.py").write_text(text)
+
+
+def user_customised(here: Here, name: str, text: str) -> None:
+    (here.site / "usercustomize").mkdir(exist_ok=True)
+    (here.site / "usercustomize" / "__init__.py").write_text(text)
+
+
+@pytest.mark.parametrize("plant", [egg, link, customised, user_customised])
+def test_code_that_every_process_runs_counts_by_its_content(
+    here: Here, plant: Callable[[Here, str, str], None]
+) -> None:
+    model = here.model()
+    ids = [here.launch("vllm", "serve", model).id]
+    for text in ("a = 1", "a = 2", "a = 1"):
+        plant(here, "hook", text)
+        ids.append(here.launch("vllm", "serve", model).id)
+
+    assert ids[1] == ids[3]
+    assert len(set(ids)) == 3
+
+
+def test_a_line_of_a_pth_that_is_run_counts_with_what_it_imports(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+
+    def told() -> dict[str, str]:
+        return installed_script._startup([], [str(site)])
+
+    (site / "paths.pth").write_text("/somewhere/else\n")
+    (site / "__editable__.x.pth").write_text("import __editable___x\n")
+    assert told() == {}
+    (site / "hook.pth").write_text("import hook; hook.go()\n")
+    first = told()
+    (site / "hook.py").write_text("def go(): pass")
+
+    assert list(first) == list(told()) == ["startup hook.pth"]
+    assert first != told()
+
+
+def test_code_at_startup_is_refused_by_name_unless_an_earlier_version_sealed(here: Here) -> None:
+    model, rules = here.model(), here.find("vllm", "serve", here.model()).adapter.variable_rules
+    sealed = here.launch("vllm", "serve", model)
+    version = sealed.software["compiler"].partition(" (")[0]
+    earlier = sealed.model_copy(update={"software": {**sealed.software, "compiler": version}})
+    customised(here, "", "import os")
+
+    now = here.launch("vllm", "serve", model)
+
+    (difference,) = compare(sealed, now, rules).components
+    assert (difference.name, difference.error.exit_code) == ("software.startup sitecustomize", 5)
+    assert compare(earlier, now, rules).is_same
 
 
 def test_a_package_that_makes_no_code_does_not_count(here: Here) -> None:
@@ -289,7 +429,22 @@ def test_the_compiler_is_the_one_of_the_guests_own_path_whatever_stands_before_i
 
     software = here.launch("vllm", "serve", here.model(), CXX=cxx.format(bin=here.folder / "bin")).software
 
-    assert software["compiler"] == "my c++ 99.1"
+    name = cxx.format(bin=here.folder / "bin")
+    assert software["compiler"].startswith(f"my c++ 99.1 ({name}, ")
+
+
+def test_another_compiler_of_the_same_version_is_named_before_anything_starts(here: Here) -> None:
+    """Torch's caches hold the compiler's name and all that it says of itself."""
+    script = here.folder / "bin" / "g++"
+    compilers = []
+    for build in ("--prefix=/usr", "--prefix=/opt/gcc"):
+        script.write_text(f'#!/bin/sh\n[ "$1" = -v ] && echo "Configured with: {build}"; echo g++ 12.2.0\n')
+        script.chmod(0o755)
+        for environ in ({}, {"CXX": str(script)}):
+            compilers.append(here.launch("vllm", "serve", here.model(), **environ).software["compiler"])
+
+    assert len(set(compilers)) == 4
+    assert all(one.startswith("g++ 12.2.0 (") for one in compilers)
 
 
 @pytest.mark.parametrize("cxx", ["no-such-compiler", "'open", " ", "false"])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
+from aotgaudi_witness.requests import requests_of
 from aotgaudi_witness.settings import Settings
 from aotgaudi_witness.stacks import stack_of
-from aotgaudi_witness.state import REFUSING, State
+from aotgaudi_witness.state import LIVE, LIVE_REFUSE, REFUSING, State
 from aotgaudi_witness.write import EventFile
 
 _MOST_FAULTS = 100
@@ -38,7 +40,12 @@ class Report:
         self._faults = set()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Writes one event."""
+        """Writes one event. Of one with a stack it says for which requests it was, once the server is live."""
+        if "stack" in fields and self._state.read() in (LIVE, LIVE_REFUSE):
+            try:
+                fields["requests"] = requests_of(sys._getframe(1))
+            except Exception:  # their names changed, or the objects: the event says enough without
+                fields["requests"] = []
         self._file.emit(kind, **fields)
 
     def emit_values(self, kind: str, values: Mapping[str, Any], **fields: Any) -> None:

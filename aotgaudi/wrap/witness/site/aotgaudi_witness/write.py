@@ -19,7 +19,15 @@ from typing import Any
 LINE_BYTES = 4096
 """A line is shorter than this, its newline included: PIPE_BUF of Linux."""
 
-_SHORTENED = (("stack", 1400), ("argv", 1200), ("error", 600), ("why", 400), ("name", 200), ("path", 1200))
+_SHORTENED = (
+    ("stack", 1400),
+    ("argv", 1200),
+    ("error", 600),
+    ("why", 400),
+    ("name", 200),
+    ("path", 1200),
+    ("requests", 1200),
+)
 _BYTES_FOR_VALUES = 3000
 
 

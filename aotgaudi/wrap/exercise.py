@@ -1,0 +1,378 @@
+"""What a server is asked so that it compiles it before it serves: the exercise, its gaps, and its file.
+
+A level says how much is asked, and contains the levels before it: ``none``, ``smoke`` (a request of each kind that a server
+has), ``sampler`` (every feature that the launch switches on), ``shapes`` (what the adapter adds for the shapes of a
+manifest). An owner adds requests of a file. No request needs more room than the server has.
+
+The file is JSONL, in the form of OpenAI's batches::
+
+    {"custom_id": "summary", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+
+``custom_id`` and ``method`` may be left out, and so may ``model`` of a body: it is then the served model.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, JsonValue, ValidationError
+
+from aotgaudi.bundle.launch import WarmUp, WarmUpLevel, WarmUpRequest
+from aotgaudi.digest import canonical_json
+from aotgaudi.document import ForeignValue, first_problem
+from aotgaudi.errors import SpecError
+from aotgaudi.files import read_regular
+
+LEVELS: tuple[WarmUpLevel, ...] = ("none", "smoke", "sampler", "shapes")
+COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+_COMPARED = frozenset({COMPLETIONS, CHAT})
+_PROMPT = "The capital of Italy is"
+_MAX_TOKENS, _DRAFTED_TOKENS = 8, 32
+_LONG_TOKENS = 300
+_ID_LOW, NUM_TOKEN_IDS = 10, 240
+"""Token ids that every vocabulary has, and that stand for at most a character or a word."""
+_PLAIN: Mapping[str, JsonValue] = {"prompt": _PROMPT, "max_tokens": _MAX_TOKENS, "temperature": 0}
+_SCHEMA: JsonValue = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_MAX_FILE_BYTES = 64 << 20
+_LINE = 'lines like {"url": "/v1/completions", "body": {"prompt": "..."}}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a server has room for, by its flags; None if they leave it to the model or the memory."""
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something of a launch that other requests reach: what is asked for it, or why nothing can be.
+
+    Attributes:
+        name: For people.
+        requests: What reaches it.
+        gap: Why the exercise does not reach it, or not all of it; empty if it does.
+        is_smoke: Whether the level ``smoke`` asks for it.
+    """
+
+    name: str
+    requests: tuple[WarmUpRequest, ...] = ()
+    gap: str = ""
+    is_smoke: bool = False
+
+
+def exercise(
+    level: WarmUpLevel,
+    features: Iterable[Feature],
+    *,
+    shapes: Iterable[WarmUpRequest] = (),
+    own: Iterable[WarmUpRequest] = (),
+) -> WarmUp:
+    """Returns the warm-up requests of a level: for its features, for `shapes` at that level, and the owner's `own`."""
+    if level == "none":
+        asked = []
+    elif level == "smoke":
+        asked = [one for feature in features if feature.is_smoke for one in feature.requests]
+    else:
+        asked = [one for feature in features for one in feature.requests]
+    more = shapes if level == "shapes" else ()
+    return WarmUp(level=level, requests=(*asked, *more, *own))
+
+
+def not_exercised(features: Iterable[Feature], asked: WarmUp) -> tuple[str, ...]:
+    """Returns what the first request of its kind may compile or trace, one line each."""
+    names = {request.name for request in asked.requests}
+    rows = []
+    for feature in features:
+        if any(request.name not in names for request in feature.requests):
+            rows.append(f"{feature.name}: --exercise {asked.level} does not ask for it")
+        elif feature.gap:
+            rows.append(f"{feature.name}: {feature.gap}")
+    return tuple(rows)
+
+
+def completion(name: str, *, copies: int = 1, is_greedy: bool = False, **body: JsonValue) -> WarmUpRequest:
+    """Returns a completion request. `body` extends or replaces the defaults, a short prompt and a few tokens."""
+    return WarmUpRequest(
+        name=name, path=COMPLETIONS, body={**_PLAIN, **body}, copies=copies, is_greedy=is_greedy
+    )
+
+
+def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
+    """Returns a prompt of `num_tokens` token ids, the same each time, whose length no tokenizer decides.
+
+    Prompts that differ in `first` (less than `NUM_TOKEN_IDS`) differ in every place, and so share no prefix.
+    """
+    return [_ID_LOW + (first + index * 7) % NUM_TOKEN_IDS for index in range(num_tokens)]
+
+
+def generation(room: Room) -> Iterator[Feature]:
+    """Yields what every server that generates text is asked."""
+    smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
+    yield Feature("text", smoke, is_smoke=True)
+    yield Feature("kinds of sampling", tuple(_sampling(room)))
+    yield Feature("constrained answers", tuple(_constrained()))
+    yield Feature("long prompts", (completion("long prompt", prompt=token_prompt(_long(room))),))
+    if room.max_num_seqs is None or room.max_num_seqs > 1:
+        copies = min(room.max_num_seqs or 8, 8)
+        yield Feature("several at once", (completion("as many as at once", copies=copies),))
+        yield Feature("batches of several kinds of sampling", tuple(_mixed()))
+    yield _chunked(room)
+
+
+def _sampling(room: Room) -> Iterator[WarmUpRequest]:
+    yield completion("top-p", temperature=0.8, top_p=0.9, seed=1)
+    yield completion("top-k", temperature=0.8, top_k=5)
+    yield completion("top-k, top-p, min-p", temperature=0.8, top_k=5, top_p=0.9, min_p=0.1)
+    yield completion("penalties", temperature=0.5, repetition_penalty=1.1, presence_penalty=0.2)
+    yield completion("frequency penalty", frequency_penalty=0.2)
+    yield completion("logprobs", logprobs=2, is_greedy=True)
+    yield completion("several with logprobs", temperature=0.9, n=3, logprobs=1)
+    yield completion("prompt logprobs", prompt_logprobs=1)
+    yield completion("logit bias", logit_bias={"5": 2})
+    yield completion("bad words", bad_words=["Paris"])
+    yield completion("at least so many", min_tokens=4)
+    yield completion("a stop", stop=["\n"])
+
+
+def _constrained() -> Iterator[WarmUpRequest]:
+    yield completion("JSON", response_format={"type": "json_object"}, max_tokens=12)
+    schema: JsonValue = {"name": "a", "schema": _SCHEMA}
+    yield completion("JSON schema", response_format={"type": "json_schema", "json_schema": schema})
+
+
+def _mixed() -> Iterator[WarmUpRequest]:
+    """A batch that holds greedy and other requests reaches other code than either (seen on Gaudi's double)."""
+    others: Mapping[str, dict[str, JsonValue]] = {
+        "sampled": {"temperature": 0.8},
+        "top-k, top-p": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
+        "penalties": {"temperature": 0.5, "repetition_penalty": 1.1},
+        "logprobs": {"temperature": 0.8, "logprobs": 2},
+    }
+    for name, body in others.items():
+        one = completion(f"greedy beside {name}", max_tokens=2 * _MAX_TOKENS, ignore_eos=True)
+        yield one.model_copy(update={"beside": ({**one.body, **body},)})
+
+
+def _chunked(room: Room) -> Feature:
+    name, tokens, longest = "prompts in chunks", room.max_num_batched_tokens, room.max_model_len
+    if longest is not None and tokens is not None:
+        num_tokens = min(tokens + tokens // 2 + 1, longest - 2 * _MAX_TOKENS)
+        fits = num_tokens > tokens
+        return Feature(
+            name, (completion("a prompt in chunks", prompt=token_prompt(num_tokens)),) if fits else ()
+        )
+    missing = "--max-num-batched-tokens" if tokens is None else "--max-model-len"
+    return Feature(name, gap=f"{missing} is not given, so it is not known which prompts are cut")
+
+
+def _long(room: Room) -> int:
+    """The length of a prompt that needs a larger step, and that fits together with its answer."""
+    return max(1, min(_LONG_TOKENS, (room.max_model_len or _LONG_TOKENS * 2) - 2 * _MAX_TOKENS))
+
+
+def pooling(kind: str, room: Room) -> Iterator[Feature]:
+    """Yields what a server that generates no text is asked.
+
+    `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another, whose requests are not known.
+    """
+    long: JsonValue = token_prompt(_long(room))
+    several: JsonValue = [_PROMPT] * 3
+    if kind == "embed":
+        inputs = {"embedding": _PROMPT, "several embeddings": several, "a long embedding": long}
+        requests = tuple(_post(name, EMBEDDINGS, input=text) for name, text in inputs.items())
+        yield Feature("embeddings", requests, is_smoke=True)
+    elif kind == "classify":
+        requests = (_post("class", "/classify", input=_PROMPT), _post("classes", "/classify", input=several))
+        yield Feature("classes", requests, is_smoke=True)
+    elif kind == "score":
+        requests = (
+            _post("score", "/score", text_1=_PROMPT, text_2="Rome"),
+            _post("scores", "/score", text_1=_PROMPT, text_2=several),
+        )
+        yield Feature("scores", requests, is_smoke=True)
+    else:
+        yield Feature(f"answers of the kind {kind}", gap="what to ask is not known here: --exercise FILE")
+
+
+def adapters(names: Iterable[str]) -> Feature:
+    """Returns what a server with these LoRA adapters is asked."""
+    requests = [
+        request
+        for name in names
+        for request in (
+            completion(f"adapter {name}", model=name, is_greedy=True),
+            completion(f"adapter {name}, sampled", model=name, temperature=0.8),
+        )
+    ]
+    beside = [completion("an adapter beside none", model=name) for name in list(names)[:1]]
+    mixed = [one.model_copy(update={"beside": (dict(_PLAIN),)}) for one in beside]
+    gap = "" if requests else "no adapter is named by --lora-modules"
+    return Feature("LoRA adapters", (*requests, *mixed), gap)
+
+
+def drafts() -> Feature:
+    """Returns what a server that drafts tokens is asked: a prompt that repeats itself, so that drafts are taken."""
+    prompt: JsonValue = token_prompt(6) * 6
+    requests = (
+        completion("drafts", prompt=prompt, max_tokens=_DRAFTED_TOKENS, is_greedy=True),
+        completion("drafts, sampled", prompt=prompt, max_tokens=_DRAFTED_TOKENS, temperature=0.8),
+        completion("drafts, with logprobs", prompt=prompt, max_tokens=_DRAFTED_TOKENS, logprobs=1),
+    )
+    return Feature("speculative decoding", requests)
+
+
+def tools() -> Feature:
+    """Returns what a server that chooses tools is asked."""
+    function: JsonValue = {"name": "add", "description": "Adds", "parameters": _SCHEMA}
+    body: dict[str, JsonValue] = {"messages": _messages("Add 1 and 2"), "max_tokens": _MAX_TOKENS}
+    body["tools"] = [{"type": "function", "function": function}]
+    named: JsonValue = {"type": "function", "function": {"name": "add"}}
+    requests = (_post("tools", CHAT, **body), _post("a named tool", CHAT, **body, tool_choice=named))
+    return Feature("tools", requests)
+
+
+def images() -> Feature:
+    """Returns what a server whose model takes images is asked: two sizes."""
+    requests = []
+    for width, height in ((56, 56), (224, 112)):
+        part: JsonValue = {"type": "image_url", "image_url": {"url": _png(width, height)}}
+        content: JsonValue = [{"type": "text", "text": "What is this?"}, part]
+        messages: JsonValue = [{"role": "user", "content": content}]
+        requests.append(
+            _post(f"an image of {width} x {height}", CHAT, messages=messages, max_tokens=_MAX_TOKENS)
+        )
+    return Feature("images", tuple(requests), "sizes other than 56 x 56 and 224 x 112")
+
+
+def _png(width: int, height: int) -> str:
+    """Returns a grey gradient as a data URL."""
+    rows = b"".join(b"\0" + bytes((x + y) % 256 for x in range(width)) for y in range(height))
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    data = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _messages(text: str) -> JsonValue:
+    return [{"role": "user", "content": text}]
+
+
+def _post(name: str, path: str, **body: JsonValue) -> WarmUpRequest:
+    return WarmUpRequest(name=name, path=path, body=body)
+
+
+class _Line(ForeignValue):
+    """A line of the file."""
+
+    custom_id: str = ""
+    method: str = "POST"
+    url: str = Field(pattern=r"^/[!-~]*$")
+    body: dict[str, JsonValue]
+
+
+def read_requests(path: Path) -> tuple[WarmUpRequest, ...]:
+    """Returns the requests of an owner's file. Raises SpecError, which names the line."""
+    try:
+        data = read_regular(path, _MAX_FILE_BYTES)
+    except OSError as error:
+        remedy = f"a level ({', '.join(LEVELS)}), or a file of requests"
+        raise SpecError("--exercise", f"{path} cannot be read: {error.strerror}", remedy) from error
+    found = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            found.append(_request(f"{path}:{number}", f"{path.name}:{number}", line))
+    if not found:
+        raise SpecError(str(path), "has no request", _LINE)
+    return tuple(found)
+
+
+def _request(where: str, name: str, line: bytes) -> WarmUpRequest:
+    try:
+        read = _Line.model_validate_json(line)
+        is_greedy = read.body.get("temperature") == 0 and not read.body.get("stream")
+        request = WarmUpRequest(
+            name=f"{name} {read.custom_id}".strip(),
+            path=read.url,
+            body=read.body,
+            is_greedy=is_greedy and read.url in _COMPARED,
+        )
+        canonical_json(request.body)  # It will be sealed.
+    except ValidationError as error:
+        raise SpecError(where, f"is no request: {first_problem(error)}", _LINE) from error
+    except ValueError as error:
+        raise SpecError(where, f"cannot be sealed: {error}", "integers below 2 ** 53") from error
+    if read.method != "POST":
+        raise SpecError(where, f"asks by {read.method!r:.50}", "POST")
+    return request
+
+
+def line_of(path: str, body: Mapping[str, Any]) -> str:
+    """Returns the line of a file that asks for this."""
+    return json.dumps({"method": "POST", "url": path, "body": body}, ensure_ascii=False)
+
+
+_KINDS = (
+    (r"ForCausalLM|ForConditionalGeneration|ChatModel|LMHeadModel", ""),
+    (r"For\w*Classification|ClassificationModel", "classify"),
+    (r"ForTextEncoding|EmbeddingModel", "embed"),
+    (r"ForRewardModeling|RewardModel", "reward"),
+    (r"Model", "embed"),
+)
+"""Endings of architectures -> what such a model is asked; "" for text (vllm/config/model.py)."""
+
+
+def pooling_kind(flags: Mapping[str, JsonValue], config: Mapping[str, Any]) -> str:
+    """Returns how a vLLM server pools; empty for one that generates text. A vLLM leaves it to the model by default."""
+    for name in ("task", "convert"):
+        said = str(flags.get(name, "auto"))
+        if said not in ("auto", "generate", "none"):
+            return {"embedding": "embed"}.get(said, said)
+    named = config.get("architectures")
+    architecture = str(named[0]) if isinstance(named, list) and named else ""
+    kind = next((kind for ending, kind in _KINDS if re.search(f"({ending})$", architecture)), "")
+    labels = config.get("id2label")
+    if kind == "classify" and isinstance(labels, dict) and len(labels) == 1:
+        kind = "score"
+    is_asked = flags.get("runner") == "pooling"
+    return kind or ("embed" if is_asked else "")
+
+
+def with_adapters(
+    requests: Sequence[WarmUpRequest], sealed: Sequence[str], here: Sequence[str]
+) -> dict[int, WarmUpRequest]:
+    """Returns the requests to send here, by their place: those for `sealed` adapters are for those that are served `here`.
+
+    Which adapters fill the slots changes no code, so a launch may have others, or fewer: the rest is not sent.
+    """
+    names = dict(zip(sealed, here, strict=False))
+    asked = {}
+    for index, request in enumerate(requests):
+        model = request.body.get("model")
+        if model not in sealed or model in here:
+            asked[index] = request
+        elif model in names:
+            asked[index] = request.model_copy(update={"body": {**request.body, "model": names[str(model)]}})
+    return asked
+
+
+def adapter_names(given: JsonValue) -> list[str]:
+    """Returns the names that ``--lora-modules`` gives: ``NAME=PATH``, or a table with ``name``."""
+    rows = given if isinstance(given, list) else [given]
+    names = [
+        str(row.get("name", "")) if isinstance(row, dict) else str(row).partition("=")[0] for row in rows
+    ]
+    return [name for name in names if name]

@@ -1,0 +1,195 @@
+"""What the processes of a wrapped server run and load, seen from outside, whatever language they are written in.
+
+An agent sees what Python code starts in its own process. A shell script that runs a compiler, or a library in C that starts
+one, has no agent. Two things are seen here for every process of a server, at any depth:
+
+* Programs that are started. Before the server's first instruction `exec_shim` has the kernel ask about ``execve`` and
+  ``execveat`` (SECCOMP_RET_USER_NOTIF), in this process and all that come from it, and sends us the listener. A thread reads
+  the words, and lets the call go on. Nothing is refused. Where the kernel knows no such thing, nobody is asked.
+* Libraries that are mapped as code, and were made after the server had started, wherever they lie.
+
+Sources: seccomp(2), seccomp_unotify(2), proc_pid_maps(5), and the headers that `aotgaudi.runtime.seccomp` names.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import select
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from aotgaudi.wrap.witness import kind_of_command
+
+_NOTIF_RECV, _NOTIF_SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
+_NOTIF = struct.Struct("=QIIiIQ6Q")
+"""struct seccomp_notif: id, process, flags; seccomp_data: number, architecture, instruction pointer, arguments."""
+_EXECVEAT = {"x86_64": 322, "aarch64": 281}
+_MAX_WORDS, _MAX_WORD_BYTES = 2048, 4096
+_HELLO_SECONDS = 10.0
+
+_MAPPED = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..x. \S+ \S+ [1-9]\d* +(/.*)")
+_NO_FILES = ("/memfd:", "/dev/", "/SYSV", "/[")
+_DELETED = " (deleted)"
+_CLOSURE = re.compile(r".*/ffi\w{6}")
+"""What libffi maps where memory may not be both written and run."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramStart:
+    """A process that becomes another program: its words, and the process that it came from."""
+
+    pid: int
+    parent: int
+    words: tuple[str, ...]
+
+
+class ProgramWatch(threading.Thread):
+    """Lets programs start, and keeps which. Ends with the last process that is asked about, or with `close`."""
+
+    def __init__(self) -> None:
+        super().__init__(name="aotgaudi-programs", daemon=True)
+        self._here, self._there = socket.socketpair()
+        self._ending, self._ended = os.pipe()
+        self._new: list[ProgramStart] = []
+        self.is_watching = False
+
+    @property
+    def descriptor(self) -> int:
+        """The socket for `exec_shim.send_listener`, in the process that becomes the server."""
+        return self._there.fileno()
+
+    def run(self) -> None:
+        """Waits for the listener, then answers."""
+        self._there.close()
+        with self._here, suppress(OSError):
+            self._here.settimeout(_HELLO_SECONDS)
+            _, listeners, _, _ = socket.recv_fds(self._here, 1, 1)
+            for listener in listeners:
+                self.is_watching = True
+                self._answer(listener)
+                os.close(listener)
+
+    def take(self) -> list[ProgramStart]:
+        """Returns the programs since the last call."""
+        new = []
+        with suppress(IndexError):
+            while True:
+                new.append(self._new.pop(0))
+        return new
+
+    def close(self) -> None:
+        """Ends the thread, once the server has ended."""
+        os.close(self._ended)
+        if self.is_alive():
+            self.join()
+        os.close(self._ending)
+
+    def _answer(self, listener: int) -> None:
+        waiting = select.poll()
+        waiting.register(listener, select.POLLIN)
+        waiting.register(self._ending, select.POLLIN)
+        last = None
+        while True:
+            events = dict(waiting.poll())
+            if self._ending in events or not events.get(listener, 0) & select.POLLIN:
+                return
+            notification = bytearray(_NOTIF.size)
+            with suppress(OSError):  # The process has gone.
+                fcntl.ioctl(listener, _NOTIF_RECV, notification)
+                call, pid, _, number, _, _, *arguments = _NOTIF.unpack(notification)
+                is_at = number == _EXECVEAT[platform.machine()]
+                start = _start(pid, arguments[2 if is_at else 1])
+                if start is not None and start != last:  # Each folder of PATH is tried.
+                    self._new.append(start)
+                    last = start
+                fcntl.ioctl(listener, _NOTIF_SEND, struct.pack("=QqiI", call, 0, 0, _CONTINUE))
+
+
+class Compilers:
+    """Tells compilers among the programs that are started. One thread only."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}
+        """Processes that were compilers, or that compilers started, and their parents."""
+
+    def among(
+        self, starts: Iterable[ProgramStart], is_told: Callable[[ProgramStart], bool]
+    ) -> list[ProgramStart]:
+        """Returns the compilers that no agent told of. What a compiler starts, or one that is only asked, is part of it."""
+        found = []
+        for start in starts:
+            if start.parent in self._parents or self._parents.get(start.pid) == start.parent:
+                self._parents[start.pid] = start.parent
+                continue
+            kind = kind_of_command(start.words)
+            if kind != "other":
+                self._parents[start.pid] = start.parent
+            if kind == "compiler" and not is_told(start):
+                found.append(start)
+        return found
+
+
+def _start(pid: int, address: int) -> ProgramStart | None:
+    """Returns what a process that waits is about to become; None if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            words = tuple(_words(memory.fileno(), address))
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            parent = int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, OverflowError):
+        return None
+    return ProgramStart(pid, parent, words)
+
+
+def _words(memory: int, address: int) -> Iterator[str]:
+    for index in range(_MAX_WORDS):
+        (pointer,) = struct.unpack("Q", os.pread(memory, 8, address + 8 * index).ljust(8, b"\0"))
+        if not pointer:
+            return
+        yield os.fsdecode(_word(memory, pointer))
+
+
+def _word(memory: int, pointer: int) -> bytes:
+    """Reads a text, which may end where a page that cannot be read begins."""
+    found = b""
+    while len(found) < _MAX_WORD_BYTES:
+        at = pointer + len(found)
+        piece = os.pread(memory, 4096 - at % 4096, at)
+        found += piece.partition(b"\0")[0]
+        if not piece or b"\0" in piece:
+            break
+    return found[:_MAX_WORD_BYTES]
+
+
+def new_libraries(pids: Iterable[int], since: float) -> dict[str, int]:
+    """Returns the files that processes have mapped as code and that were made `since` (seconds of the epoch) -> process."""
+    found: dict[str, int] = {}
+    known: dict[str, bool] = {}
+    for pid in pids:
+        with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            paths = {match[1] for match in map(_MAPPED.fullmatch, map(str.rstrip, maps)) if match}
+            for path in sorted(paths):
+                if path not in known:
+                    known[path] = _is_new(pid, path, since)
+                if known[path]:
+                    found.setdefault(path.removesuffix(_DELETED), pid)
+    return found
+
+
+def _is_new(pid: int, path: str, since: float) -> bool:
+    """A library that was removed while it is in use was most likely made for this process."""
+    if path.startswith(_NO_FILES):
+        return False
+    if path.endswith(_DELETED):
+        return _CLOSURE.fullmatch(path.removesuffix(_DELETED)) is None
+    try:
+        return os.stat(f"/proc/{pid}/root{path}").st_ctime > since
+    except OSError:  # Another user's, or gone meanwhile.
+        return False

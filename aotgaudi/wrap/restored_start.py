@@ -1,0 +1,122 @@
+"""Steps 3 to 5 of a run (`aotgaudi.wrap.run`): the sealed files are restored, and the server is started and supervised."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.launch import Launch, WarmUpRequest
+from aotgaudi.wrap.adapters.base import Phase
+from aotgaudi.wrap.exercise import adapter_names, with_adapters
+from aotgaudi.wrap.http import Answers, HttpServer, Metrics
+from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch_check import Checked
+from aotgaudi.wrap.restore import restore
+from aotgaudi.wrap.run_options import RunOptions
+from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
+from aotgaudi.wrap.session import STATE_BYTES, Session, link_model, plan_for
+from aotgaudi.wrap.signals import Signals
+from aotgaudi.wrap.supervise import Case, Supervisor
+
+_log = logging.getLogger(__name__)
+
+
+def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
+    """Restores, starts and supervises a server until it ends; returns its exit code. Raises as `run.run` does."""
+    bundle, why_cold = checked.bundle, checked.why_cold
+    receipt = bundle.require_capture()
+    about = _about(bundle)
+    metrics = Metrics()
+    metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
+    metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
+    metrics.set("aotgaudi_capture_info", 1, *about.values())
+    desk = _Desk(metrics, receipt.not_exercised)
+    with (
+        HttpServer(options.listen, desk.answers()) as server,
+        open_sandbox(Path(checked.here.place.root), needed_bytes=receipt.num_bytes) as sandbox,
+    ):
+        _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, server.port)
+        if not why_cold:
+            _restore(bundle, sandbox, metrics)
+        link_model(checked.found, checked.launch, sandbox)
+        asked = _asked_here(bundle.launch, checked.found)
+        answers = tuple(one for index, one in enumerate(receipt.expected.answers) if index in asked)
+        case = Case(
+            expected=None if why_cold else receipt.expected.model_copy(update={"answers": answers}),
+            requests=tuple(asked.values()) if options.exercises else (),
+            why_cold=why_cold,
+            about=about,
+            residuals=receipt.residuals,
+            not_exercised=receipt.not_exercised,
+        )
+        phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
+        sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
+        left_out = tuple(one.pattern for one in receipt.left_out)
+        plan = plan_for(checked.found, checked.launch, sandbox, phase, sealed=sealed, left_out=left_out)
+        signals.hold()
+        with Session(
+            plan,
+            sandbox,
+            phase=STATE_BYTES[phase],
+            adopts=True,
+            termination_seconds=options.policy.termination_seconds,
+        ) as session:
+            supervisor = Supervisor(session, case, options.policy, metrics, signals)
+            desk.supervisor = supervisor
+            return supervisor.run()
+
+
+def _asked_here(sealed: Launch, found: Found) -> dict[int, WarmUpRequest]:
+    """Returns the sealed requests as they are sent here, by their place."""
+    start = found.adapter.starts_at(sealed.words)
+    words = sealed.words if start is None else sealed.words[start[1] :]
+    then, now = (
+        adapter_names(values.get("lora-modules", []))
+        for values in (found.adapter.read(words, {}).values, found.flags.values)
+    )
+    return with_adapters(sealed.exercise.requests, then, now)
+
+
+def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
+    restored = restore(bundle, sandbox.here)
+    metrics.set("aotgaudi_restore_seconds", restored.seconds)
+    _log.info(
+        "%d files, %d bytes, verified and restored in %.2f s",
+        restored.files,
+        restored.bytes,
+        restored.seconds,
+    )
+
+
+def _about(bundle: Bundle) -> dict[str, str]:
+    """The labels of ``aotgaudi_capture_info``, in its order."""
+    epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
+    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
+
+
+class _Desk:
+    """Answers the HTTP server: for itself until there is a supervisor, and then through it."""
+
+    def __init__(self, metrics: Metrics, not_exercised: Sequence[str] = ()) -> None:
+        self._metrics, self._not_exercised = metrics, not_exercised
+        self.supervisor: Supervisor | None = None
+
+    def answers(self) -> Answers:
+        return Answers(
+            self._not_ready, self._not_live, self._report, self._metrics, lambda: self._not_exercised
+        )
+
+    def _not_ready(self) -> str:
+        return (
+            "the sealed files are being restored" if self.supervisor is None else self.supervisor.not_ready()
+        )
+
+    def _not_live(self) -> str:
+        return "" if self.supervisor is None else self.supervisor.not_live()
+
+    def _report(self) -> Mapping[str, Any]:
+        return {"stage": "restoring"} if self.supervisor is None else self.supervisor.report()

@@ -1,0 +1,339 @@
+"""What a server is asked so that it compiles it, by level and by what its launch switches on; and what it is not asked."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.bundle.launch import WarmUp, WarmUpLevel
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.adapters.sglang import Sglang
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.exercise import (
+    LEVELS,
+    Feature,
+    Room,
+    completion,
+    exercise,
+    generation,
+    images,
+    line_of,
+    not_exercised,
+    read_requests,
+    token_prompt,
+    with_adapters,
+)
+
+TOKENS = st.none() | st.integers(1, 1 << 20)
+ROOMS = st.builds(
+    Room,
+    max_model_len=TOKENS,
+    max_num_seqs=st.none() | st.integers(1, 1 << 12),
+    max_num_batched_tokens=TOKENS,
+)
+SWITCHES: dict[str, tuple[str, ...]] = {
+    "LoRA adapters": ("--enable-lora", "--lora-modules", "sql=/a", '{"name": "chat", "path": "/b"}'),
+    "speculative decoding": ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}'),
+    "tools": ("--enable-auto-tool-choice",),
+    "prompts in chunks": ("--max-num-batched-tokens", "64", "--max-model-len", "512"),
+    "embeddings": ("--runner", "pooling"),
+}
+ARCHITECTURES = {
+    "LlamaForCausalLM": "text",
+    "Qwen2VLForConditionalGeneration": "text",
+    "LlamaModel": "embeddings",
+    "BertForSequenceClassification": "classes",
+    "InternLM2ForRewardModel": "answers of the kind reward",
+}
+
+
+def asked(level: WarmUpLevel, room: Room, **more: Any) -> WarmUp:
+    return exercise(level, tuple(generation(room)), **more)
+
+
+def features(*words: str, **config: Any) -> tuple[Feature, ...]:
+    adapter = Vllm()
+    return adapter.features(adapter.read(["M", *words], {}), config)
+
+
+def test_the_levels_are_those_of_a_launch() -> None:
+    assert get_args(WarmUpLevel) == LEVELS
+
+
+def test_no_exercise_asks_nothing_but_what_its_owner_adds() -> None:
+    own = completion("own")
+
+    assert asked("none", Room()).requests == ()
+    assert asked("none", Room(), own=[own]).requests == (own,)
+
+
+def test_each_level_asks_what_the_one_before_it_asks() -> None:
+    room = Room(max_model_len=512, max_num_seqs=4)
+    shapes = [completion("one shape")]
+
+    names = [[one.name for one in asked(level, room, shapes=shapes).requests] for level in LEVELS]
+
+    for fewer, others in itertools.pairwise(names):
+        assert others[: len(fewer)] == fewer
+        assert len(others) > len(fewer)
+    assert names[-1][-1] == "one shape"
+
+
+@given(level=st.sampled_from(LEVELS), room=ROOMS)
+def test_names_are_unique_and_all_of_it_has_room(level: WarmUpLevel, room: Room) -> None:
+    requests = asked(level, room).requests
+
+    names = [request.name for request in requests]
+    assert len(set(names)) == len(names)
+    for request in requests:
+        assert request.copies + len(request.beside) <= (room.max_num_seqs or 8)
+        for body in (request.body, *request.beside):
+            prompt, max_tokens = body["prompt"], body["max_tokens"]
+            assert isinstance(max_tokens, int)
+            if isinstance(prompt, list) and (room.max_model_len or 512) > 32:
+                longest = room.max_model_len or (1 << 21)
+                assert len(prompt) + max_tokens <= longest
+
+
+@given(level=st.sampled_from(LEVELS), room=ROOMS)
+def test_what_is_not_asked_is_listed_and_nothing_else(level: WarmUpLevel, room: Room) -> None:
+    found = tuple(generation(room))
+    whole = exercise(level, found)
+    names = {request.name for request in whole.requests}
+
+    gaps = not_exercised(found, whole)
+
+    for feature in found:
+        is_whole = not feature.gap and all(one.name in names for one in feature.requests)
+        assert any(gap.startswith(f"{feature.name}: ") for gap in gaps) != is_whole
+
+
+@given(level=st.sampled_from(LEVELS), room=ROOMS)
+def test_an_exercise_names_no_model(level: WarmUpLevel, room: Room) -> None:
+    assert all("model" not in request.body for request in asked(level, room).requests)
+
+
+def test_an_exercise_is_the_same_each_time_and_can_be_sealed() -> None:
+    whole = exercise("sampler", features(*SWITCHES["LoRA adapters"], vision_config={}))
+
+    assert WarmUp.model_validate_json(whole.model_dump_json()) == whole
+    assert whole == exercise("sampler", features(*SWITCHES["LoRA adapters"], vision_config={}))
+    assert all(
+        "beside" not in one
+        for one in whole.model_dump(mode="json")["requests"]
+        if "beside" not in one["name"]
+    )
+
+
+def test_what_is_compared_is_greedy() -> None:
+    compared = [request for request in asked("sampler", Room()).requests if request.is_greedy]
+
+    assert compared
+    assert all(request.body["temperature"] == 0 for request in compared)
+
+
+def test_the_kinds_that_are_known_to_compile_late_are_asked() -> None:
+    bodies = [json.dumps(request.body) for request in asked("sampler", Room()).requests]
+
+    for kind in ("logprobs", "prompt_logprobs", "top_k", "min_p", "repetition_penalty", "json_schema"):
+        assert any(f'"{kind}"' in body for body in bodies), kind
+
+
+def test_batches_mix_greedy_and_random_requests() -> None:
+    mixed = [one for one in asked("sampler", Room(max_num_seqs=2)).requests if one.beside]
+
+    assert {tuple(body["temperature"] for body in (one.body, *one.beside)) for one in mixed} == {
+        (0, 0.8),
+        (0, 0.5),
+    }
+    assert not [one for one in asked("sampler", Room(max_num_seqs=1)).requests if one.beside]
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_a_launch_switches_on_is_asked_for(name: str) -> None:
+    plain, more = features(), features(*SWITCHES[name])
+
+    (feature,) = [one for one in more if one.name == name]
+    assert feature.requests
+    assert feature not in plain
+    assert not_exercised([feature], exercise("sampler", more)) == ()
+    if feature.is_smoke:
+        return
+    assert not_exercised([feature], exercise("smoke", more)) == (
+        f"{name}: --exercise smoke does not ask for it",
+    )
+
+
+def test_each_adapter_is_asked_alone_and_one_beside_none() -> None:
+    (lora,) = [one for one in features(*SWITCHES["LoRA adapters"]) if one.name == "LoRA adapters"]
+
+    assert {one.body["model"] for one in lora.requests} == {"sql", "chat"}
+    assert [one for one in lora.requests if one.beside and "model" not in one.beside[0]]
+    (gap,) = not_exercised(features("--enable-lora")[-1:], WarmUp(level="sampler"))
+    assert gap == "LoRA adapters: no adapter is named by --lora-modules"
+
+
+def test_requests_for_adapters_go_to_those_that_are_served_here() -> None:
+    requests = exercise("sampler", features(*SWITCHES["LoRA adapters"])).requests
+    plain = {index for index, one in enumerate(requests) if "model" not in one.body}
+
+    def models(*here: str) -> set[object]:
+        asked = with_adapters(requests, ("sql", "chat"), here)
+        assert plain <= asked.keys()
+        return {one.body["model"] for index, one in asked.items() if index not in plain}
+
+    assert models("chat", "sql") == {"sql", "chat"}
+    assert models("a", "b", "c") == {"a", "b"}
+    assert models("a") == {"a"}
+    assert models() == set()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_is_asked_at_the_endpoints_that_its_server_has(architecture: str) -> None:
+    found = features(architectures=[architecture])
+
+    assert found[0].name == ARCHITECTURES[architecture]
+    assert exercise("smoke", found).requests == found[0].requests
+
+
+def test_a_model_with_one_label_scores_pairs() -> None:
+    found = features(architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"})
+
+    assert {request.path for request in exercise("sampler", found).requests} == {"/score"}
+
+
+@pytest.mark.parametrize(
+    ("words", "config", "gap"),
+    [
+        ((), {"audio_config": {}}, "audio: "),
+        (("--enable-prompt-embeds",), {}, "prompts that are embeddings: "),
+        (("--task", "reward"), {}, "answers of the kind reward: "),
+        ((), {}, "prompts in chunks: --max-num-batched-tokens is not given"),
+        ((), {"vision_config": {}}, "images: sizes other than"),
+    ],
+)
+def test_what_is_not_known_how_to_ask_is_listed(
+    words: tuple[str, ...], config: dict[str, Any], gap: str
+) -> None:
+    found = features(*words, **config)
+
+    assert [one for one in not_exercised(found, exercise("sampler", found)) if one.startswith(gap)]
+
+
+def test_a_model_that_only_reads_text_is_shown_no_images() -> None:
+    assert "images" not in [one.name for one in features("--language-model-only", vision_config={})]
+
+
+def test_an_image_is_a_png_of_its_size() -> None:
+    for request in images().requests:
+        content: Any = request.body["messages"]
+        data = base64.b64decode(content[0]["content"][1]["image_url"]["url"].partition(",")[2])
+        width, height = struct.unpack(">II", data[16:24])
+
+        assert request.name == f"an image of {width} x {height}"
+        rows = zlib.decompress(data[data.index(b"IDAT") + 4 : data.index(b"IEND") - 8])
+        assert len(rows) == height * (width + 1)
+
+
+def test_sglang_is_asked_for_embeddings_and_lists_what_it_is_not_asked() -> None:
+    adapter = Sglang()
+    flags = adapter.read(["--model-path", "M", "--is-embedding", "--lora-paths", "a=b"], {})
+
+    found = adapter.features(flags, {})
+
+    assert [one.name for one in found] == ["embeddings", "LoRA adapters"]
+    assert not_exercised(found, exercise("sampler", found)) == (
+        "LoRA adapters: --exercise FILE can ask for it",
+    )
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 300])
+def test_a_prompt_of_ids_has_the_length_that_was_asked_for(num_tokens: int) -> None:
+    assert len(token_prompt(num_tokens)) == num_tokens
+
+
+def write(folder: Path, *lines: str) -> Path:
+    path = folder / "own.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_a_file_has_requests_as_openais_batches_do(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "Ü"}], "temperature": 0}
+    lines = (
+        json.dumps({"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": chat}),
+        "",
+        json.dumps(
+            {"url": "/v1/completions", "body": {"prompt": "x", "temperature": 0, "stream": True}, "more": 1}
+        ),
+        json.dumps({"url": "/v1/embeddings", "body": {"input": "x", "model": "other"}}),
+    )
+
+    requests = read_requests(write(tmp_path, *lines))
+
+    assert [(one.name, one.path, one.is_greedy) for one in requests] == [
+        ("own.jsonl:1 a", "/v1/chat/completions", True),
+        ("own.jsonl:3", "/v1/completions", False),
+        ("own.jsonl:4", "/v1/embeddings", False),
+    ]
+    assert requests[0].body == chat
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "own.jsonl:2"),
+        ('{"url": "v1/completions", "body": {}}', "url"),
+        ('{"url": "/v1/completions"}', "body"),
+        ('{"url": "/v1 /x", "body": {}}', "url"),
+        ('{"url": "/v1/completions", "body": {"a": NaN}}', "own.jsonl:2"),
+        ('{"url": "/v1/completions", "body": {"a": 9007199254740993}}', "own.jsonl:2"),
+        ('{"method": "GET", "url": "/v1/models", "body": {}}', "GET"),
+        ('["/v1/completions"]', "own.jsonl:2"),
+    ],
+)
+def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str, why: str) -> None:
+    good = '{"url": "/v1/completions", "body": {"prompt": "x"}}'
+
+    with pytest.raises(SpecError) as error:
+        read_requests(write(tmp_path, good, line))
+
+    assert why in str(error.value)
+    assert "own.jsonl:2" in str(error.value)
+
+
+@pytest.mark.parametrize("lines", [(), ("", " ")])
+def test_a_file_without_requests_is_refused(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    with pytest.raises(SpecError, match="has no request"):
+        read_requests(write(tmp_path, *lines))
+
+
+def test_a_word_that_is_neither_a_level_nor_a_file_is_told_both(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="none, smoke, sampler, shapes"):
+        read_requests(tmp_path / "sampelr")
+
+
+@given(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.integers(-(2**53) + 1, 2**53 - 1) | st.text(max_size=5) | st.lists(st.booleans()),
+        max_size=4,
+    )
+)
+def test_a_line_that_we_write_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, body: dict[str, Any]
+) -> None:
+    path = write(tmp_path_factory.mktemp("line"), line_of("/v1/completions", body))
+
+    (request,) = read_requests(path)
+
+    assert (request.path, request.body) == ("/v1/completions", body)

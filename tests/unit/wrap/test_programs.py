@@ -1,0 +1,126 @@
+"""Programs that a server's processes start, at any depth and in any language, and libraries that they load."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
+from aotgaudi.wrap.sandbox import Child, Sandbox, open_sandbox
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Iterator[Sandbox]:
+    root = Path("/tmp") / f"ag-{os.getpid()}-{time.monotonic_ns() % 10**9}"
+    with open_sandbox(root) as found:
+        yield found
+    shutil.rmtree(root)
+
+
+def starts(sandbox: Sandbox, script: str) -> list[ProgramStart]:
+    with Child(["/bin/sh", "-c", script], dict(os.environ), sandbox) as child:
+        deadline = time.monotonic() + 30
+        while child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if not child.programs.is_watching:
+            pytest.skip("the kernel does not ask about programs here")
+        return child.programs.take()
+
+
+def test_every_program_is_seen_with_its_words_and_is_started(sandbox: Sandbox, tmp_path: Path) -> None:
+    long = "x" * 5000
+    script = (
+        f"(echo a | xargs -n1 /bin/echo 'ä b' '' > {tmp_path}/out) & wait; /bin/true {long}; no-such-program"
+    )
+
+    words = [start.words for start in starts(sandbox, script)]
+
+    assert ("xargs", "-n1", "/bin/echo", "ä b", "") in words
+    assert ("/bin/echo", "ä b", "", "a") in words
+    assert ("/bin/true", long[:4096]) in words
+    assert (tmp_path / "out").read_text() == "ä b  a\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("sh {0}/build.sh", ["{0}/bin/g++"]),
+        ("find {0} -name build.sh -exec sh {{}} ;", ["{0}/bin/g++"]),
+        ("{0}/bin/g++ --version", []),
+        ("{0}/bin/g++ -print-file-name=libc.so", []),
+        ("cat {0}/build.sh", []),
+    ],
+)
+def test_compilers_are_told_whoever_starts_them_and_once(
+    sandbox: Sandbox, tmp_path: Path, script: str, found: list[str]
+) -> None:
+    """The driver runs an assembler and a linker, which are part of it, even if it is only asked something."""
+    for name, text in {
+        "g++": f"{tmp_path}/bin/as x.s; {tmp_path}/bin/ld x.o",
+        "as": "true",
+        "ld": "true",
+    }.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+    (tmp_path / "build.sh").write_text(f"echo x.cpp | xargs {tmp_path}/bin/g++ -c")
+
+    seen = Compilers().among(starts(sandbox, script.format(tmp_path).replace(" ;", " \\;")), lambda _: False)
+
+    assert [start.words[0] for start in seen] == [one.format(tmp_path) for one in found]
+
+
+def test_what_an_agent_told_of_is_not_told_again() -> None:
+    compilers = Compilers()
+    told = ProgramStart(11, 10, ("g++", "x.cpp"))
+
+    assert compilers.among([told], lambda _: True) == []
+    assert compilers.among([ProgramStart(12, 11, ("as", "x.s"))], lambda _: False) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.sampled_from(["g++", "sh", "echo"]))))
+def test_a_compiler_that_a_process_of_no_compiler_starts_is_never_missed(
+    rows: list[tuple[int, int, str]],
+) -> None:
+    """Process ids are used again, by children of others."""
+    history = [ProgramStart(pid, parent, (name, "x.cpp")) for pid, parent, name in rows]
+    fresh = ProgramStart(99, 98, ("g++", "x.cpp"))
+
+    assert Compilers().among([*history, fresh], lambda _: False)[-1] == fresh
+
+
+def load(library: Path, then: str = "pass") -> subprocess.Popen[bytes]:
+    code = f"import ctypes, os; ctypes.CDLL({str(library)!r}); {then}; print(flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_a_library_that_was_made_since_and_is_loaded_is_found(tmp_path: Path) -> None:
+    import _bisect
+
+    new = Path(shutil.copy(_bisect.__file__, tmp_path / "new.so"))
+    now = time.time()
+    gone = Path(shutil.copy(_bisect.__file__, tmp_path / "gone.so"))
+    processes = [load(new), load(gone, f"os.unlink({str(gone)!r})"), load(Path(_bisect.__file__))]
+    pids = [process.pid for process in processes]
+
+    try:
+        assert new_libraries(pids, now - 3600) == {str(new): pids[0], str(gone): pids[1]}
+        assert new_libraries(pids, now + 3600) == {str(gone): pids[1]}
+    finally:
+        for process in processes:
+            process.communicate()
+    assert new_libraries(pids, 0.0) == {}
