@@ -10,6 +10,7 @@ row, name it in `HISTORY`, and add its name to ``spec.bucketing.VersionName``, f
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -419,6 +420,32 @@ def find_version(name: str) -> BucketingVersion:
     if name not in VERSIONS:
         raise SpecError("bucketing.version", f"is {name!r}", f"known: {', '.join(VERSIONS)}")
     return VERSIONS[name]
+
+
+def released_as(text: str) -> BucketingVersion | None:
+    """Returns the rules of an installed plugin's version, which are those of the newest release that is not newer.
+
+    None for a version before the first release, and for a text that is no version.
+    """
+    wanted = _release(text)
+    rows = [(_release(row.name.rpartition("@v")[2]), row) for row in HISTORY if "vllm-gaudi@v" in row.name]
+    found = [(release, row) for release, row in rows if release and wanted and release <= wanted]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)", text)
+    return tuple(map(int, match.groups())) if match else ()
+
+
+def have_same_rules(one: BucketingVersion, other: BucketingVersion) -> bool:
+    """Returns whether two versions make the same buckets of the same settings."""
+    return type(one) is type(other) and vars(other) == {
+        **vars(one),
+        "name": other.name,
+        "commit": other.commit,
+        "date": other.date,
+    }
 
 
 def find_strategy(version: str, strategy: str) -> Strategy:

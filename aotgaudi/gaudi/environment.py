@@ -13,14 +13,17 @@ Source: ``recipe_cache_config.cpp`` of the bridge.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.digest import sha256_bytes, sha256_file
+from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import SpecError
+from aotgaudi.files import read_regular
 
 CACHE_VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
 DEFAULT_LIMIT_MIB = 1024
@@ -119,6 +122,7 @@ NEUTRAL: Mapping[str, str] = MappingProxyType(
             "which card is used; cards of one type compile the same": """
                 HABANA_VISIBLE_DEVICES HABANA_VISIBLE_MODULES""",
             "how many recipes stay in memory": "HABANA_PGM_LRU_MAX",
+            "where ranks run, and how they find each other": "HCCL_COMM_ID HCCL_SOCKET_IFNAME",
             "when the bridge is imported": "PT_HPU_AUTOLOAD TORCH_DEVICE_BACKEND_AUTOLOAD",
             "checked by the versions of the libraries": "HABANA_SOFTWARE_VERSION",
         }.items()
@@ -128,6 +132,7 @@ NEUTRAL: Mapping[str, str] = MappingProxyType(
 """Variables that begin like those that change code and do not, each with the reason."""
 
 _PATH_VALUED = frozenset({"QUANT_CONFIG", "SYNAPSE_CONFIGURATION_FILE"})
+_MAX_CONFIG_BYTES = 16 << 20
 _LIST_VALUED = frozenset({"GC_KERNEL_PATH"})
 _CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
 
@@ -274,12 +279,46 @@ def process_environment(
 
 
 def _sealed_value(name: str, value: str) -> str:
+    if name == "QUANT_CONFIG" and value:
+        return f"sha256:{_digest_of_calibration(Path(value))}"
     if name in _PATH_VALUED and value:
         return f"sha256:{_digest_of(name, Path(value))}"
     if name in _LIST_VALUED and value:
         digests = [_digest_of(name, Path(part)) for part in value.split(":") if part]
         return f"sha256:{sha256_bytes(' '.join(digests).encode())}"
     return value
+
+
+def _digest_of_calibration(path: Path) -> str:
+    """Returns the digest of a quantization's configuration and of the measurements that it names.
+
+    ``dump_stats_path`` is the beginning of the measurements' paths (neural_compressor/torch/algorithms/fp8_quant). Their
+    place does not count, their content does. A configuration that names none has the digest of its bytes.
+    """
+    digest = _digest_of("QUANT_CONFIG", path)
+    try:
+        said = json.loads(read_regular(path, _MAX_CONFIG_BYTES))
+        start = said.pop("dump_stats_path")
+        canonical = canonical_json(said)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SpecError):
+        return digest
+    if not isinstance(start, str):
+        return digest
+    folder, name = os.path.split(start)
+    entries = sorted(one for one in _names_in(folder or ".") if one.startswith(name))
+    measured = [
+        f"{entry[len(name) :]} {_digest_of('QUANT_CONFIG', Path(folder, entry))}"
+        for entry in entries
+        if os.path.isfile(os.path.join(folder, entry))
+    ]
+    return sha256_bytes("\n".join([sha256_bytes(canonical), *measured]).encode("utf-8", "surrogateescape"))
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # Nothing has been measured yet.
+        return []
 
 
 def _digest_of(name: str, path: Path) -> str:

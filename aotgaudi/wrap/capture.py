@@ -341,6 +341,6 @@ def shaped_command(
     if spec is None:
         return Shaped(find_server(words, environ))
     found = find_server(words, environ, is_whole=False)
-    shapes = found.adapter.shapes(spec, found.flags, found.environ)
+    shapes = found.adapter.shapes(spec, found.flags, found.environ, found.installed)
     more = shapes.environ(environ, SandboxRoot(str(root)))
     return Shaped(find_server((*words, *shapes.words), more), shapes)

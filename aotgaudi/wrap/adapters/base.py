@@ -254,11 +254,14 @@ class Adapter(Protocol):
         """Returns commands to run before the cold run, in its environment: compilers that come with the server."""
         ...
 
-    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+    def shapes(
+        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
+    ) -> Shapes:
         """Returns what makes the server compile the shapes of `spec`, and no others while it serves.
 
         Raises:
-            SpecError: the server takes no shapes, or `spec` is for another command.
+            SpecError: the server takes no shapes, or `spec` is for another command, or for another version than the one
+                that is `installed`.
             CoverageError: the server would meet shapes that `spec` does not have.
         """
         ...

@@ -32,6 +32,7 @@ from aotgaudi.wrap.exercise import (
     pooling,
     token_prompt,
 )
+from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.variables import VariableRules, by_name
 from aotgaudi.wrap.witness import ENTRY_POINT
 
@@ -268,7 +269,9 @@ class Sglang(Vllm):
         python = f"{launch.place.prefix}/bin/python"
         return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
 
-    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+    def shapes(
+        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
+    ) -> Shapes:
         """Returns what SGLang is asked for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
 
         Raises SpecError if the spec has no hyper-connections, or the command allows other steps than the spec.

@@ -327,7 +327,9 @@ class Vllm:
         """Returns nothing: vLLM compiles as it starts."""
         return ()
 
-    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+    def shapes(
+        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
+    ) -> Shapes:
         """Raises SpecError: vLLM's graphs on these devices are not listed by shape."""
         raise no_shapes(self.name)
 

@@ -64,6 +64,7 @@ def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
     return Target(backend="hpu", machine=machine, toolchain=dict(libraries.components))
 
 
+PLUGIN = "vllm-gaudi"
 FILE = f"{SHAPES_FOLDER}/vllm.buckets"
 """Where the bucket file lies below a sandbox's root."""
 
@@ -193,7 +194,9 @@ class VllmGaudi(Vllm):
         is_eager = launch.flags.get("enforce-eager", False) is not False
         return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
 
-    def shapes(self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str]) -> Shapes:
+    def shapes(
+        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
+    ) -> Shapes:
         """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
 
         Adds what the command and the environment leave open, and refuses what they set to other values: the proof holds for
@@ -207,6 +210,7 @@ class VllmGaudi(Vllm):
         from aotgaudi.manifest.bucket_file import bucket_file_of
         from aotgaudi.manifest.manifest import Manifest
 
+        _require_version(spec, installed)
         found = bucket_file_of(spec)
         _require_single_prompts(spec)
         _require_unset(found, environ)
@@ -286,6 +290,21 @@ def _tidy(found: RecipeDirectory) -> None:
     for pair in found.pairs:
         for name, path in pair.files():
             path.rename(found.path / name)
+
+
+def _require_version(spec: BuildSpec, installed: Installed | None) -> None:
+    """Raises SpecError if the installed plugin makes other buckets than the version that the spec names."""
+    from aotgaudi.bucketing.versions import find_version, have_same_rules, released_as
+
+    text = "" if installed is None else installed.distributions.get(PLUGIN, "").partition(" ")[0]
+    named, here = find_version(spec.bucketing.version), released_as(text)
+    if here is None or have_same_rules(named, here) or (named.commit and named.commit[:7] in text):
+        return
+    raise SpecError(
+        "bucketing.version",
+        f"is {named.name}, and {PLUGIN} {text} is installed, which makes other buckets",
+        f'version = "{here.name}", or the plugin that the spec names',
+    )
 
 
 def _require_single_prompts(spec: BuildSpec) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,34 @@ def test_files_are_sealed_by_their_content(tmp_path: Path) -> None:
 
     assert sealed("a", b"1") == sealed("b", b"1")
     assert sealed("c", b"1") != sealed("d", b"2")
+
+
+def calibrated(folder: Path, measured: bytes = b"1", **more: object) -> str:
+    """What is sealed of a calibration that lies below `folder`."""
+    folder.mkdir()
+    config = {"mode": "QUANTIZE", "dump_stats_path": str(folder / "out" / "measure"), **more}
+    (folder / "out").mkdir()
+    (folder / "out" / "measure_hooks_maxabs_0_2.npz").write_bytes(measured)
+    (folder / "out" / "others.npz").write_bytes(os.urandom(8))
+    (folder / "maxabs.json").write_text(json.dumps(config, indent=int(measured == b"1")))
+    return sealed_variables({"QUANT_CONFIG": str(folder / "maxabs.json")})["QUANT_CONFIG"]
+
+
+def test_a_calibration_is_sealed_by_what_it_says_and_by_its_measurements(tmp_path: Path) -> None:
+    first = calibrated(tmp_path / "a")
+
+    assert first == calibrated(tmp_path / "elsewhere")
+    assert first != calibrated(tmp_path / "b", measured=b"2"), "calibrated anew"
+    assert first != calibrated(tmp_path / "c", scale_method="maxabs_hw")
+    (tmp_path / "a" / "out" / "measure_hooks_maxabs_1_2.npz").write_bytes(b"1")
+    assert first != sealed_variables({"QUANT_CONFIG": str(tmp_path / "a" / "maxabs.json")})["QUANT_CONFIG"]
+
+
+def test_a_calibration_whose_measurements_are_still_to_be_taken_is_sealed(tmp_path: Path) -> None:
+    path = tmp_path / "measure.json"
+    path.write_text(json.dumps({"mode": "MEASURE", "dump_stats_path": str(tmp_path / "none" / "m")}))
+
+    assert sealed_variables({"QUANT_CONFIG": str(path)})["QUANT_CONFIG"].startswith("sha256:")
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

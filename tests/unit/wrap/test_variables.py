@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.gaudi.environment import ENGINE_RULES
+from aotgaudi.gaudi.environment import NEUTRAL as OF_GAUDI
 from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
+from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, VARIABLES
 from aotgaudi.wrap.variables import (
     NEUTRAL,
     VariableRules,
@@ -14,6 +19,7 @@ from aotgaudi.wrap.variables import (
     secret_values,
     without_credentials,
 )
+from tests.environment import ROOT
 
 RULES: VariableRules = Vllm().variable_rules
 SECRETS = [
@@ -81,3 +87,27 @@ def test_conditions_are_what_the_guest_hashes_though_it_changes_nothing() -> Non
 
 def test_values_of_secrets_are_found_for_those_who_look_for_them_in_files() -> None:
     assert secret_values({"HF_TOKEN": "x", "VLLM_API_KEY": "", "A": "b"}) == {"HF_TOKEN": "x"}
+
+
+FACTORS = json.loads((ROOT / "tests" / "golden" / "data" / "vllm-factors.json").read_text(encoding="utf-8"))
+KNOWN = sorted(
+    name
+    for name in {*VARIABLES, *FACTORS["variables"], *OF_GAUDI, *ENGINE_RULES.settings}
+    if "*" not in name and name not in ("QUANT_CONFIG", "GC_KERNEL_PATH", "SYNAPSE_CONFIGURATION_FILE")
+)
+"""Every known variable of vLLM, of its plugin for Gaudi, and of the bridge, but those that name files."""
+
+
+@pytest.mark.parametrize("rules", [Vllm().variable_rules, VllmGaudi().variable_rules], ids=["vllm", "gaudi"])
+@pytest.mark.parametrize("name", KNOWN)
+def test_each_variable_that_is_changed_counts_or_says_why_it_does_not(
+    name: str, rules: VariableRules
+) -> None:
+    one, other = rules.counted({name: "1"}), rules.counted({name: "2"})
+
+    reason = rules.reason(name)
+    if reason is None:
+        assert (one, other) == ({name: "1"}, {name: "2"})
+    else:
+        assert one == other == {}
+        assert reason.strip()

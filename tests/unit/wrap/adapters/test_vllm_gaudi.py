@@ -19,7 +19,8 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.wrap.adapters.base import Flags, SandboxRoot, as_sealed
 from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, find_machine
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, _require_version, find_machine
+from aotgaudi.wrap.launch_machine import Installed
 from tests.guests_here import Here
 from tests.launches import a_launch
 from tests.specs import spec_tables
@@ -203,6 +204,66 @@ def test_a_server_that_would_make_buckets_on_live_traffic_is_refused() -> None:
         GUEST.shapes(spec_of(version="vllm-gaudi@v0.16.0"), read(), {})
     with pytest.raises(SpecError, match="steps of several prompts"):
         GUEST.shapes(spec_of({"max_num_prefill_seqs": 2}), read(), {})
+
+
+def plugin(version: str) -> Installed:
+    return Installed(
+        python="3.12",
+        libc="glibc",
+        prefix="/",
+        site_packages="/",
+        distributions={"vllm-gaudi": f"{version} {'0' * 64}"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "installed"),
+    [
+        ("vllm-gaudi@v0.26.0", "0.26.0"),
+        ("vllm-gaudi@v0.24.0", "0.26.0"),
+        ("vllm-gaudi@v0.26.0", "0.26.1.dev3+g1234567"),
+        ("vllm-gaudi@091bbad", "0.26.1.dev9+g091bbad01"),
+        ("vllm-gaudi@v0.26.0", "unknown"),
+    ],
+)
+def test_a_plugin_that_makes_the_spec_s_buckets_is_taken(version: str, installed: str) -> None:
+    _require_version(spec_of(version=version), plugin(installed))
+
+
+@pytest.mark.parametrize(
+    ("version", "installed"),
+    [("vllm-gaudi@v0.16.0", "0.26.0"), ("vllm-gaudi@v0.26.0", "0.16.0"), ("vllm-gaudi@091bbad", "0.26.0")],
+)
+def test_a_plugin_that_makes_other_buckets_is_refused_by_its_version(version: str, installed: str) -> None:
+    with pytest.raises(SpecError, match=f"is {version}, and vllm-gaudi {installed} is installed"):
+        GUEST.shapes(spec_of(version=version), read(), {}, plugin(installed))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HCCL_COMM_ID", "HCCL_SOCKET_IFNAME", "VLLM_DEBUG", "VLLM_RPC_TIMEOUT"),
+        *(
+            "VLLM_ENGINE_ITERATION_TIMEOUT_S",
+            "VLLM_PROFILER_ENABLED",
+            "VLLM_TORCH_PROFILER_DIR",
+            "HABANA_PROFILE",
+        ),
+    ],
+)
+def test_places_and_noise_do_not_count(name: str) -> None:
+    assert GUEST.variable_rules.counted({name: "10.0.0.7:5000"}) == {}
+
+
+def test_a_model_that_is_calibrated_anew_is_another_launch(tmp_path: Path) -> None:
+    config = tmp_path / "quant.json"
+    config.write_text(json.dumps({"mode": "QUANTIZE", "dump_stats_path": str(tmp_path / "m")}))
+    counted = []
+    for measured in (b"1", b"2", b"1"):
+        (tmp_path / "m_hooks_maxabs.npz").write_bytes(measured)
+        counted.append(GUEST.variable_rules.counted({"QUANT_CONFIG": str(config)})["QUANT_CONFIG"])
+
+    assert counted[0] == counted[2] != counted[1]
 
 
 def test_other_guests_take_no_shapes() -> None:
