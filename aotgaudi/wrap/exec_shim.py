@@ -23,7 +23,8 @@ NOT_FOUND, NOT_EXECUTABLE, NO_NAMESPACE = 127, 126, 125
 """Exit codes if the command cannot be run: as a shell's, and one for a namespace that was refused."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER = 38, 1, 8
+_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER, _SPEC_ALLOW = 38, 1, 8, 4
+"""The last one leaves speculation as it is: without it, Linux before 5.16 makes a filtered process slower."""
 _ALLOW, _ASK = 0x7FFF0000, 0x7FC00000
 _LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
 _ABIS = {"x86_64": (0xC000003E, 317, 59, 322), "aarch64": (0xC00000B7, 277, 221, 281)}
@@ -73,7 +74,9 @@ def _ask_about_programs() -> int:
     libc.syscall.restype = ctypes.c_long
     if libc.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
         return -1
-    return int(libc.syscall(*map(ctypes.c_long, (seccomp, _SET_MODE_FILTER, _NEW_LISTENER)), program))
+    return int(
+        libc.syscall(*map(ctypes.c_long, (seccomp, _SET_MODE_FILTER, _NEW_LISTENER | _SPEC_ALLOW)), program)
+    )
 
 
 def send_listener(descriptor: int) -> None:

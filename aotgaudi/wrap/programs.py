@@ -105,7 +105,10 @@ class ProgramWatch(threading.Thread):
                 fcntl.ioctl(listener, _NOTIF_RECV, notification)
                 call, pid, _, number, _, _, *arguments = _NOTIF.unpack(notification)
                 is_at = number == _EXECVEAT[platform.machine()]
-                start = _start(pid, arguments[2 if is_at else 1])
+                try:
+                    start = _start(pid, arguments[2 if is_at else 1])
+                except PermissionError:  # Another user's, or ptrace is forbidden: the call goes on, unseen.
+                    start, self.is_watching = None, False
                 if start is not None and start != last:  # Each folder of PATH is tried.
                     self._new.append(start)
                     last = start
@@ -137,12 +140,14 @@ class Compilers:
 
 
 def _start(pid: int, address: int) -> ProgramStart | None:
-    """Returns what a process that waits is about to become; None if it cannot be read."""
+    """Returns what a process that waits is about to become; None if it has gone. Raises PermissionError."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             words = tuple(_words(memory.fileno(), address))
         with open(f"/proc/{pid}/stat", "rb") as file:
             parent = int(file.read().rpartition(b")")[2].split()[1])
+    except PermissionError:
+        raise
     except (OSError, ValueError, OverflowError):
         return None
     return ProgramStart(pid, parent, words)

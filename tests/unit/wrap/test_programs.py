@@ -124,3 +124,21 @@ def test_a_library_that_was_made_since_and_is_loaded_is_found(tmp_path: Path) ->
         for process in processes:
             process.communicate()
     assert new_libraries(pids, 0.0) == {}
+
+
+def test_programs_that_may_not_be_read_start_and_are_said_to_be_unseen(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("aotgaudi.wrap.programs._start", forbidden)
+
+    with Child(["/bin/sh", "-c", f"/bin/echo ran > {tmp_path}/out"], dict(os.environ), sandbox) as child:
+        deadline = time.monotonic() + 30
+        while child.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+        assert not child.programs.is_watching
+    assert (tmp_path / "out").read_text() == "ran\n"
