@@ -9,13 +9,73 @@
 5. It is watched, sent the warm-up requests, and judged. Only then is it ready.
 
 Nothing in the bundle is interpreted before its signature holds, and we never interpret anything in the cache.
+
+Steps 1 and 2 start nothing and write nothing. A refusal comes from them, within a fraction of a second, so this module
+imports nothing that watches a server.
 """
 
 from __future__ import annotations
 
-from aotgaudi.wrap.launch_check import check
+import logging
+from dataclasses import dataclass
+
+from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.launch import Launch
+from aotgaudi.wrap.launch import Found, describe_here
+from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.run_options import RunOptions
 from aotgaudi.wrap.signals import Signals
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What may be started.
+
+    Attributes:
+        bundle: The open bundle. Its signature holds if that was demanded, and its launch and receipt are those it names.
+        found: The command.
+        here: The command's launch.
+        why_cold: Why it must start cold, in one sentence; empty if it need not.
+    """
+
+    bundle: Bundle
+    found: Found
+    here: Launch
+    why_cold: str
+
+    @property
+    def launch(self) -> Launch:
+        """The launch whose conditions the sandbox establishes: the sealed one, or for a cold start what is asked for."""
+        return self.here if self.why_cold else self.bundle.launch
+
+
+def check(options: RunOptions) -> Checked:
+    """Opens the bundle, and compares what is asked for with what was sealed.
+
+    Raises:
+        CorruptError, UntrustedError: The bundle's bytes are not what was sealed, or not to be trusted.
+        NotWarmError, TargetError: The launch or this machine differs from the sealed one, and may not start cold.
+        SpecError, StoreError: The command or the bundle cannot be used.
+    """
+    bundle = open_bundle(options.bundle, options.acceptance)
+    sealed = bundle.launch
+    words = (*(options.words or sealed.words), *options.extra_words)
+    root = sealed.place.root if options.root is None else str(options.root)
+    found, here = describe_here(sealed, words, options.environ, root=root, asking=options.asking)
+    if not options.repairs:
+        here = here.model_copy(update={"repairs": ()})
+    comparison = compare(sealed, here, found.adapter.variable_rules)
+    why, error = comparison.sentence(), comparison.error
+    if comparison.is_same:
+        if root == sealed.place.root:
+            return Checked(bundle, found, here, why_cold="")
+        why = f"--root is {root}, and the sealed files hold the path {sealed.place.root}"
+    if options.policy.require_warm:
+        raise error(f"the server would not be warm: {why}")
+    _log.warning("starting cold, in a private cache: %s", why)
+    return Checked(bundle, found, here, why)
 
 
 def run(options: RunOptions) -> int:

@@ -8,9 +8,10 @@ and imports nothing of aotgaudi. docs/formats/witness-events.md has the format o
 from __future__ import annotations
 
 import importlib.util
-import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from aotgaudi.digest import Digest
 
@@ -23,6 +24,8 @@ ENTRY_POINT = "aotgaudi_witness"
 
 def write_agent(path: Path) -> Digest:
     """Writes the agent as an archive that Python can import from; returns its digest. Raises OSError."""
+    import zipfile  # Only here: a refusal need not wait for it.
+
     with zipfile.ZipFile(path, "w") as archive:
         for source in sorted(SITE.rglob("*")):
             if source.is_file() and source.suffix != ".pyc":
@@ -31,16 +34,17 @@ def write_agent(path: Path) -> Digest:
     return Digest.of(path.read_bytes())
 
 
-def _judge_of_commands() -> Callable[[Sequence[str]], str]:
+@cache
+def _commands() -> ModuleType:
     path = SITE / "aotgaudi_witness" / "commands.py"
     spec = importlib.util.spec_from_file_location("aotgaudi.wrap.witness.commands", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    judge: Callable[[Sequence[str]], str] = module.kind_of_command
-    return judge
+    return module
 
 
-kind_of_command = _judge_of_commands()
-"""What the agent makes of a command line: ``compiler``, ``probe`` or ``other``. The same inside and outside of a server."""
+def kind_of_command(words: Sequence[str]) -> str:
+    """Returns what the agent makes of a command line: ``compiler``, ``probe`` or ``other``; the same inside and outside."""
+    return str(_commands().kind_of_command(words))

@@ -21,7 +21,7 @@ _ALLOWED = """
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.serving_options cli.verbs digest document
     entries errors files machine server server.log server.options spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location store.quarantine wrap wrap.adapters wrap.adapters.base
-    wrap.adapters.vllm wrap.command_line wrap.events wrap.flags wrap.interpreter wrap.launch wrap.launch_check
+    wrap.adapters.vllm wrap.command_line wrap.events wrap.flags wrap.interpreter wrap.launch wrap.exercise
     wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.starts wrap.values
     wrap.variables wrap.witness
 """
@@ -49,6 +49,7 @@ NOT_FOR_CAPTURES = tuple(
         "share",
         "spec.build_spec",
         "wrap.capture",
+        "wrap.restored_start",
         "wrap.sandbox",
         "wrap.session",
         "wrap.supervise",
