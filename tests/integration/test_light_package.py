@@ -1,9 +1,13 @@
-"""``pip install aotgaudi`` alone: no torch, no transformers, nothing that serves; and what needs an extra says which."""
+"""``pip install aotgaudi`` alone: no torch, no transformers, nothing that serves; and what needs an extra says which.
+
+In an environment of this Python, and in those that ``ci/pythons`` has made for others.
+"""
 
 from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +51,18 @@ class Light:
         return done.stdout
 
 
-@pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_environment(tmp_path_factory.mktemp("light") / "venv")
+THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHERS = sorted({"3.10", "3.11", "3.12", "3.13"} - {THIS})
+
+
+@pytest.fixture(scope="module", params=[THIS, *OTHERS])
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if request.param == THIS:
+        return make_environment(tmp_path_factory.mktemp("light") / "venv")
+    made = Path(sys.prefix) / "pythons" / request.param / "bin" / "python"
+    if not made.exists():
+        pytest.skip(f"no environment of Python {request.param} (see ci/pythons)")
+    return made
 
 
 @pytest.fixture
@@ -59,12 +72,48 @@ def light(python: Path, tmp_path: Path) -> Light:
 
 def test_no_module_of_an_extra_can_be_imported(python: Path) -> None:
     extras = {module for found in EXTRAS.values() for module in found}
-    modules = sorted({"numpy", *extras} - {"h11"})  # huggingface_hub's HTTP client stands on h11, too.
+    modules = sorted(
+        {"numpy", "opentelemetry", *extras} - {"h11"}
+    )  # huggingface_hub's HTTP client stands on h11, too.
     code = f"from importlib.util import find_spec; print([n for n in {modules} if find_spec(n)])"
 
     done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+IMPORTS = """
+import importlib, pkgutil, sys
+import aotgaudi
+
+extras = set(sys.argv[1:])
+for module in pkgutil.walk_packages(aotgaudi.__path__, "aotgaudi.", onerror=lambda name: None):
+    if module.name.endswith(".__main__") or "aotgaudi.wrap.witness.site" in module.name:
+        continue
+    try:
+        importlib.import_module(module.name)
+    except ModuleNotFoundError as error:
+        if error.name.partition(".")[0] not in extras:
+            raise
+    else:
+        print(module.name)
+"""
+
+
+def test_every_module_can_be_imported_or_lacks_a_package_of_an_extra(python: Path) -> None:
+    extras = {"numpy", "opentelemetry", *(module for found in EXTRAS.values() for module in found)}
+
+    done = subprocess.run(
+        [python, "-W", "error::SyntaxWarning", "-c", IMPORTS, *extras],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    imported = done.stdout.split()
+    assert {"aotgaudi.manifest.enumerate", "aotgaudi.wrap.supervise", "aotgaudi.share.oci"} & set(imported)
+    assert len(imported) > 200
 
 
 def test_a_spec_is_enumerated_proved_planned_and_compared(light: Light) -> None:
