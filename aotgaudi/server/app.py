@@ -4,6 +4,7 @@
 ``GET /v1/models``, ``/v1/models/ID``  the served models
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
+``POST /v1/responses``                 items in, items out; streamed on request
 ``GET /health``                        200 while engine and preprocessor pool live and steps end; else 503 and the reason
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
@@ -56,11 +57,15 @@ from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
 from aotgaudi.server.preprocess.body import Body
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest
 from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
+from aotgaudi.server.preprocess.response_request import ResponsesRequest
 from aotgaudi.server.reply.message import ReadMessage
+from aotgaudi.server.reply.plan import ReplyPlan
+from aotgaudi.server.reply.response import ResponseWriter
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,
     ChatFormat,
+    ChunkWriter,
     CompletionFormat,
     PlainMessage,
     TokenTexts,
@@ -74,6 +79,7 @@ _REF = "#/components/schemas/{model}"
 BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
+    "/v1/responses": ResponsesRequest,
 }
 """The body of each path that takes one."""
 
@@ -140,6 +146,7 @@ def _routes(api: Api) -> list[Route]:
     return [
         Route("/v1/completions", api.complete, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        Route("/v1/responses", api.respond, methods=["POST"]),
         Route("/v1/models", api.list_models),
         Route("/v1/models/{model_id:path}", api.retrieve_model),
         Route("/health", api.health),
@@ -182,6 +189,23 @@ class Api:
         new_message = PlainMessage if prepared.reply is None else partial(ReadMessage, prepared.reply)
         answer_format = ChatFormat(head, texts, echo, new_message, self._prompt_texts(prepared))
         return await self._answer(request, prepared, answer_format)
+
+    async def respond(self, request: Request) -> Response:
+        """Answers a conversation with items."""
+        prepared = await self._prepared("response", request)
+        response_id = answer_id("resp", REQUEST_ID.get() or "")
+        writer = ResponseWriter(
+            id=response_id,
+            created=self._service.unix_seconds(),
+            model=prepared.model,
+            repeats=prepared.repeats,
+            plan=prepared.reply or ReplyPlan(),
+        )
+        generation = self._submitted(request, prepared, response_id)
+        if prepared.stream:
+            return EventStreamResponse(stream(generation, writer), on_close=generation.close)
+        (output,) = await _outputs(generation, request)
+        return JSONResponse(writer.whole(output, generation.token_counts))
 
     async def health(self, _: Request) -> Response:
         """Says whether engine and preprocessor pool live and the engine advances, or why not."""
@@ -246,8 +270,17 @@ class Api:
     async def _answer(
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
-        service, num_choices = self._service, len(prepared.prompts) * prepared.num_choices
-        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
+        generation = self._submitted(request, prepared, answer_format.head.id)
+        if prepared.stream:
+            writer = ChunkWriter(answer_format, generation.prompt_lens, prepared.stream_usage)
+            return EventStreamResponse(stream(generation, writer), on_close=generation.close)
+        outputs = await _outputs(generation, request)
+        joined = list(map(TokenEvent.joined, outputs))
+        return JSONResponse(answer_format.whole(joined, generation.token_counts))
+
+    def _submitted(self, request: Request, prepared: PreparedRequest, answer_id: str) -> Generation:
+        service = self._service
+        generation = Generation(service.engine, answer_id, service.metrics, service.clock)
         request.state.prepared, request.state.generation = prepared, generation
         try:
             generation.submit(
@@ -259,21 +292,22 @@ class Api:
             )
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error
-        if prepared.stream:
-            events = stream(generation, answer_format, prepared.stream_usage)
-            return EventStreamResponse(events, on_close=generation.close)
-        try:
-            outputs = await unless_disconnected(_collect(generation, num_choices), request.receive)
-        finally:
-            generation.close()
-        return JSONResponse(answer_format.whole(outputs, generation.token_counts))
+        return generation
 
 
-async def _collect(generation: Generation, num_choices: int) -> list[TokenEvent]:
-    events: list[list[TokenEvent]] = [[] for _ in range(num_choices)]
+async def _outputs(generation: Generation, request: Request) -> list[list[TokenEvent]]:
+    """Waits for the events of each choice. Closes `generation`."""
+    try:
+        return await unless_disconnected(_collect(generation), request.receive)
+    finally:
+        generation.close()
+
+
+async def _collect(generation: Generation) -> list[list[TokenEvent]]:
+    events: list[list[TokenEvent]] = [[] for _ in generation.prompt_lens]
     async for index, event in generation.events():
         events[index].append(event)
-    return list(map(TokenEvent.joined, events))
+    return events
 
 
 async def _answer_http_exception(_: Request, error: Exception) -> Response:

@@ -92,6 +92,11 @@ def sse(value: Mapping[str, object]) -> bytes:
     return b"data: " + escape_line_ends(encoded).encode() + b"\n\n"
 
 
+def named_sse(name: str, value: Mapping[str, object]) -> bytes:
+    """Returns `value` as one server-sent event of the type `name`."""
+    return b"event: " + name.encode() + b"\n" + sse(value)
+
+
 def escape_line_ends(encoded: str) -> str:
     """Returns JSON in which the line ends that JSON allows in strings are escaped."""
     return encoded if encoded.isascii() else encoded.translate(_LINE_ENDS)

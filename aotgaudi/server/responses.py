@@ -353,15 +353,52 @@ _MOST_BYTES = 65536
 _WRITTEN_PLACE = encode_basestring(_PLACE).encode()
 
 
+class StreamWriter(Protocol):
+    """Writes one answer as server-sent events."""
+
+    def opening(self) -> bytes:
+        """Returns the events that come before the first token, if any."""
+        ...
+
+    def chunk(self, index: int, event: TokenEvent) -> bytes:
+        """Returns the events that carry `event` for the choice `index`."""
+        ...
+
+    def closing(self, counts: TokenCounts) -> bytes:
+        """Returns the last events of an answer that is complete."""
+        ...
+
+    def failure(self, error: Exception) -> bytes:
+        """Returns the last events of an answer that failed."""
+        ...
+
+
 class ChunkWriter:
     """Writes the chunks of one answer.
 
     Most carry only text and differ in nothing else, so what surrounds the text is written once.
     """
 
-    def __init__(self, answer_format: AnswerFormat) -> None:
-        self._format = answer_format
+    def __init__(
+        self, answer_format: AnswerFormat, prompt_lens: Sequence[int] = (), usage_in: StreamUsage = "none"
+    ) -> None:
+        """`prompt_lens` has the prompt's length of each choice."""
+        is_counting = usage_in == "every"
+        self._format = _CountingFormat(answer_format, prompt_lens) if is_counting else answer_format
+        self._num_choices, self._has_usage = len(prompt_lens), usage_in != "none"
         self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def opening(self) -> bytes:
+        """Returns the chunks that open the choices, if the format has them."""
+        return b"".join(map(sse, filter(None, map(self._format.opening, range(self._num_choices)))))
+
+    def closing(self, counts: TokenCounts) -> bytes:
+        """Returns the usage, if the client wants it, and the mark of the end."""
+        return (sse(self._format.usage_chunk(counts)) if self._has_usage else b"") + DONE
+
+    def failure(self, error: Exception) -> bytes:
+        """Returns the error and the mark of the end."""
+        return sse(body_of(error)) + DONE
 
     def chunk(self, index: int, event: TokenEvent) -> bytes:
         """Returns the server-sent event that carries `event` for the choice `index`; several if one cannot hold it."""
@@ -378,27 +415,22 @@ class ChunkWriter:
         return before, after
 
 
-async def stream(
-    generation: Generation, answer_format: AnswerFormat, usage_in: StreamUsage = "none"
-) -> AsyncIterator[bytes]:
+async def stream(generation: Generation, writer: StreamWriter) -> AsyncIterator[bytes]:
     """Yields whole events until all choices have ended, several at once if several are there."""
-    if usage_in == "every":
-        answer_format = _CountingFormat(answer_format, generation.prompt_lens)
-    writer, ready = ChunkWriter(answer_format), bytearray()
+    ready = bytearray()
     try:
-        for opening in filter(None, map(answer_format.opening, range(len(generation.prompt_lens)))):
-            yield sse(opening)
+        if opening := writer.opening():
+            yield opening
         async for index, event in generation.events():
             ready += writer.chunk(index, event)
             if ready and (generation.must_wait or len(ready) >= _MOST_BYTES):
                 yield bytes(ready)
                 ready.clear()
-        if usage_in != "none":
-            ready += sse(answer_format.usage_chunk(generation.token_counts))
+        ready += writer.closing(generation.token_counts)
     except Exception as error:  # The edge of a request; its status is already sent.
         log_unexpected(error)
-        ready += sse(body_of(error))
-    yield bytes(ready + DONE)
+        ready += writer.failure(error)
+    yield bytes(ready)
 
 
 def log_unexpected(error: Exception) -> None:

@@ -122,6 +122,14 @@ def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
         raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
 
 
+def made_body(body_class: type[BodyT], value: object) -> BodyT:
+    """Returns `value` as a request. Raises RequestError as `parse_body` does."""
+    try:
+        return body_class.model_validate(value)
+    except ValidationError as error:
+        raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
+
+
 def _check_counts(raw: bytes) -> None:
     """Refuses a body of too many values before anything is made of them. What is never closed is not deep, or not JSON."""
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")

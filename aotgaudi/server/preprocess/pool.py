@@ -59,6 +59,8 @@ _MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
 """Of requests sent at once: each turn of the event loop may be long. What exceeds a socket's buffer is sent alone."""
 _CHUNK_BYTES = 256 << 10
 _MAX_LOST = 2
+_WORKERS: Mapping[Kind, str] = {"completion": "completion", "chat": "chat", "response": "chat"}
+"""Which worker reads the small bodies of each kind."""
 
 
 class PreprocessorPool:
@@ -118,7 +120,7 @@ class PreprocessorPool:
             RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
                 503 if the pool has died.
         """
-        name = "large" if len(raw) > LARGE_BODY_BYTES else kind
+        name = "large" if len(raw) > LARGE_BODY_BYTES else _WORKERS[kind]
         return await self._queues[name].prepare(kind, raw)
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ worker process does it (`aotgaudi.server.preprocess.worker`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -21,13 +21,14 @@ from aotgaudi.server.preprocess.protocol import (
     GenerationRequest,
     StreamUsage,
 )
+from aotgaudi.server.preprocess.response_request import CHAT_NAMES, ResponsesRequest
 from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.tokenizer import Tokenizer
 
-Kind = Literal["completion", "chat"]
+Kind = Literal["completion", "chat", "response"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class PreparedRequest:
     its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
     prompt's log-probabilities are a part of the answer by themselves, not only of an echo. `own_names` are the body's names
     of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes. `reply` is
-    how the answer's text is read; None: all of it is content.
+    how the answer's text is read; None: all of it is content. `repeats` is what the answer repeats of the request.
     """
 
     model: str
@@ -87,13 +88,14 @@ class PreparedRequest:
     num_choices: int = 1
     echoes: Sequence[str] = ()
     reply: ReplyPlan | None = None
+    repeats: Mapping[str, Any] = field(default_factory=dict)
     shows_output: bool = True
     shows_prompt_logprobs: bool = False
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
     """Makes what the first request would make, so that workers that are forked afterwards share it."""
-    for body in (CompletionRequest, ChatCompletionRequest):
+    for body in (CompletionRequest, ChatCompletionRequest, ResponsesRequest):
         body.model_rebuild()
     _ = tokenizer.max_token_chars
 
@@ -113,19 +115,32 @@ class Preparer:
             RequestError: 400, or 404 for another model's name; says what is wrong, and where.
         """
         if kind == "chat":
-            chat = parse_body(ChatCompletionRequest, raw)
-            name, text = self.model.resolve(chat.model), self._rendered(chat)
-            prompts = self._encoded(chat, [text], bool(chat.add_special_tokens), "messages")
-            prepared = self._prepared(chat, name, prompts, [chat.echoed] if chat.echoed else [])
-            is_constrained = prepared.params.structured_outputs is not None
-            reply = plan_reply(chat, text, self.model.parsers, is_constrained=is_constrained)
-            if reply is not None and reply.has_special_markers:
-                prepared = replace(prepared, params=replace(prepared.params, skip_special_tokens=False))
-            return replace(prepared, reply=reply)
+            return self._prepare_chat(parse_body(ChatCompletionRequest, raw))
+        if kind == "response":
+            return self._prepare_response(parse_body(ResponsesRequest, raw))
         completion = parse_body(CompletionRequest, raw)
         name = self.model.resolve(completion.model)
         token_ids = self._completion_prompts(completion)
         return self._prepared(completion, name, token_ids, self._echoes(completion, token_ids))
+
+    def _prepare_chat(self, chat: ChatCompletionRequest) -> PreparedRequest:
+        name, text = self.model.resolve(chat.model), self._rendered(chat)
+        prompts = self._encoded(chat, [text], bool(chat.add_special_tokens), "messages")
+        prepared = self._prepared(chat, name, prompts, [chat.echoed] if chat.echoed else [])
+        is_constrained = prepared.params.structured_outputs is not None
+        reply = plan_reply(chat, text, self.model.parsers, is_constrained=is_constrained)
+        if reply is not None and reply.has_special_markers:
+            prepared = replace(prepared, params=replace(prepared.params, skip_special_tokens=False))
+        return replace(prepared, reply=reply)
+
+    def _prepare_response(self, body: ResponsesRequest) -> PreparedRequest:
+        try:
+            prepared = self._prepare_chat(body.as_chat())
+        except RequestError as error:
+            raise error.renamed(CHAT_NAMES) from error
+        names = {name: CHAT_NAMES.get(own, own) for name, own in prepared.own_names.items()}
+        names.setdefault("max_tokens", CHAT_NAMES["max_tokens"])
+        return replace(prepared, own_names=names, repeats=body.repeated(prepared.params))
 
     def _prepared(
         self,

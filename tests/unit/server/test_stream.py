@@ -78,7 +78,7 @@ def fake(service: Service) -> Engine:
 async def writes(generation: Generation) -> list[list[str]]:
     """The texts of each write."""
     found = []
-    async for data in stream(generation, CompletionFormat(HEAD)):
+    async for data in stream(generation, ChunkWriter(CompletionFormat(HEAD), generation.prompt_lens)):
         blocks = data.removesuffix(DONE).decode().split("\n\n")[:-1]
         bodies = [json.loads(block.removeprefix("data: ")) for block in blocks]
         found.append([body["choices"][0]["text"] if "choices" in body else "error" for body in bodies])
