@@ -40,11 +40,12 @@ class ReplyPlan:
 
 
 class ReplyReader:
-    """Reads one reply as it comes."""
+    """Reads one reply as it comes. `is_thinking` while the newest text is reasoning."""
 
     def __init__(self, plan: ReplyPlan) -> None:
         self._plan, self._text, self._num_calls = plan, Text(), 0
         self._parsing = self._parse()
+        self.is_thinking = plan.thinks == "at once"
 
     @property
     def has_called(self) -> bool:
@@ -62,6 +63,7 @@ class ReplyReader:
 
     def _parse(self) -> Parsing[None]:
         yield from read_reasoning(self._text, self._plan.thinks)
+        self.is_thinking = False
         if self._plan.calls is None:
             yield from pass_rest(self._text, Content)
         else:
@@ -71,6 +73,8 @@ class ReplyReader:
         for part in self._parsing:
             if part is None:
                 return
+            if isinstance(part, Reasoning):
+                self.is_thinking = True
             if isinstance(part, CallStart):
                 self._num_calls += 1
             elif not part.text or (isinstance(part, Reasoning) and not self._plan.shows_reasoning):

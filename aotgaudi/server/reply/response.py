@@ -146,10 +146,10 @@ class ResponseWriter:
     def _grown(self, output: TokenEvent) -> Iterator[Event]:
         self._reason = output.finish_reason
         is_last = output.finish_reason is not None
+        if self._reader.is_thinking:
+            self._num_thought_tokens += len(output.token_ids)
         for part in self._reader.parts(output.text, is_last=is_last):
             yield from self._add(part)
-        if self._item is not None and self._item.value["type"] == "reasoning":
-            self._num_thought_tokens += len(output.token_ids)
         if is_last:
             if self._item is None:
                 yield from self._begin(Content(""))

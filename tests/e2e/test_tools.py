@@ -1,0 +1,95 @@
+"""Tools, reasoning and responses through the real processes. The model has random weights: it calls nothing by itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.e2e.harness import Server, Workplace
+
+pytestmark = pytest.mark.slow
+TEMPLATE = (
+    "{% for tool in tools or [] %}~{{ tool.function.name }}{% endfor %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}<|assistant|>"
+)
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("jump", "mix")]
+ASKED = [{"role": "user", "content": "fox?"}]
+
+
+@pytest.fixture(scope="module")
+def server(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    template: Path = tmp_path_factory.mktemp("template") / "tools.jinja"
+    template.write_text(TEMPLATE)
+    options = (
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+        "--reasoning-parser",
+        "deepseek_r1",
+    )
+    with workplace.serve(*options, "--chat-template", template) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=60) as made:
+        yield made
+
+
+def test_the_template_writes_tools_and_the_answer_is_read(client: openai.OpenAI, server: Server) -> None:
+    asked = {"model": server.model_name, "messages": ASKED, "max_completion_tokens": 8, "temperature": 0}
+
+    plain = client.chat.completions.create(**asked)
+    whole = client.chat.completions.create(**asked, tools=TOOLS)
+    chunks = list(client.chat.completions.create(**asked, tools=TOOLS, stream=True))
+
+    assert whole.usage.prompt_tokens > plain.usage.prompt_tokens
+    message = whole.choices[0].message
+    assert message.content is None, "the model never ends its thought"
+    assert message.reasoning
+    deltas = [chunk.choices[0].delta for chunk in chunks]
+    assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == message.reasoning
+
+
+def test_a_response_is_alike_whole_and_streamed(client: openai.OpenAI, server: Server) -> None:
+    asked = {"model": server.model_name, "input": "fox?", "max_output_tokens": 8, "temperature": 0}
+
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+
+    kinds, last = [event.type for event in events], events[-1].response
+    text = whole.output[0].content[0].text
+    assert text
+    assert "".join(event.delta for event in events if event.type.endswith(".delta")) == text
+    assert last.output[0].content == whole.output[0].content
+    assert last.usage == whole.usage
+    assert whole.usage.output_tokens == whole.usage.output_tokens_details.reasoning_tokens == 8
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert kinds[-1] == f"response.{whole.status}" == "response.incomplete"
+
+
+def test_results_of_calls_are_sent(client: openai.OpenAI, server: Server) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "jump", "arguments": json.dumps({})}}
+    history = [
+        *ASKED,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "over"},
+    ]
+
+    answer = client.chat.completions.create(
+        model=server.model_name, messages=history, tools=TOOLS, max_completion_tokens=4
+    )
+
+    assert answer.usage.completion_tokens <= 4
+
+
+def test_nothing_was_compiled(client: openai.OpenAI, server: Server) -> None:
+    del client
+
+    assert server.metric("aotgaudi_compilations_total") == 0
+    assert server.is_idle()
