@@ -193,15 +193,8 @@ class Api:
     async def respond(self, request: Request) -> Response:
         """Answers a conversation with items."""
         prepared = await self._prepared("response", request)
-        response_id = answer_id("resp", REQUEST_ID.get() or "")
-        writer = ResponseWriter(
-            id=response_id,
-            created=self._service.unix_seconds(),
-            model=prepared.model,
-            repeats=prepared.repeats,
-            plan=prepared.reply or ReplyPlan(),
-        )
-        generation = self._submitted(request, prepared, response_id)
+        writer = ResponseWriter(self._head("resp", prepared), prepared.repeats, prepared.reply or ReplyPlan())
+        generation = self._submitted(request, prepared, writer.head.id)
         if prepared.stream:
             return EventStreamResponse(stream(generation, writer), on_close=generation.close)
         (output,) = await _outputs(generation, request)

@@ -237,4 +237,8 @@ def _scope(path: str) -> dict[str, Any]:
 
 def _num_tokens(body: Mapping[str, Any]) -> int:
     usage = body.get("usage")
-    return int(usage.get("completion_tokens") or 0) if isinstance(usage, dict) else 0
+    if not isinstance(usage, dict):
+        return 0
+    return int(
+        usage.get("completion_tokens") or usage.get("output_tokens") or 0
+    )  # The second is a response's.

@@ -26,6 +26,7 @@ from aotgaudi.server.http import INTERNAL_ERROR_MESSAGE, named_sse
 from aotgaudi.server.reply.message import Json, new_call_id
 from aotgaudi.server.reply.plan import ReplyPlan, ReplyReader
 from aotgaudi.server.reply.text import CallArguments, CallStart, Content, Part, Reasoning
+from aotgaudi.server.responses import AnswerHead
 
 Event = dict[str, Any]
 
@@ -87,9 +88,7 @@ class _Item:
 class ResponseWriter:
     """Writes one response. `repeats` is what it repeats of its request."""
 
-    id: str
-    created: int
-    model: str
+    head: AnswerHead
     repeats: Mapping[str, Any]
     plan: ReplyPlan
     _output: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -203,13 +202,14 @@ class ResponseWriter:
 
     def _response(self, status: str) -> dict[str, Any]:
         return {
-            "id": self.id,
+            "id": self.head.id,
             "object": "response",
-            "created_at": self.created,
+            "created_at": self.head.created,
             "status": status,
             "error": None,
             "incomplete_details": None,
-            "model": self.model,
+            "model": self.head.model,
+            "system_fingerprint": self.head.system_fingerprint,
             "output": list(self._output),
             "usage": None,
             **self.repeats,
