@@ -29,6 +29,7 @@ _DTYPES = frozenset(
     {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 )
 _MASK = re.compile(r"mask(_w[1-9][0-9]{0,8})?")
+_CACHE_NAME = re.compile(r"[0-9]{1,9}(\.[a-z_]{1,40})?", re.ASCII)
 _SAFETENSORS_LENGTH_BYTES = 8
 
 
@@ -115,21 +116,24 @@ class ProgramChecks:
         limits = self._spec.limits
         for cache in caches:
             shape = cache.shape
-            is_sound = (
-                len(shape) == 5
-                and shape[0] == 2
-                and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
-                and shape[3] == limits.block_size
-            )
-            if not is_sound:
+            is_sound = len(shape) == 5 and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
+            if not is_sound or not _takes_slots(cache, limits.block_size):
                 yield (
                     f"its cache {cache.name!r:.80} has shape {list(shape)!s:.80}, should be"
-                    f" [2, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size}, head size]"
+                    f" [planes, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size} rows, width]"
                 )
+            if not _CACHE_NAME.fullmatch(cache.name):
+                yield f"it has a cache {cache.name!r:.80}, which is named neither for a layer nor for a part of one"
         if caches:
             self._caches = self._caches or caches
             if caches != self._caches:
                 yield "it names other caches than another program of the bundle"
+
+
+def _takes_slots(cache: CacheSpec, block_size: int) -> bool:
+    """Whether a layer's main cache has a row for each token of a block. Its other caches have rows of other kinds."""
+    rows = cache.shape[3]
+    return "." in cache.name or (isinstance(rows, int) and rows == block_size)
 
 
 def constants_of(program: Program) -> frozenset[str]:

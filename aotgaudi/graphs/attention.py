@@ -13,6 +13,7 @@ blocks make the gathered keys of a block ready for a batched matrix product with
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -33,7 +34,7 @@ inference, and router logits do not concern attention."""
 class PagedState(Protocol):
     """The step's state, for the attention of every layer."""
 
-    caches: list[Tensor]
+    caches: Mapping[str, Tensor]
 
     def attend(self, call: AttentionCall) -> Tensor:
         """Writes the new keys and values, and attends. Returns [1, T, H, D]."""
@@ -80,7 +81,7 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers' own
         )
     if attention_mask is not None:
         raise SpecError(where, "the model builds its own attention mask", "use another architecture")
-    cache = paged.caches[module.layer_idx]
+    cache = paged.caches[str(module.layer_idx)]
     if (key.shape[1], key.shape[3]) != (cache.shape[2], cache.shape[4]) or key.shape != value.shape:
         raise SpecError(
             where,
@@ -119,7 +120,7 @@ class PromptState:
     `masks` maps a sliding window (None: no window) to [b, 1, q, C + q], True where a query may look.
     """
 
-    caches: list[Tensor]
+    caches: Mapping[str, Tensor]
     slots_T: Tensor
     ctx_blocks_bc: Tensor | None
     masks: dict[int | None, Tensor]
@@ -150,7 +151,7 @@ class PromptState:
 class DecodeState:
     """A decode step of b rows, flat over n blocks. `masks` maps a sliding window to [n, B]."""
 
-    caches: list[Tensor]
+    caches: Mapping[str, Tensor]
     slots_b: Tensor
     block_list_n: Tensor
     block_rows_n: Tensor

@@ -131,9 +131,10 @@ def _uses(layer: int, argument: fx.Node) -> bool:
 
 def renumbered(binding: str, original: int, layer: int) -> str:
     """Returns the binding of layer `layer` that corresponds to a weight, constant or cache binding of layer `original`."""
-    if binding == f"kv:{original}":
-        return f"kv:{layer}"
     source, _, name = binding.partition(":")
+    if source == "kv":
+        number, dot, part = name.partition(".")
+        return f"kv:{layer}{dot}{part}" if number == str(original) else binding
     if names := weight_names(binding):
         return rebound(source, (_renumbered_name(name, original, layer) for name in names))
     return f"const:{_renumbered_name(name, original, layer)}" if source == "const" else binding

@@ -10,12 +10,14 @@ source           what it names
 ``int8``         the same, rounded to 8 bits (`aotgaudi.graphs.quantization`): integers of their shape
 ``int8_scales``  the scales of these integers, float32, one per row
 ``const``        a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
-``kv``           the KV cache of layer ``<name>``, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``
+``kv``           a cache of a layer, ``<layer>`` or ``<layer>.<part>``: ``[planes, num_blocks + 1, heads, rows a
+                 block, width]`` (`aotgaudi.spec.rows`). With two planes, keys and values
 ``step``         an input of the step (see `inputs`)
 ``tmp``          an output of an earlier call
 ===============  ====================================================================================
 
-Versions: 1 (first), 2 (any number of blocks), 3 (concatenated weights), 4 (weights in 8 bits).
+Versions: 1 (first), 2 (any number of blocks), 3 (concatenated weights), 4 (weights in 8 bits), 5 (caches of any planes and
+rows, several a layer).
 
 A unit may write to its ``kv`` arguments; nothing else is written to.
 """
@@ -33,7 +35,7 @@ from aotgaudi.digest import canonical_json
 from aotgaudi.document import Value
 from aotgaudi.spec.quantization import WeightsDtype
 
-PROGRAM_SCHEMA: Literal["aotgaudi.program/4"] = "aotgaudi.program/4"
+PROGRAM_SCHEMA: Literal["aotgaudi.program/5"] = "aotgaudi.program/5"
 
 ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
 """Stands for the number of blocks where a program leaves it to the server."""
@@ -76,7 +78,7 @@ class TensorSpec(Value):
 
 
 class CacheSpec(Value):
-    """One layer's KV cache, named by the layer's number. The server chooses the number of blocks if the shape is open."""
+    """A cache, named ``<layer>`` or ``<layer>.<part>``. The server chooses the number of blocks if the shape is open."""
 
     name: str
     shape: tuple[Union[int, Literal["num_blocks + 1"]], ...]
@@ -98,12 +100,16 @@ class Call(Value):
 class Program(Value):
     """How one entry runs. `inputs` are the step's tensors, `outputs` are ``tmp`` names.
 
-    `caches` are the KV caches by layer number. Every program of a bundle names the same caches or none.
+    `caches` are those of all layers, in order. Every program of a bundle names the same caches or none.
     `constants` is the digest of a safetensors blob with the tensors of ``const`` bindings, or None.
     """
 
     schema_: Literal[
-        "aotgaudi.program/1", "aotgaudi.program/2", "aotgaudi.program/3", "aotgaudi.program/4"
+        "aotgaudi.program/1",
+        "aotgaudi.program/2",
+        "aotgaudi.program/3",
+        "aotgaudi.program/4",
+        "aotgaudi.program/5",
     ] = Field(default=PROGRAM_SCHEMA, alias="schema")
     inputs: tuple[TensorSpec, ...]
     weights: tuple[TensorSpec, ...]

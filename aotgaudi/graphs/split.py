@@ -14,6 +14,7 @@ import torch
 from torch import fx
 from torch.export.graph_signature import InputKind
 from torch.fx.passes.split_module import split_module
+from torch.utils import _pytree as pytree
 
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import order_by_need, to_text
@@ -100,15 +101,15 @@ def _bindings(
     exported: torch.export.ExportedProgram, persistent: Mapping[str, str]
 ) -> tuple[dict[str, str], list[TensorSpec], dict[str, torch.Tensor]]:
     """Returns placeholder name -> binding, the weights, and the constant tensors."""
-    bindings: dict[str, str] = {}
+    bindings = _user_bindings(exported)
     weights: list[TensorSpec] = []
     constants: dict[str, torch.Tensor] = {}
     for spec in exported.graph_signature.input_specs:
         placeholder = spec.arg.name
         name = (spec.target or "").removeprefix("model.")
         if spec.kind is InputKind.USER_INPUT:
-            bindings[placeholder] = _user_binding(placeholder)
-        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and name in persistent:
+            continue
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER) and name in persistent:
             stored = persistent[name]
             bindings[placeholder] = f"weight:{stored}"
             tensor = exported.state_dict[spec.target]
@@ -120,11 +121,14 @@ def _bindings(
     return bindings, weights, constants
 
 
-def _user_binding(placeholder: str) -> str:
-    """``caches_3`` is the cache of layer 3; ``inputs_positions`` is the step input ``positions``."""
-    if placeholder.startswith("caches_"):
-        return f"kv:{int(placeholder.removeprefix('caches_'))}"
-    return f"step:{placeholder.removeprefix('inputs_')}"
+def _user_bindings(exported: torch.export.ExportedProgram) -> dict[str, str]:
+    """Returns the bindings of a step's own arguments: its inputs by name, then its caches by name."""
+    placeholders = list(exported.graph_signature.user_inputs)
+    (inputs, caches), _ = pytree.tree_unflatten(placeholders, exported.call_spec.in_spec)
+    return {
+        **{str(placeholder): f"step:{name}" for name, placeholder in inputs.items()},
+        **{str(placeholder): f"kv:{name}" for name, placeholder in caches.items()},
+    }
 
 
 class _Assembly:
@@ -171,7 +175,7 @@ class _Assembly:
         return piece
 
     def _reused(self, marker: Marker, bound: Mapping[str, str], outputs: tuple[str, ...]) -> Piece:
-        """Makes a layer's piece from the equal layer's, with the layer's arguments, weights and cache."""
+        """Makes a layer's piece from the equal layer's, with the layer's arguments, weights and caches."""
         original = self._layers[marker.original]
         theirs = (node.meta[_ORIGIN] for node in self._markers[marker.original].arguments)
         mine = (bound[node.meta[_ORIGIN]] for node in marker.arguments)

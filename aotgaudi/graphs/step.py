@@ -33,6 +33,8 @@ from aotgaudi.graphs.invariant import (
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.rows import CONFIG_KEYS, require_block_size, rows_of
 
 StepEntry = Union[PromptEntry, DecodeEntry]
 
@@ -90,21 +92,38 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
 
 
 def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSpec, ...]:
-    """Returns the KV cache of each layer, ``[2, num_blocks + 1, kv_heads, block_size, head_dim]``.
+    """Returns the caches of every layer in order, as the rows of a transformers config say (`aotgaudi.spec.rows`).
 
-    Raises SpecError for a model without attention heads.
+    Raises SpecError for a model without attention heads, and for blocks that would end inside a row.
     """
-    heads = getattr(config, "num_attention_heads", None)
-    if not isinstance(heads, int):
+    if not isinstance(getattr(config, "num_attention_heads", None), int):
         raise SpecError(
             "model.config.model_type",
             f"{config.model_type!r} has no attention heads",
             "use a decoder-only text model",
         )
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    shape = (2, ANY_NUM_BLOCKS, kv_heads, limits.block_size, head_dim)
-    return tuple(CacheSpec(name=str(n), shape=shape, dtype=dtype) for n in range(config.num_hidden_layers))
+    kept, size = rows_of(_described(config, dtype)), limits.block_size
+    require_block_size(kept, size)
+    return tuple(
+        CacheSpec(
+            name=cache.name,
+            shape=(cache.planes, ANY_NUM_BLOCKS, cache.heads, cache.rows_per_block(size), cache.width),
+            dtype=cache.dtype or dtype,
+        )
+        for cache in kept
+    )
+
+
+def _described(config: Any, dtype: str) -> ModelSpec:
+    """Returns what rows follow from, with the values that transformers fills in where a config.json has none."""
+    values = {name: getattr(config, name, None) or None for name in CONFIG_KEYS}
+    return ModelSpec.model_validate(
+        {
+            "name": config.model_type,
+            "dtype": dtype,
+            "config": {"model_type": config.model_type, **values},
+        }
+    )
 
 
 def zero_cache(spec: CacheSpec) -> Tensor:
@@ -123,23 +142,22 @@ def any_blocks() -> dict[int, Any]:
 def export_step(
     model: Any, entry: StepEntry, limits: ServingLimits, *, is_invariant: bool = False
 ) -> torch.export.ExportedProgram:
-    """Exports the step of `entry`. Inputs: those of `step_inputs`, then one cache per layer, with any number of blocks.
+    """Exports the step of `entry`. Inputs: those of `step_inputs`, then the caches by name, with any number of blocks.
 
     `is_invariant`: in the batch-invariant form (`invariant.py`).
     """
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
-    wrapper = kind(model, _windows(config), is_invariant)
+    wrapper = kind(model, _windows(config), limits.block_size, is_invariant)
     specs = step_inputs(model, entry, limits)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
-    caches = [
-        zero_cache(spec) for spec in cache_specs(config, limits, str(model.dtype).removeprefix("torch."))
-    ]
+    dtype = str(model.dtype).removeprefix("torch.")
+    caches = {spec.name: zero_cache(spec) for spec in cache_specs(config, limits, dtype)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             exported = export(
-                wrapper, (inputs, caches), (dict.fromkeys(inputs), [any_blocks()] * len(caches))
+                wrapper, (inputs, caches), (dict.fromkeys(inputs), dict.fromkeys(caches, any_blocks()))
             )
         except (torch._dynamo.exc.UserError, TypeError, NotImplementedError) as error:
             raise SpecError(
@@ -165,9 +183,10 @@ def _windows(config: Any) -> tuple[Window, ...]:
 
 
 class _Step(nn.Module):
-    def __init__(self, model: Any, windows: tuple[Window, ...], is_invariant: bool) -> None:
+    def __init__(self, model: Any, windows: tuple[Window, ...], block_size: int, is_invariant: bool) -> None:
         super().__init__()
         self.model, self.windows, self.is_invariant = model, windows, is_invariant
+        self.block_size = block_size
 
     def masks(self, inputs: dict[str, Tensor]) -> dict[Window, Tensor]:
         return {window: inputs[mask_name(window)] for window in self.windows}
@@ -204,16 +223,16 @@ def _zeros_for_padding(model: Any, is_real_T: Tensor) -> Iterator[None]:
 
 
 class _PromptStep(_Step):
-    def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
+    def forward(self, inputs: dict[str, Tensor], caches: dict[str, Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
         kind = InvariantPromptState if self.is_invariant else PromptState
         state = kind(caches, inputs["slots"], inputs.get("ctx_blocks"), self.masks(inputs))
-        with _zeros_for_padding(self.model, inputs["slots"] >= caches[0].shape[3]):
+        with _zeros_for_padding(self.model, inputs["slots"] >= self.block_size):
             return self.logits(inputs, state, inputs["logits_indices"])
 
 
 class _DecodeStep(_Step):
-    def forward(self, inputs: dict[str, Tensor], caches: list[Tensor]) -> Tensor:
+    def forward(self, inputs: dict[str, Tensor], caches: dict[str, Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
         blocks = inputs["slots"], inputs["block_list"], inputs["block_rows"], self.masks(inputs)
         if self.is_invariant:

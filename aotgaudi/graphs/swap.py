@@ -1,4 +1,4 @@
-"""The KV swap: exchanges pairs of blocks in one layer's cache, in place."""
+"""The KV swap: exchanges pairs of blocks in one cache, in place."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class SwapGraph(nn.Module):
-    """cache [2, num_blocks + 1, K, B, D], sources [n] and destinations [n] int64 -> the sources.
+    """cache [planes, num_blocks + 1, heads, rows a block, width], sources [n] and destinations [n] int64 -> the sources.
 
     A pair is exchanged, not copied, so a swap never loses content. Padding pairs are (0, 0). Only block 0 may
     occur twice. The graph has an output because a compiled graph must return something.

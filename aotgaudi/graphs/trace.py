@@ -110,14 +110,21 @@ def _trace_sampler(entry: SamplerEntry, model: ModelSpec) -> TracedProgram:
 
 
 def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
+    """One unit for each distinct form of a cache, called once for each cache of that form."""
     caches, n = _caches(model, limits), entry.padded_swaps
     specs = tuple(TensorSpec(name=name, shape=(n,), dtype="int64") for name in ("sources", "destinations"))
     dynamic = (any_blocks(), None, None)
-    graph = _export(SwapGraph(), (zero_cache(caches[0]), *(_zeros(spec) for spec in specs)), dynamic)
-    text = to_text(graph.graph)
+    texts: dict[tuple[object, ...], str] = {}
+    for cache in caches:
+        form = cache.shape, cache.dtype
+        if form not in texts:
+            args = (zero_cache(cache), *(_zeros(spec) for spec in specs))
+            texts[form] = to_text(_export(SwapGraph(), args, dynamic).graph)
     pieces = tuple(
-        Piece(text, (f"kv:{layer}", "step:sources", "step:destinations"), (f"{layer}.0",), "swap")
-        for layer in range(len(caches))
+        Piece(
+            texts[cache.shape, cache.dtype], (f"kv:{cache.name}", *_steps(*specs)), (f"{number}.0",), "swap"
+        )
+        for number, cache in enumerate(caches)
     )
     return TracedProgram(inputs=specs, weights=(), caches=caches, pieces=pieces, outputs=(), constants=None)
 

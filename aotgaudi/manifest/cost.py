@@ -20,15 +20,15 @@ step has T tokens in r rows, and sees K keys in all::
     masks         M * e                                               as a fused attention adds them
     logits        r * V * 4                                           in float32, of the whole vocabulary
 
-With latent attention (MLA) vLLM caches one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers a token, whole on every
-rank, instead of 2 * k * d. Layers run one after the other and share their buffers. Weights, adapters, the
+With latent attention (MLA) a token's row is one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers, whole on every rank,
+instead of 2 * k * d (``spec/rows.py``). Layers run one after the other and share their buffers. Weights, adapters, the
 allocator's slack and the runtime's own memory are not included.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Union
 
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, UnifiedEntry
@@ -37,6 +37,7 @@ from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.change import ValueChange, with_change
+from aotgaudi.spec.rows import rows_of
 
 MANY_STEPS = 2000
 """More prompt, decode and unified entries than this are worth a warning."""
@@ -163,22 +164,25 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 
 def kv_cache_bytes(spec: BuildSpec) -> int:
     """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
-    tokens = (spec.limits.num_blocks + 1) * spec.limits.block_size
-    return tokens * kv_bytes_per_token(spec) * spec.parallel.layers_of_rank(spec.model.num_layers)
+    largest = sorted(_block_bytes(spec).values(), reverse=True)
+    return (spec.limits.num_blocks + 1) * sum(largest[: spec.parallel.layers_of_rank(len(largest))])
 
 
 def kv_bytes_per_token(spec: BuildSpec) -> int:
-    """Returns the bytes that a token takes in the cache of one layer of a rank."""
-    quantization = spec.model.quantization
+    """Returns the bytes that a token takes in the cache of one layer of a rank, of the layer that keeps most."""
+    return -(-max(_block_bytes(spec).values()) // spec.limits.block_size)
+
+
+def _block_bytes(spec: BuildSpec) -> dict[int, int]:
+    """Returns the bytes of a block in each layer of a rank."""
+    quantization, parallel = spec.model.quantization, spec.parallel
     value_bytes = None if quantization is None else quantization.kv_value_bytes
-    return _kv_values_per_token(spec) * (value_bytes or _DTYPE_BYTES[spec.model.dtype])
-
-
-def _kv_values_per_token(spec: BuildSpec) -> int:
-    latent = spec.model.latent_dim
-    if latent is not None and spec.scheduler.engine == "vllm":
-        return latent
-    return 2 * spec.parallel.kv_heads_of_rank(spec.model.num_kv_heads) * spec.model.head_dim
+    found: dict[int, int] = {}
+    for cache in rows_of(spec.model):
+        own = replace(cache, heads=parallel.kv_heads_of_rank(cache.heads))
+        each = value_bytes or _DTYPE_BYTES[spec.model.dtype] if own.dtype is None else _DTYPE_BYTES[own.dtype]
+        found[own.layer] = found.get(own.layer, 0) + own.values_per_block(spec.limits.block_size) * each
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,7 +138,7 @@ class ModelSpec(SpecValue):
     @property
     def head_dim(self) -> int:
         """Width of a head; the hidden size divided by the query heads if the config does not say."""
-        if self._value("head_dim") is None:
+        if self.config_value("head_dim") is None:
             return self.hidden_size // self.num_attention_heads
         return self._count("head_dim")
 
@@ -161,21 +161,22 @@ class ModelSpec(SpecValue):
 
     def states(self, name: str) -> bool:
         """Whether the config has a value of this name, in its language model's part or outside it."""
-        return self._value(name) is not None
+        return self.config_value(name) is not None
+
+    def config_value(self, name: str) -> JsonValue:
+        """Returns a value of the config, from its language model's part or from outside it; None if it has none."""
+        nested = self.config.get(_NESTED)
+        value = self.config.get(name)
+        return nested.get(name) if value is None and isinstance(nested, dict) else value
 
     def _count(self, name: str, fallback: str = "") -> int:
-        value = self._value(name)
+        value = self.config_value(name)
         if value is None and fallback:
             return self._count(fallback)
         if type(value) is not int or value < 1:
             problem = "is missing" if value is None else f"is {value!r}"
             raise SpecError(f"model.config.{name}", problem, "a positive integer")
         return value
-
-    def _value(self, name: str) -> JsonValue:
-        nested = self.config.get(_NESTED)
-        value = self.config.get(name)
-        return nested.get(name) if value is None and isinstance(nested, dict) else value
 
 
 def other_state(model_type: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """The units of four model families, their bindings and the exchange of blocks, piece for piece, as they were recorded.
 
-A unit's key is a digest of its text. If a text here changes, every builder compiles that unit again, and every store keeps it
+A unit's key is a digest of its text. If a text changes, every builder compiles that unit again, and every store keeps it
 twice. Texts follow from torch and transformers, too: those recorded are of `TOOLCHAIN`. Record them anew, on purpose, with
 ``python -m tests.golden.test_unit_texts``.
 """

@@ -334,6 +334,14 @@ def test_a_program_whose_bindings_and_shapes_are_known_is_sound(sealed: Sealed) 
             {"caches": (CacheSpec(name="0", shape=(2, 3, 2, 16, 8), dtype="float32"),)},
             r"shape \[2, 3, 2, 16, 8\]",
         ),
+        (
+            {"caches": (CacheSpec(name="0", shape=(1, "num_blocks + 1", 1, 8, 8), dtype="float32"),)},
+            r"shape \[1, 'num_blocks \+ 1', 1, 8, 8\], should be .* 16 rows",
+        ),
+        (
+            {"caches": (CacheSpec(name="keys", shape=(2, "num_blocks + 1", 2, 16, 8), dtype="float32"),)},
+            "a cache 'keys', which is named neither for a layer",
+        ),
         ({"outputs": ()}, "has 0 outputs"),
         (
             {"weights": tuple(TensorSpec(name="w", shape=(size,), dtype="float32") for size in (2, 3))},
@@ -348,6 +356,20 @@ def test_a_program_that_cannot_run_is_found_by_verify_and_by_serve(
 
     assert re.search(f"cannot run: .*{reason}", bad.reason)
     assert bad.entries == (DECODE,)
+
+
+@pytest.mark.parametrize("version", range(1, 6))
+def test_programs_of_earlier_versions_are_read(sealed: Sealed, version: int) -> None:
+    changes = {"schema_": f"aotgaudi.program/{version}"}
+
+    assert run_by(sealed, sealed.entries[1], **changes).corrupt == ()
+
+
+def test_a_layer_may_have_one_plane_and_several_caches(sealed: Sealed) -> None:
+    shapes = {"0": (1, "num_blocks + 1", 1, 16, 576), "0.raw": (1, "num_blocks + 1", 1, 4, 8)}
+    caches = tuple(CacheSpec(name=name, shape=shape, dtype="float32") for name, shape in shapes.items())  # type: ignore[arg-type]
+
+    assert run_by(sealed, sealed.entries[1], caches=caches).corrupt == ()
 
 
 def test_a_weight_that_two_units_read_may_be_listed_for_each(sealed: Sealed) -> None:

@@ -16,11 +16,11 @@ _TRACE = """
 import json, sys
 from aotgaudi.graphs.trace import trace
 from tests.integration.models import ARCHITECTURES, reference, spec_of
-from tests.integration.test_right_answers import CHUNK, DECODE
+from tests.integration.test_right_answers import CHUNK, DECODE, SWAP
 found = {}
 for name in ARCHITECTURES:
     spec = spec_of(reference(name))
-    traced = [trace(entry, spec.model, spec.limits) for entry in (CHUNK, DECODE)]
+    traced = [trace(entry, spec.model, spec.limits) for entry in (CHUNK, DECODE, SWAP)]
     found[name] = [[(piece.text, piece.inputs, piece.outputs) for piece in each.pieces] for each in traced]
     found[name].append([[spec.name for spec in each.weights] for each in traced])
     found[name].append([(each.constants or b"").hex() for each in traced])

@@ -15,7 +15,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.graphs.attention import paged_attention
 from aotgaudi.graphs.canonical import from_text, to_text
 from aotgaudi.graphs.layer_reuse import renumbered, reusing_layers
-from aotgaudi.graphs.program import Call, Program
+from aotgaudi.graphs.program import CacheSpec, Call, Program
 from aotgaudi.graphs.split import split_step
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import stored_names, trace
@@ -151,6 +151,24 @@ def test_a_swap_is_one_unit_called_once_a_layer() -> None:
     assert [piece.inputs[0] for piece in traced.pieces] == ["kv:0", "kv:1", "kv:2"]
 
 
+def test_caches_of_another_form_are_exchanged_by_another_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = spec_of(reference("llama"))
+    forms = {"0": (2, 16, 16), "0.raw": (1, 16, 4), "1": (2, 16, 16), "2": (1, 16, 4)}
+    caches = tuple(
+        CacheSpec(name=name, shape=(planes, "num_blocks + 1", 1, rows, width), dtype="float32")
+        for name, (planes, rows, width) in forms.items()
+    )
+    monkeypatch.setattr("aotgaudi.graphs.trace._caches", lambda *_: caches)
+
+    traced = trace(DefragEntry(8), spec.model, spec.limits)
+
+    texts = [piece.text for piece in traced.pieces]
+    assert [piece.inputs[0] for piece in traced.pieces] == ["kv:0", "kv:0.raw", "kv:1", "kv:2"]
+    assert (texts[0], texts[1]) == (texts[2], texts[3])
+    assert texts[0] != texts[1]
+    assert len({name for piece in traced.pieces for name in piece.outputs}) == 4
+
+
 def test_a_sampler_takes_only_what_its_signature_needs() -> None:
     spec = spec_of(reference("llama"))
 
@@ -250,6 +268,8 @@ def test_a_config_value_of_the_wrong_type_is_an_error_that_names_it() -> None:
         ("weight:model.norm.weight", "weight:model.norm.weight"),
         ("kv:1", "kv:11"),
         ("kv:2", "kv:2"),
+        ("kv:1.raw", "kv:11.raw"),
+        ("kv:11", "kv:11"),
         ("step:slots", "step:slots"),
         ("tmp:0.1", "tmp:0.1"),
     ],
