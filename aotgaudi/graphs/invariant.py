@@ -26,8 +26,8 @@ token's result does not depend on whether a prompt or a decode step computed it,
 blocks, or next to which rows: a preempted request that is computed again gets what it had. The largest score, which is
 subtracted before exponentials, is exact in any order.
 
-Legend of shape suffixes: see `attention.py`; n blocks (for a prompt row c of cached context, then its new ones), X = D + 1:
-the part of the output, then that of the total.
+Legend of shape suffixes: see `mixers/base.py`; n blocks (for a prompt row c of cached context, then its new ones),
+X = D + 1: the part of the output, then that of the total.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from aotgaudi.errors import SpecError
-from aotgaudi.graphs.attention import (
+from aotgaudi.graphs.layer_reuse import MARKER
+from aotgaudi.graphs.mixers.base import Masks, PagedState, mask_for
+from aotgaudi.graphs.mixers.uniform import (
     AttentionCall,
     DecodeState,
     PromptState,
-    mask_for,
+    UniformMixer,
     softcapped,
     write_cache,
 )
-from aotgaudi.graphs.layer_reuse import MARKER
 from aotgaudi.graphs.paged_decode import MASKED
 from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 
@@ -344,7 +345,7 @@ _FORMS: Mapping[str, Callable[..., Any]] = {
 class InvariantPromptState(PromptState):
     """A prefill step."""
 
-    def attend(self, call: AttentionCall) -> Tensor:
+    def attend_heads(self, call: AttentionCall) -> Tensor:
         """Returns [1, T, H, D]."""
         _write(call, self.slots_T)
         mask = mask_for(self.masks, call.sliding_window)
@@ -377,7 +378,7 @@ class InvariantDecodeState(DecodeState):
 
     rows_bn: Tensor
 
-    def attend(self, call: AttentionCall) -> Tensor:
+    def attend_heads(self, call: AttentionCall) -> Tensor:
         """Returns [1, b, H, D]."""
         _write(call, self.slots_b)
         seen_nB = mask_for(self.masks, call.sliding_window)
@@ -396,6 +397,23 @@ class InvariantDecodeState(DecodeState):
         """Returns the largest of each row's blocks, [b, K, G]."""
         mine = self.rows_bn[:, :, None, None]
         return torch.where(mine, x_nKG[None], MASKED).amax(1)
+
+
+class InvariantMixer(UniformMixer):
+    """Attention over keys and values, in the batch-invariant form."""
+
+    def prompt_state(
+        self, caches: Mapping[str, Tensor], inputs: Mapping[str, Tensor], masks: Masks
+    ) -> PagedState:
+        """Returns the state of a prompt step."""
+        return InvariantPromptState(caches, inputs["slots"], inputs.get("ctx_blocks"), masks)
+
+    def decode_state(
+        self, caches: Mapping[str, Tensor], inputs: Mapping[str, Tensor], masks: Masks
+    ) -> PagedState:
+        """Returns the state of a decode step."""
+        blocks = inputs["slots"], inputs["block_list"], inputs["block_rows"]
+        return InvariantDecodeState(caches, *blocks, masks, inputs["row_blocks"])
 
 
 def _write(call: AttentionCall, slots: Tensor) -> None:

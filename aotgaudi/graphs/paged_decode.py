@@ -1,6 +1,6 @@
 """The operator of decode attention over a paged cache: its definition. Each device has its own code for it.
 
-Legend of shape suffixes: see `attention.py`.
+Legend of shape suffixes: see `mixers/base.py`.
 """
 
 from __future__ import annotations

@@ -16,20 +16,10 @@ from torch import Tensor, nn
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.graphs.attention import (
-    ATTENTION_NAME,
-    DecodeState,
-    PagedState,
-    PromptState,
-    paged_attention,
-)
 from aotgaudi.graphs.export import export
-from aotgaudi.graphs.invariant import (
-    InvariantDecodeState,
-    InvariantPromptState,
-    batch_invariant,
-    require_invariant,
-)
+from aotgaudi.graphs.invariant import batch_invariant, require_invariant
+from aotgaudi.graphs.mixers.base import ATTENTION_NAME, Masks, Mixer, PagedState, paged_attention
+from aotgaudi.graphs.mixers.families import mixer_of, require_mixer
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
 from aotgaudi.spec.limits import ServingLimits
@@ -67,6 +57,8 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
             "model.config.model_type", f"{model_type!r} is not usable: {error}", "see transformers"
         ) from error
     _check_rope(hf_config)
+    described = _described(hf_config.get_text_config(), dtype)
+    require_mixer(described, is_stateful=False)
     try:
         with no_init_weights():
             model = AutoModelForCausalLM.from_config(
@@ -81,13 +73,9 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
             f"{model_type!r} is not supported: {_first_line(error)}",
             "use a decoder-only text model",
         ) from error
-    if getattr(model, "_is_stateful", False):
-        raise SpecError(
-            "model.config.model_type",
-            f"{model_type!r} keeps state besides its KV cache (transformers marks it stateful)",
-            "use a model whose only state is attention's",
-        )
+    require_mixer(described, is_stateful=getattr(model, "_is_stateful", False))
     model.tie_weights()  # Skipped with the initialisation. Without it a tied head would need a second weight.
+    mixer_of(described).install(model)
     return model.eval().requires_grad_(requires_grad=False)
 
 
@@ -148,10 +136,11 @@ def export_step(
     """
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
-    wrapper = kind(model, _windows(config), limits.block_size, is_invariant)
+    dtype = str(model.dtype).removeprefix("torch.")
+    mixer = mixer_of(_described(config, dtype), is_invariant=is_invariant)
+    wrapper = kind(model, mixer, _windows(config), limits.block_size, is_invariant)
     specs = step_inputs(model, entry, limits)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
-    dtype = str(model.dtype).removeprefix("torch.")
     caches = {spec.name: zero_cache(spec) for spec in cache_specs(config, limits, dtype)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -183,12 +172,14 @@ def _windows(config: Any) -> tuple[Window, ...]:
 
 
 class _Step(nn.Module):
-    def __init__(self, model: Any, windows: tuple[Window, ...], block_size: int, is_invariant: bool) -> None:
+    def __init__(
+        self, model: Any, mixer: Mixer, windows: tuple[Window, ...], block_size: int, is_invariant: bool
+    ) -> None:
         super().__init__()
-        self.model, self.windows, self.is_invariant = model, windows, is_invariant
-        self.block_size = block_size
+        self.model, self.mixer, self.windows = model, mixer, windows
+        self.block_size, self.is_invariant = block_size, is_invariant
 
-    def masks(self, inputs: dict[str, Tensor]) -> dict[Window, Tensor]:
+    def masks(self, inputs: dict[str, Tensor]) -> Masks:
         return {window: inputs[mask_name(window)] for window in self.windows}
 
     def logits(self, inputs: dict[str, Tensor], paged: PagedState, keep: Tensor | int) -> Tensor:
@@ -225,8 +216,7 @@ def _zeros_for_padding(model: Any, is_real_T: Tensor) -> Iterator[None]:
 class _PromptStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: dict[str, Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
-        kind = InvariantPromptState if self.is_invariant else PromptState
-        state = kind(caches, inputs["slots"], inputs.get("ctx_blocks"), self.masks(inputs))
+        state = self.mixer.prompt_state(caches, inputs, self.masks(inputs))
         with _zeros_for_padding(self.model, inputs["slots"] >= self.block_size):
             return self.logits(inputs, state, inputs["logits_indices"])
 
@@ -234,10 +224,7 @@ class _PromptStep(_Step):
 class _DecodeStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: dict[str, Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
-        blocks = inputs["slots"], inputs["block_list"], inputs["block_rows"], self.masks(inputs)
-        if self.is_invariant:
-            return self.logits(inputs, InvariantDecodeState(caches, *blocks, inputs["row_blocks"]), 0)
-        return self.logits(inputs, DecodeState(caches, *blocks), 0)
+        return self.logits(inputs, self.mixer.decode_state(caches, inputs, self.masks(inputs)), 0)
 
 
 def _check_rope(config: Any) -> None:

@@ -12,9 +12,9 @@ from safetensors.torch import load as load_tensors
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.graphs.attention import paged_attention
 from aotgaudi.graphs.canonical import from_text, to_text
 from aotgaudi.graphs.layer_reuse import renumbered, reusing_layers
+from aotgaudi.graphs.mixers.base import paged_attention
 from aotgaudi.graphs.program import CacheSpec, Call, Program
 from aotgaudi.graphs.split import split_step
 from aotgaudi.graphs.step import build_model, export_step

@@ -1,0 +1,34 @@
+"""Which mixer a model has: facts of its config decide."""
+
+from __future__ import annotations
+
+from aotgaudi.errors import SpecError
+from aotgaudi.graphs.invariant import InvariantMixer
+from aotgaudi.graphs.mixers.base import Mixer
+from aotgaudi.graphs.mixers.uniform import UniformMixer
+from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.rows import family_of, rows_missing
+
+
+def require_mixer(model: ModelSpec, *, is_stateful: bool) -> None:
+    """Raises SpecError, saying what is missing, for a model that no mixer serves.
+
+    `is_stateful`: transformers marks it as a model whose state is more than keys and values.
+    """
+    missing = rows_missing(model)
+    if missing is None and is_stateful:
+        missing = "state (transformers marks it stateful) that its config does not describe"
+    if missing is not None:
+        raise SpecError(
+            "model.config.model_type",
+            f"{model.model_type!r} keeps more than attention's keys and values, and no mixer for it exists: {missing}",
+            "use a model whose layers keep keys and values, or latent rows",
+        )
+
+
+def mixer_of(model: ModelSpec, *, is_invariant: bool = False) -> Mixer:
+    """Returns the mixer of a model's family. Raises SpecError for a family without a batch-invariant form."""
+    family = family_of(model)
+    if family == "uniform":
+        return InvariantMixer() if is_invariant else UniformMixer()
+    raise NotImplementedError(family)
