@@ -15,7 +15,7 @@ MASKED = -1.0e30
 
 
 @torch.library.custom_op("aotgaudi::paged_decode", mutates_args=())
-def paged_decode(
+def paged_decode(  # noqa: PLR0913, PLR0917 - an operator's arguments
     query_bHD: Tensor,
     cache: Tensor,
     block_list_n: Tensor,
@@ -24,15 +24,19 @@ def paged_decode(
     sinks_H: Optional[Tensor],
     scaling: float,
     softcap: float,
+    value_dim: int = 0,
 ) -> Tensor:
-    """Each row attends to its blocks of the cache ``[2, num_blocks + 1, K, B, D]``. Returns [b, H, D], of the query's dtype.
+    """Each row attends to its blocks of the cache ``[planes, num_blocks + 1, K, B, D]``. Returns [b, H, V].
 
-    Block n of `block_list_n` belongs to row ``block_rows_n[n]``; `seen_nB` says which of its tokens the row sees. A block
-    with no visible token is padding. `softcap` 0 means no cap. Computed in float32. This is the reference: units run the
-    device's code.
+    Keys lie in the first plane. Values are the first V = `value_dim` columns of the last plane (0: all D), so with one plane
+    they are a part of the keys. Block n of `block_list_n` belongs to row ``block_rows_n[n]``; `seen_nB` says which of its
+    B rows that row sees. A block with no visible row is padding. `softcap` 0 means no cap. Computed in float32, returned in
+    the query's dtype. This is the reference: units run the device's code.
     """
     (b, heads, size), kv_heads = query_bHD.shape, cache.shape[2]
-    keys_nKBD, values_nKBD = (cache[i].index_select(0, block_list_n).float() for i in (0, 1))
+    size = value_dim or size
+    keys_nKBD = cache[0].index_select(0, block_list_n).float()
+    values_nKBV = cache[-1].index_select(0, block_list_n)[..., :size].float()
     query_nKGD = query_bHD.float().index_select(0, block_rows_n).unflatten(1, (kv_heads, heads // kv_heads))
     scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)) * scaling
     if softcap:
@@ -46,13 +50,16 @@ def paged_decode(
     total_bH = torch.matmul(mine_bn.float(), weights.sum(-1).flatten(1))
     if sinks_H is not None:
         total_bH = total_bH + torch.exp(sinks_H.float() - top_bKG.view(b, heads))
-    sums = torch.matmul(mine_bn.float(), torch.matmul(weights, values_nKBD).flatten(1)).view(b, heads, size)
+    sums = torch.matmul(mine_bn.float(), torch.matmul(weights, values_nKBV).flatten(1)).view(b, heads, size)
     return (sums / total_bH.clamp_min(1e-30)[..., None]).to(query_bHD.dtype)
 
 
 @paged_decode.register_fake
-def _(query_bHD: Tensor, *_: object) -> Tensor:
-    return torch.empty_like(query_bHD, memory_format=torch.contiguous_format)
+def _(query_bHD: Tensor, *others: object) -> Tensor:
+    value_dim = others[7] if len(others) > 7 else 0
+    if not isinstance(value_dim, int) or not value_dim:
+        return torch.empty_like(query_bHD, memory_format=torch.contiguous_format)
+    return query_bHD.new_empty(*query_bHD.shape[:2], value_dim)
 
 
 PAGED_DECODE = torch.ops.aotgaudi.paged_decode.default

@@ -13,6 +13,7 @@ from typing import Any, Union
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
@@ -57,7 +58,7 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
             "model.config.model_type", f"{model_type!r} is not usable: {error}", "see transformers"
         ) from error
     _check_rope(hf_config)
-    described = _described(hf_config.get_text_config(), dtype)
+    described = described_by(hf_config.get_text_config(), dtype)
     require_mixer(described, is_stateful=False)
     try:
         with no_init_weights():
@@ -74,9 +75,21 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
             "use a decoder-only text model",
         ) from error
     require_mixer(described, is_stateful=getattr(model, "_is_stateful", False))
+    _keep_float32(model)
     model.tie_weights()  # Skipped with the initialisation. Without it a tied head would need a second weight.
     mixer_of(described).install(model)
     return model.eval().requires_grad_(requires_grad=False)
+
+
+def _keep_float32(model: Any) -> None:
+    """Makes float32 what transformers loads as float32 whatever the dtype is, such as the weights of routers.
+
+    transformers does so in `from_pretrained` only.
+    """
+    kept = model._get_dtype_plan(model.dtype)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if any(part in name for part in kept):
+            tensor.data = tensor.data.float()
 
 
 def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSpec, ...]:
@@ -90,7 +103,7 @@ def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSp
             f"{config.model_type!r} has no attention heads",
             "use a decoder-only text model",
         )
-    kept, size = rows_of(_described(config, dtype)), limits.block_size
+    kept, size = rows_of(described_by(config, dtype)), limits.block_size
     require_block_size(kept, size)
     return tuple(
         CacheSpec(
@@ -102,7 +115,7 @@ def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSp
     )
 
 
-def _described(config: Any, dtype: str) -> ModelSpec:
+def described_by(config: Any, dtype: str) -> ModelSpec:
     """Returns what rows follow from, with the values that transformers fills in where a config.json has none."""
     values = {name: getattr(config, name, None) or None for name in CONFIG_KEYS}
     return ModelSpec.model_validate(
@@ -137,7 +150,7 @@ def export_step(
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
     dtype = str(model.dtype).removeprefix("torch.")
-    mixer = mixer_of(_described(config, dtype), is_invariant=is_invariant)
+    mixer = mixer_of(described_by(config, dtype), is_invariant=is_invariant)
     wrapper = kind(model, mixer, _windows(config), limits.block_size, is_invariant)
     specs = step_inputs(model, entry, limits)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
@@ -148,7 +161,12 @@ def export_step(
             exported = export(
                 wrapper, (inputs, caches), (dict.fromkeys(inputs), dict.fromkeys(caches, any_blocks()))
             )
-        except (torch._dynamo.exc.UserError, TypeError, NotImplementedError) as error:
+        except (
+            torch._dynamo.exc.UserError,
+            GuardOnDataDependentSymNode,
+            TypeError,
+            NotImplementedError,
+        ) as error:
             raise SpecError(
                 f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"
             ) from error

@@ -23,6 +23,7 @@ from aotgaudi.graphs.export import export
 from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.layer_reuse import reusing_layers
+from aotgaudi.graphs.mixers.families import require_modes
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.quantization import QUANTIZATIONS, Quantization
 from aotgaudi.graphs.sampler import SamplerGraph
@@ -32,6 +33,7 @@ from aotgaudi.graphs.step import (
     any_blocks,
     build_model,
     cache_specs,
+    described_by,
     export_step,
     step_inputs,
     zero_cache,
@@ -222,7 +224,10 @@ def _tracer(
 ) -> _StepTracer:
     """Returns the tracer of a model. A build needs one; the second is for tests."""
     quantization = None if weights_dtype is None else QUANTIZATIONS[weights_dtype]
-    return _StepTracer(build_model(json.loads(config_json), dtype), is_invariant, quantization)
+    module = build_model(json.loads(config_json), dtype)
+    described = described_by(module.config.get_text_config(), dtype)
+    require_modes(described, is_invariant=is_invariant, has_packed_weights=quantization is not None)
+    return _StepTracer(module, is_invariant, quantization)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

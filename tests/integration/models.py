@@ -44,6 +44,19 @@ _HYBRID = {
     "sliding_window": 20,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+_LATENT = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 20,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -56,6 +69,9 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**_HYBRID, **_EXPERTS},
     "phi3": {},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    "deepseek_v2": {**_LATENT, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
+    "deepseek_v3": {**_LATENT, "q_lora_rank": 24, "n_group": 2, "topk_group": 1},
+    "glm4_moe_lite": {**_LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1},
 }
 BLOCK_SIZE = 16
 
@@ -74,6 +90,9 @@ def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.data = 0.15 * noise if parameter.dim() > 1 else around + 0.1 * noise
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.data = 0.1 * torch.randn(buffer.shape, generator=generator)
     model.tie_weights()
     return model
 

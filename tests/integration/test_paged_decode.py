@@ -20,20 +20,30 @@ CACHE_BLOCKS = 11
 
 
 class Case:
-    """A unit of one call, and inputs for it."""
+    """A unit of one call, and inputs for it. With a `value_dim`, values are the first columns of keys."""
 
     def __init__(
-        self, size: int, group: int, block_size: int, dtype: torch.dtype, *, sinks: bool, softcap: float
+        self,
+        size: int,
+        group: int,
+        block_size: int,
+        dtype: torch.dtype,
+        *,
+        sinks: bool,
+        softcap: float,
+        value_dim: int = 0,
     ) -> None:
         self.size, self.group, self.block_size, self.dtype = size, group, block_size, dtype
-        self.has_sinks, self.softcap = sinks, softcap
+        self.has_sinks, self.softcap, self.value_dim = sinks, softcap, value_dim
+        self.planes, self.kv_heads = (1, 1) if value_dim else (2, KV_HEADS)
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
         """Row 0 has blocks 0 and 3 and part of 5, row 1 one token, row 2 a window; block 6 is padding."""
         generator = torch.Generator().manual_seed(seed)
-        heads = KV_HEADS * self.group
+        heads = self.kv_heads * self.group
         query = torch.randn(ROWS, heads, self.size, generator=generator)
-        cache = torch.randn(2, CACHE_BLOCKS, KV_HEADS, self.block_size, self.size, generator=generator)
+        sizes = self.planes, CACHE_BLOCKS, self.kv_heads, self.block_size, self.size
+        cache = torch.randn(*sizes, generator=generator)
         seen = torch.zeros(NUM_BLOCKS, self.block_size, dtype=torch.bool)
         seen[[0, 3]] = True
         seen[5, : self.block_size // 2 + 1] = True
@@ -47,7 +57,8 @@ class Case:
 
     def call(self, *inputs: torch.Tensor) -> torch.Tensor:
         sinks = inputs[5] if self.has_sinks else None
-        result: torch.Tensor = PAGED_DECODE(*inputs[:5], sinks, self.size**-0.5, self.softcap)
+        narrow = [self.value_dim] if self.value_dim else []
+        result: torch.Tensor = PAGED_DECODE(*inputs[:5], sinks, self.size**-0.5, self.softcap, *narrow)
         return result
 
     def compiled(self, folder: Path) -> Executable:
@@ -73,6 +84,16 @@ CASES = {
         96, 1, 16, torch.bfloat16, sinks=False, softcap=0.0
     ),
     "bfloat16, sizes that no register divides": Case(20, 3, 6, torch.bfloat16, sinks=False, softcap=0.0),
+    "latent, as in DeepSeek V3, a quarter of its heads": Case(
+        576, 32, 16, torch.bfloat16, sinks=False, softcap=0.0, value_dim=512
+    ),
+    "latent, float32, 24 heads": Case(40, 24, 16, torch.float32, sinks=False, softcap=0.0, value_dim=32),
+    "latent, sizes that no vector divides": Case(
+        29, 17, 6, torch.float32, sinks=True, softcap=5.0, value_dim=21
+    ),
+    "latent, bfloat16, sizes that no register divides": Case(
+        40, 5, 16, torch.bfloat16, sinks=False, softcap=0.0, value_dim=20
+    ),
 }
 
 

@@ -22,7 +22,7 @@ DECODE = DecodeEntry(4, 1, 16)
 SWAP = DefragEntry(8)
 TOLERANCE = 1e-4
 
-BUILT_IN_CI = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "mixtral")
+BUILT_IN_CI = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "mixtral", "deepseek_v3")
 """Those that are compiled; the others are compared before compiling (tests/unit/graphs)."""
 
 
@@ -103,10 +103,11 @@ def test_logits_agree_with_transformers(
     assert max(decode) < TOLERANCE
 
 
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
 def test_chunks_may_start_and_end_inside_a_block(
-    built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+    architecture: str, built: Callable[[str], tuple[Any, Built]], tmp_path: Path
 ) -> None:
-    model, artifacts = built("llama")
+    model, artifacts = built(architecture)
     talk = Conversation(model, artifacts.runner(save_checkpoint(model, tmp_path)))
 
     errors = [
@@ -120,10 +121,11 @@ def test_chunks_may_start_and_end_inside_a_block(
     assert max(errors) < TOLERANCE
 
 
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
 def test_a_swap_moves_a_sequence_and_nothing_else(
-    built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+    architecture: str, built: Callable[[str], tuple[Any, Built]], tmp_path: Path
 ) -> None:
-    model, artifacts = built("llama")
+    model, artifacts = built(architecture)
     talk = Conversation(model, artifacts.runner(save_checkpoint(model, tmp_path)))
     talk.prompt(FRESH, (0, 0, 32))
     talk.prompt(FRESH, (2, 0, 32))
@@ -133,11 +135,12 @@ def test_a_swap_moves_a_sequence_and_nothing_else(
     assert talk.decode((0, 32), (2, 32)) < TOLERANCE
 
 
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
 def test_two_checkpoints_run_through_the_same_artifacts(
-    built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+    architecture: str, built: Callable[[str], tuple[Any, Built]], tmp_path: Path
 ) -> None:
-    first, artifacts = built("llama")
-    second = reference("llama", seed=7)
+    first, artifacts = built(architecture)
+    second = reference(architecture, seed=7)
     pairs = zip(first.parameters(), second.parameters(), strict=True)
     assert all(not torch.equal(a, b) for a, b in pairs)
 

@@ -30,9 +30,18 @@ _PRODUCTS = frozenset(
     {_aten.linear.default, _aten.mm.default, _aten.bmm.default, _aten.addmm.default, _aten.matmul.default}
 )
 _REARRANGED = frozenset(
-    {_aten.t.default, _aten.transpose.int, _aten.permute.default, _aten.index.Tensor, _aten.to.dtype}
+    {
+        _aten.t.default,
+        _aten.transpose.int,
+        _aten.permute.default,
+        _aten.index.Tensor,
+        _aten.to.dtype,
+        _aten.view.default,
+        _aten.slice.Tensor,
+    }
 )
-"""Operators that may lie between a weight and its product; experts are selected by an index."""
+"""Operators that may lie between a weight and its product. Experts are selected by an index, and the weight that expands
+latents is cut into its halves."""
 
 
 def example_inputs(specs: list[InputSpec], seed: int) -> list[Tensor]:

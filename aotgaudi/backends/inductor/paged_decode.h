@@ -1,7 +1,8 @@
 // Decode attention over a paged cache, which is read in place. paged_decode.py puts it into units.
 //
-// One call is one row and one KV head: its G query heads see the tokens of the row's blocks, block after block, with a
-// running maximum and total. Sums are float32. A row's result depends on its blocks alone, in their order.
+// One call is one row, one KV head and G of its query heads: they see the tokens of the row's blocks, block after block, with
+// a running maximum and total. Sums are float32. A row's result depends on its blocks alone, in their order. A key has D
+// numbers and a value V, its token's first; both are D apart from the next token's.
 //
 // The two products of a block are in float32 or, with AVX512_BF16, over neighbouring pairs of bfloat16.
 #ifndef AOTGAUDI_PAGED_DECODE
@@ -13,23 +14,26 @@ constexpr float kMasked = -1.0e30f;
 // The largest of 4, 3, 2, 1 that divides n: the number of accumulators, which must fit into registers.
 constexpr int64_t tile_of(int64_t n) { return n % 4 == 0 ? 4 : n % 3 == 0 ? 3 : n % 2 == 0 ? 2 : 1; }
 
-// The products in float32. A head is padded with zeros to DP numbers.
-template <typename T, int64_t D, int64_t G, int64_t B>
+// The products in float32. A key is padded with zeros to DP numbers, a value to VP.
+template <typename T, int64_t D, int64_t V, int64_t G, int64_t B>
 struct InFloats {
   using Vec = at::vec::Vectorized<float>;
   static constexpr int64_t W = Vec::size();
-  static constexpr int64_t C = (D + W - 1) / W;  // vectors of a head
+  static constexpr int64_t C = (D + W - 1) / W;  // vectors of a key
   static constexpr int64_t DP = C * W;
+  static constexpr int64_t CV = (V + W - 1) / W;  // vectors of a value
+  static constexpr int64_t VP = CV * W;
   static constexpr int64_t BP = (B + W - 1) / W * W;  // scores of a block
   static constexpr int64_t GT = tile_of(G);
-  static constexpr int64_t CT = tile_of(C);
+  static constexpr int64_t CT = tile_of(CV);
 
-  // The c-th vector of a head: W values, padded with zeros.
+  // The c-th vector of the N numbers at `head`, padded with zeros.
+  template <int64_t N>
   static inline Vec load(const T* head, int64_t c) {
     const T* from = head + c * W;
     alignas(64) T tail[W] = {};
-    if (D % W != 0 && c == C - 1) {
-      std::copy(from, head + D, tail);
+    if (N % W != 0 && c == N / W) {
+      std::copy(from, head + N, tail);
       from = tail;
     }
     if constexpr (std::is_same_v<T, float>) {
@@ -45,7 +49,7 @@ struct InFloats {
 
   InFloats(const T* heads, float scaling) {
     for (int64_t g = 0; g < G; ++g)
-      for (int64_t c = 0; c < C; ++c) (load(heads + g * D, c) * Vec(scaling)).store(query + g * DP + c * W);
+      for (int64_t c = 0; c < C; ++c) (load<D>(heads + g * D, c) * Vec(scaling)).store(query + g * DP + c * W);
   }
 
   // scores[g][t ... t + W) = query[g] . keys[t]
@@ -60,7 +64,7 @@ struct InFloats {
         for (int64_t g = 0; g < GT; ++g) sums[g] = Vec(0.f);
 #pragma GCC unroll 16
         for (int64_t c = 0; c < C; ++c) {
-          const Vec k = load(key, c);
+          const Vec k = load<D>(key, c);
 #pragma GCC unroll 4
           for (int64_t g = 0; g < GT; ++g)
             sums[g] = at::vec::fmadd(k, Vec::loadu(query + (g0 + g) * DP + c * W), sums[g]);
@@ -82,16 +86,16 @@ struct InFloats {
   // out[g] += sum over first <= t < last of weights[g][t] * values[t]
   static inline void add_values(const float* weights, const T* values, int64_t first, int64_t last, float* out) {
     for (int64_t g0 = 0; g0 < G; g0 += GT) {
-      for (int64_t c0 = 0; c0 < C; c0 += CT) {
+      for (int64_t c0 = 0; c0 < CV; c0 += CT) {
         Vec sums[GT][CT];
 #pragma GCC unroll 4
         for (int64_t g = 0; g < GT; ++g)
 #pragma GCC unroll 4
-          for (int64_t c = 0; c < CT; ++c) sums[g][c] = Vec::loadu(out + (g0 + g) * DP + (c0 + c) * W);
+          for (int64_t c = 0; c < CT; ++c) sums[g][c] = Vec::loadu(out + (g0 + g) * VP + (c0 + c) * W);
         for (int64_t t = first; t < last; ++t) {
           Vec value[CT];
 #pragma GCC unroll 4
-          for (int64_t c = 0; c < CT; ++c) value[c] = load(values + t * D, c0 + c);
+          for (int64_t c = 0; c < CT; ++c) value[c] = load<V>(values + t * D, c0 + c);
 #pragma GCC unroll 4
           for (int64_t g = 0; g < GT; ++g) {
             const Vec weight(weights[(g0 + g) * BP + t]);
@@ -102,26 +106,26 @@ struct InFloats {
 #pragma GCC unroll 4
         for (int64_t g = 0; g < GT; ++g)
 #pragma GCC unroll 4
-          for (int64_t c = 0; c < CT; ++c) sums[g][c].store(out + (g0 + g) * DP + (c0 + c) * W);
+          for (int64_t c = 0; c < CT; ++c) sums[g][c].store(out + (g0 + g) * VP + (c0 + c) * W);
       }
     }
   }
 };
 
-template <typename T, int64_t D, int64_t G, int64_t B>
+template <typename T, int64_t D, int64_t V, int64_t G, int64_t B>
 struct Products {
-  using type = InFloats<T, D, G, B>;
+  using type = InFloats<T, D, V, G, B>;
 };
 
 #ifdef __AVX512BF16__
 // The products over pairs: two numbers of a head of keys, or the numbers of two tokens of values, with rounded weights.
-template <int64_t D, int64_t G, int64_t B>
+template <int64_t D, int64_t V, int64_t G, int64_t B>
 struct InPairs {
   using T = c10::BFloat16;
   using Pair = int32_t;
   static constexpr int64_t P = 16;     // pairs, or sums, of a register
-  static constexpr int64_t J = D / 2;  // pairs of a head
-  static constexpr int64_t C = D / 32;  // registers of a head
+  static constexpr int64_t J = D / 2;  // pairs of a key
+  static constexpr int64_t C = V / 32;  // registers of a value
   static constexpr int64_t GT = tile_of(G);
   static constexpr int64_t CT = C % 2 == 0 ? 2 : 1;
 
@@ -171,7 +175,7 @@ struct InPairs {
                            (__m256i)_mm512_cvtneps_pbh(_mm512_load_ps(weights + g * B + t)));
     for (int64_t g0 = 0; g0 < G; g0 += GT)
       for (int64_t c0 = 0; c0 < C; c0 += CT)
-        add_tile(reinterpret_cast<const Pair*>(rounded + g0 * B), values + c0 * 32, first, last, out + g0 * D + c0 * 32);
+        add_tile(reinterpret_cast<const Pair*>(rounded + g0 * B), values + c0 * 32, first, last, out + g0 * V + c0 * 32);
   }
 
   // GT heads, CT registers. Of a register's 32 numbers, `low` has the sums of 0 to 3, 8 to 11 and so on, `high` the others.
@@ -207,27 +211,28 @@ struct InPairs {
     for (int64_t g = 0; g < GT; ++g)
 #pragma GCC unroll 2
       for (int64_t c = 0; c < CT; ++c) {
-        float* at = out + g * D + c * 32;
+        float* at = out + g * V + c * 32;
         _mm512_store_ps(at, _mm512_load_ps(at) + _mm512_permutex2var_ps(low[g][c], front, high[g][c]));
         _mm512_store_ps(at + P, _mm512_load_ps(at + P) + _mm512_permutex2var_ps(low[g][c], back, high[g][c]));
       }
   }
 };
 
-template <int64_t D, int64_t G, int64_t B>
-struct Products<c10::BFloat16, D, G, B> {
-  using type = std::conditional_t<D % 32 == 0 && B % 16 == 0, InPairs<D, G, B>, InFloats<c10::BFloat16, D, G, B>>;
+template <int64_t D, int64_t V, int64_t G, int64_t B>
+struct Products<c10::BFloat16, D, V, G, B> {
+  using type = std::conditional_t<D % 32 == 0 && V % 32 == 0 && B % 16 == 0, InPairs<D, V, G, B>,
+                                  InFloats<c10::BFloat16, D, V, G, B>>;
 };
 #endif
 
-template <typename T, int64_t D, int64_t G, int64_t B>
+template <typename T, int64_t D, int64_t V, int64_t G, int64_t B>
 struct PagedDecode {
-  using Floats = InFloats<T, D, G, B>;
+  using Floats = InFloats<T, D, V, G, B>;
   using Vec = typename Floats::Vec;
-  static constexpr int64_t W = Floats::W, C = Floats::C, DP = Floats::DP, BP = Floats::BP;
+  static constexpr int64_t W = Floats::W, CV = Floats::CV, VP = Floats::VP, BP = Floats::BP;
 
   static inline void store(const Vec& value, T* head, int64_t c) {
-    const int64_t count = D % W != 0 && c == C - 1 ? D % W : W;
+    const int64_t count = V % W != 0 && c == CV - 1 ? V % W : W;
     if constexpr (std::is_same_v<T, float>) {
       value.store(head + c * W, count);
     } else {
@@ -255,17 +260,17 @@ struct PagedDecode {
     const float kept = std::exp(top - now);
     total = total * kept + at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, sum);
     if (kept != 1.f)
-      for (int64_t i = 0; i < DP; i += W) (Vec::loadu(out + i) * Vec(kept)).store(out + i);
+      for (int64_t i = 0; i < VP; i += W) (Vec::loadu(out + i) * Vec(kept)).store(out + i);
     top = now;
   }
 
-  // `query` and `output` are [G][D], `sinks` [G] or null; `keys` and `values` are the head's in block 0.
+  // `query` is [G][D], `output` [G][V], `sinks` [G] or null; `keys` and `values` are the head's in block 0.
   static void attend(const T* query, const T* keys, const T* values, int64_t block_stride, const int64_t* block_list,
                      const int64_t* block_rows, const bool* seen, int64_t num_blocks, int64_t row, const T* sinks,
                      float scaling, float softcap, T* output) {
-    alignas(64) float out[G * DP] = {}, scores[G * BP];
+    alignas(64) float out[G * VP] = {}, scores[G * BP];
     float top[G], total[G];
-    const typename Products<T, D, G, B>::type products(query, scaling);
+    const typename Products<T, D, V, G, B>::type products(query, scaling);
     for (int64_t g = 0; g < G; ++g) {
       top[g] = sinks == nullptr ? kMasked : static_cast<float>(sinks[g]);
       total[g] = sinks == nullptr ? 0.f : 1.f;
@@ -282,12 +287,12 @@ struct PagedDecode {
       const int64_t offset = block_list[n] * block_stride;
       for (int64_t t = first; t < end; t += W) products.score(keys + offset, values + offset, t, scores);
       for (int64_t g = 0; g < G; ++g)
-        weigh(scores + g * BP, block_seen, first, last, end, softcap, top[g], total[g], out + g * DP);
+        weigh(scores + g * BP, block_seen, first, last, end, softcap, top[g], total[g], out + g * VP);
       products.add_values(scores, values + offset, first, last, out);
     }
     for (int64_t g = 0; g < G; ++g) {
       const Vec share(1.f / std::max(total[g], 1e-30f));
-      for (int64_t c = 0; c < C; ++c) store(Vec::loadu(out + g * DP + c * W) * share, output + g * D, c);
+      for (int64_t c = 0; c < CV; ++c) store(Vec::loadu(out + g * VP + c * W) * share, output + g * V, c);
     }
   }
 };

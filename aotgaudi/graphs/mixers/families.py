@@ -5,6 +5,7 @@ from __future__ import annotations
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.invariant import InvariantMixer
 from aotgaudi.graphs.mixers.base import Mixer
+from aotgaudi.graphs.mixers.latent import LatentMixer
 from aotgaudi.graphs.mixers.uniform import UniformMixer
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.rows import family_of, rows_missing
@@ -27,8 +28,23 @@ def require_mixer(model: ModelSpec, *, is_stateful: bool) -> None:
 
 
 def mixer_of(model: ModelSpec, *, is_invariant: bool = False) -> Mixer:
-    """Returns the mixer of a model's family. Raises SpecError for a family without a batch-invariant form."""
+    """Returns the mixer of a model's family, in the batch-invariant form if asked."""
+    if family_of(model) == "latent":
+        return LatentMixer()
+    return InvariantMixer() if is_invariant else UniformMixer()
+
+
+def require_modes(model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool) -> None:
+    """Raises SpecError for a mode in which the model's family was not shown to be right."""
     family = family_of(model)
-    if family == "uniform":
-        return InvariantMixer() if is_invariant else UniformMixer()
-    raise NotImplementedError(family)
+    modes = (
+        ("batch_invariant", is_invariant, "false"),
+        ("quantization", has_packed_weights, "no quantization of weights"),
+    )
+    for name, is_on, expected in modes:
+        if is_on and family != "uniform":
+            raise SpecError(
+                f"model.{name}",
+                f"{model.model_type!r} has {family} attention, which has no such mode",
+                expected,
+            )

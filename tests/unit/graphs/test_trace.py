@@ -96,7 +96,7 @@ def worst_error(model: Any, runner: ProgramRunner) -> float:
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss", "mixtral"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3"])
 @pytest.mark.parametrize("entry", [FRESH, CHUNK, DECODE])
 def test_stamping_gives_what_a_full_trace_gives(architecture: str, entry: PromptEntry | DecodeEntry) -> None:
     spec = spec_of(reference(architecture))
