@@ -11,6 +11,7 @@ import torch
 
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.graphs.mixers.families import require_mixer
 from aotgaudi.graphs.step import build_model
 from aotgaudi.graphs.trace import trace
 from aotgaudi.spec.model import ModelSpec
@@ -58,7 +59,6 @@ def _config(model_type: str) -> dict[str, Any]:
         ("qwen3_next", "recurrent state of its linear attention"),
         ("deepseek_v4", "entries that stand for several tokens"),
         ("mamba", "recurrent state"),
-        ("jamba", "state .*that its config does not describe"),
     ],
 )
 def test_a_model_without_a_mixer_is_refused_and_what_is_missing_is_named(model_type: str, what: str) -> None:
@@ -69,6 +69,16 @@ def test_a_model_without_a_mixer_is_refused_and_what_is_missing_is_named(model_t
         SpecError, match=rf"'{model_type}\w*' keeps more than .* no mixer for it exists: .*{what}"
     ):
         trace(DECODE, model, limits)
+
+
+def test_a_stateful_model_whose_config_tells_of_nothing_is_refused() -> None:
+    llama = spec_of(reference("llama")).model
+
+    require_mixer(llama, is_stateful=False)
+    with pytest.raises(
+        SpecError, match=r"'llama' keeps more .*marks it stateful.* that its config does not describe"
+    ):
+        require_mixer(llama, is_stateful=True)
 
 
 def test_a_model_whose_experts_depend_on_the_data_is_refused_by_name() -> None:
