@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -31,8 +32,8 @@ block_size = 16
 num_blocks = 12
 
 [bucketing]
-strategy = "linear"
-prompt = { query_len = { min = 32, step = 32, max = 32 }, batch_size = { min = 1, step = 1, max = 1 } }
+strategy = "tuned"
+tuned = { prompts = [[32, 0], [32, 6]], decodes = [[4, 12]] }
 
 [sampler]
 settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
@@ -86,10 +87,12 @@ def make_model(published: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def place(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     """The model, imported from its published form, and the bundle built for it."""
     folder = run_folder(tmp_path_factory) / "e2e-latent"
-    found = Workplace(folder, folder / "v3.toml", folder / "model", workplace.store, folder / "v3.bundle")
+    kept = os.environ.get("AOTGAUDI_TEST_STORE")
+    store = Path(kept).absolute() if kept else folder / "store"
+    found = Workplace(folder, folder / "v3.toml", folder / "model", store, folder / "v3.bundle")
 
     def furnish() -> None:
         folder.mkdir()

@@ -81,12 +81,20 @@ def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
 
     `others` are keys of its configuration.
     """
+    return random_model(
+        {"model_type": architecture, **_COMMON, **ARCHITECTURES[architecture], **others}, seed
+    )
+
+
+def random_model(config: dict[str, Any], seed: int) -> Any:
+    """Returns the same for a whole config.json."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(architecture, **{**_COMMON, **ARCHITECTURES[architecture], **others})
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**config), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     generator = torch.Generator().manual_seed(seed)
-    around = 0.0 if architecture.startswith("gemma") else 1.0
+    around = 0.0 if config["model_type"].startswith("gemma") else 1.0
     for parameter in model.parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         parameter.data = 0.15 * noise if parameter.dim() > 1 else around + 0.1 * noise

@@ -33,11 +33,12 @@ def run_swap(runner: ProgramRunner) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
 @pytest.mark.parametrize(("entry", "run"), [(PROMPT, run_prompt), (DECODE, run_decode), (SWAP, run_swap)])
 def test_a_large_cache_makes_no_step_slower(
-    entry: Entry, run: Callable[[ProgramRunner], None], store: Store, tmp_path: Path
+    architecture: str, entry: Entry, run: Callable[[ProgramRunner], None], store: Store, tmp_path: Path
 ) -> None:
-    model = reference("llama")
+    model = reference(architecture)
     model_dir = save_checkpoint(model, tmp_path)
 
     seconds = {}

@@ -203,6 +203,7 @@ EXPERTS = {
     "mixtral": {"num_hidden_layers": 1},
     "gpt_oss": {"num_hidden_layers": 1, "layer_types": ["full_attention"]},
     "qwen3_moe": {"num_hidden_layers": 1},
+    "deepseek_v3": {"num_hidden_layers": 1, "first_k_dense_replace": 0},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -39,11 +40,13 @@ class Eager:
             return list(self._graph(*inputs))
 
 
-def eager_runner(model: Any, *, batch_invariant: bool = False) -> ProgramRunner:
+def eager_runner(
+    model: Any, entries: Sequence[PromptEntry | DecodeEntry] = ENTRIES, *, batch_invariant: bool = False
+) -> ProgramRunner:
     """Returns a runner over the traced programs of a model, uncompiled."""
     spec, table = spec_of(model, batch_invariant=batch_invariant), ExecutableTable()
     state, units, tensors = model.state_dict(), dict[str, Eager](), dict[str, torch.Tensor]()
-    for entry in ENTRIES:
+    for entry in entries:
         traced = trace(entry, spec.model, spec.limits)
         keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
         units.update({k: Eager(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
