@@ -1,10 +1,10 @@
 """The program that becomes the wrapped server: it arranges what must hold before the server's first instruction.
 
-``main`` has the arguments PARENT HERE ROOT SOCKET -- WORDS. It makes the process end with its parent, mounts HERE over ROOT
-in a private mount namespace if the two differ, restores the default signals, has us asked about programs that are started if
-there is a SOCKET (`aotgaudi.wrap.programs`), and then becomes WORDS. It uses the standard library
-only, and it is a separate program, because nothing of ours may run between fork and exec in a process with threads. Source:
-unshare(2), mount(2), user_namespaces(7), seccomp(2).
+``main`` has the arguments PARENT HERE ROOT [SOCKET] -- WORDS. It makes the process end with its parent, mounts HERE over
+ROOT in a private mount namespace if the two differ, restores the default signals, has us asked about programs that are
+started if there is a SOCKET (`aotgaudi.wrap.programs`), and then becomes WORDS. It uses the standard library only, and it is
+a separate program, because nothing of ours may run between fork and exec in a process with threads. Source: unshare(2),
+mount(2), user_namespaces(7), seccomp(2).
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 def main() -> None:
     """Becomes the wrapped server, or exits with one line on standard error."""
-    parent, here, root, there, _, *words = sys.argv[1:]
+    at = sys.argv.index("--")
+    parent, here, root, *asker = sys.argv[1:at]
+    words = sys.argv[at + 1 :]
     if here != root:
         _bind(here, root)
     die_with_parent(int(parent), signal.SIGTERM)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps what is ignored.
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    if there:
-        send_listener(int(there))
+    for socket_descriptor in asker:
+        send_listener(int(socket_descriptor))
     try:
         os.execvp(words[0], words)  # noqa: S606 - becoming what the user asked for is the point
     except FileNotFoundError:

@@ -383,8 +383,8 @@ def _exec_shim(here: Path, root: Path, asker: int | None = None) -> list[str]:
 
     We are asked about its programs through the socket `asker`.
     """
-    arguments = (str(os.getpid()), str(here), str(root), "" if asker is None else str(asker), "--")
-    return python_command("aotgaudi.wrap.exec_shim", *arguments, bare=True)
+    arguments = (str(os.getpid()), str(here), str(root), *(() if asker is None else (str(asker),)))
+    return python_command("aotgaudi.wrap.exec_shim", *arguments, "--", bare=True)
 
 
 def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> subprocess.Popen[bytes]:
