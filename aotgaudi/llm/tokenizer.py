@@ -86,6 +86,10 @@ class Tokenizer:
         """Returns the text of `token_ids`, special tokens included."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
+    def strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Returns the vocabulary's string of each token; empty for an id that it has not."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
     def token_text(self, token_id: int) -> str:
         """Returns the text of one token alone, special or not; U+FFFD if it is only part of a character."""
         return str(self._backend.decode([token_id], skip_special_tokens=False))

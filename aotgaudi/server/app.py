@@ -9,6 +9,9 @@
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
+``POST /tokenize``, ``/detokenize``    a prompt's tokens, and the text of tokens, in vLLM's forms
+``GET /ping``, ``POST /ping``          as ``/health``, for SageMaker
+``GET /load``                          how many answers are being made or wait
 ``GET /openapi.json``                  this API in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)
 ``GET /dashboard``                     a page that shows the running server, with ``--dashboard``
 =====================================  ====================================================================
@@ -17,7 +20,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import cached_property, partial
 
@@ -55,9 +59,10 @@ from aotgaudi.server.http import (
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
 from aotgaudi.server.preprocess.body import Body
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
 from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.preprocess.response_request import ResponsesRequest
+from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, TokenizeRequest
 from aotgaudi.server.reply.message import ReadMessage
 from aotgaudi.server.reply.plan import ReplyPlan
 from aotgaudi.server.reply.response import ResponseWriter
@@ -80,6 +85,8 @@ BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
 }
 """The body of each path that takes one."""
 
@@ -153,6 +160,10 @@ def _routes(api: Api) -> list[Route]:
         Route("/ready", api.ready),
         Route("/metrics", api.metrics),
         Route("/version", api.version),
+        Route("/tokenize", api.tokenize, methods=["POST"]),
+        Route("/detokenize", api.detokenize, methods=["POST"]),
+        Route("/ping", api.ping, methods=["GET", "POST"]),
+        Route("/load", api.load),
         Route("/openapi.json", api.describe, include_in_schema=False),
     ]
 
@@ -221,6 +232,23 @@ class Api:
         """Says which version this is."""
         return JSONResponse({"version": self._service.version})
 
+    async def tokenize(self, request: Request) -> Response:
+        """Gives the tokens of a prompt."""
+        tokenized = await self._tokenized("tokenize", request)
+        return JSONResponse(tokenized.as_tokens(self._service.model.max_len))
+
+    async def detokenize(self, request: Request) -> Response:
+        """Gives the text of tokens."""
+        return JSONResponse((await self._tokenized("detokenize", request)).as_text())
+
+    async def ping(self, request: Request) -> Response:
+        """Says what /health says."""
+        return await self.health(request)
+
+    async def load(self, _: Request) -> Response:
+        """Says how many answers are being made or wait."""
+        return JSONResponse({"server_load": self._service.engine.admission.num_open})
+
     async def describe(self, _: Request) -> Response:
         """Describes the API."""
         return JSONResponse(self._description)
@@ -240,11 +268,20 @@ class Api:
         }
 
     async def _prepared(self, kind: Kind, request: Request) -> PreparedRequest:
-        service = self._service
+        async with self._admitted(request) as raw:
+            return await unless_disconnected(self._service.preprocessor.prepare(kind, raw), request.receive)
+
+    async def _tokenized(self, kind: TokenizeKind, request: Request) -> Tokenized:
+        async with self._admitted(request) as raw:
+            return await unless_disconnected(self._service.preprocessor.tokenize(kind, raw), request.receive)
+
+    @asynccontextmanager
+    async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
+        """Gives the body of a request that may be prepared."""
         async with self._bodies.json_bytes(request) as raw:
-            service.check_open()
-            with service.engine.admission.preparing():
-                return await unless_disconnected(service.preprocessor.prepare(kind, raw), request.receive)
+            self._service.check_open()
+            with self._service.engine.admission.preparing():
+                yield raw
 
     def _head(self, prefix: str, prepared: PreparedRequest) -> AnswerHead:
         return AnswerHead(

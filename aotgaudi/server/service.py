@@ -13,7 +13,8 @@ from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.server.generation import EngineLike
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
+from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.spec.limits import ServingLimits
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -34,6 +35,10 @@ class PreprocessorLike(Protocol):
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         """Returns what the body `raw` asks for. Raises RequestError."""
+        ...
+
+    async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
+        """Returns the tokens or the text that `raw` asks for. Raises RequestError."""
         ...
 
 

@@ -33,7 +33,8 @@ from aotgaudi import errors
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.runtime.guard import Seccomp
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
+from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import (
     ANSWER_FOR_KERNEL,
     LARGE_BODY_BYTES,
@@ -48,6 +49,7 @@ from aotgaudi.server.preprocess.worker import (
     message_of,
     prepared_of,
     question,
+    tokenized_of,
 )
 from aotgaudi.server.spawn import spawn
 
@@ -120,8 +122,14 @@ class PreprocessorPool:
             RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
                 503 if the pool has died.
         """
-        name = "large" if len(raw) > LARGE_BODY_BYTES else _WORKERS[kind]
-        return await self._queues[name].prepare(kind, raw)
+        return prepared_of(await self._queue(kind, raw).ask(kind, raw))
+
+    async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
+        """Returns the tokens or the text that `raw` asks for. Cancelling and errors as of `prepare`."""
+        return tokenized_of(await self._queue("chat", raw).ask(kind, raw))
+
+    def _queue(self, kind: Kind, raw: bytes) -> WorkerQueue:
+        return self._queues["large" if len(raw) > LARGE_BODY_BYTES else _WORKERS[kind]]
 
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
@@ -197,19 +205,15 @@ class PreprocessorPool:
 class _Job:
     """A request that has not been answered. `num_lost` counts workers that ended before, for no fault of this request."""
 
-    kind: Kind
+    kind: Kind | TokenizeKind
     raw: bytes
-    done: asyncio.Future[PreparedRequest]
+    done: asyncio.Future[Message]
     num_lost: int = 0
 
     def settle(self, answered: Message) -> None:
         """Passes the worker's answer on, if the client is still there."""
-        if self.done.done():
-            return
-        try:
-            self.done.set_result(prepared_of(answered))
-        except Exception as error:
-            self.done.set_exception(error)
+        if not self.done.done():
+            self.done.set_result(answered)
 
     def refuse(self, error: RequestError) -> None:
         """Ends the request, if the client is still there."""
@@ -259,11 +263,11 @@ class WorkerQueue:
         self._waiting: OrderedDict[_Job, None] = OrderedDict()
         self._has_come = asyncio.Event()
 
-    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns what the worker makes of `raw`.
+    async def ask(self, kind: Kind | TokenizeKind, raw: bytes) -> Message:
+        """Returns what the worker answers.
 
         Raises:
-            RequestError: the worker's refusal; 400 if the worker died of it; 503 if there is no worker.
+            RequestError: 400 if the worker died of it; 503 if there is no worker.
         """
         job = _Job(kind, raw, asyncio.get_running_loop().create_future())
         self._waiting[job] = None

@@ -22,6 +22,7 @@ from aotgaudi.server.preprocess.protocol import (
     StreamUsage,
 )
 from aotgaudi.server.preprocess.response_request import CHAT_NAMES, ResponsesRequest
+from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, TokenizeRequest
 from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from aotgaudi.llm.tokenizer import Tokenizer
 
 Kind = Literal["completion", "chat", "response"]
+TokenizeKind = Literal["tokenize", "detokenize"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,8 @@ class PreparedRequest:
 
 def get_ready(tokenizer: Tokenizer) -> None:
     """Makes what the first request would make, so that workers that are forked afterwards share it."""
-    for body in (CompletionRequest, ChatCompletionRequest, ResponsesRequest):
+    generating = CompletionRequest, ChatCompletionRequest, ResponsesRequest
+    for body in (*generating, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
     _ = tokenizer.max_token_chars
 
@@ -141,6 +144,27 @@ class Preparer:
         names = {name: CHAT_NAMES.get(own, own) for name, own in prepared.own_names.items()}
         names.setdefault("max_tokens", CHAT_NAMES["max_tokens"])
         return replace(prepared, own_names=names, repeats=body.repeated(prepared.params))
+
+    def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
+        """Returns the tokens or the text that the body `raw` asks for. Neither is limited by the model's length.
+
+        Raises:
+            RequestError: 400, or 404 for another model's name; says what is wrong, and where.
+        """
+        if kind == "detokenize":
+            asked = parse_body(DetokenizeRequest, raw)
+            self.model.resolve(asked.model)
+            return Tokenized(text=self.tokenizer.decode_all(asked.tokens))
+        body = parse_body(TokenizeRequest, raw)
+        self.model.resolve(body.model)
+        if body.prompt is None:
+            text, with_special = self._rendered(body.chat()), bool(body.add_special_tokens)
+        else:
+            text, with_special = body.prompt, body.add_special_tokens is not False
+        ids = self.tokenizer.encode(text, with_special)
+        return Tokenized(
+            token_ids=ids, strings=self.tokenizer.strings(ids) if body.return_token_strs else None
+        )
 
     def _prepared(
         self,

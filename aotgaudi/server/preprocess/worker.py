@@ -26,7 +26,8 @@ What the processes send each other::
                             {"error": [class, arguments]} if the model directory cannot be used
     server <-> worker       message  = length of head, length of tail (unsigned 32-bit, network order), head (JSON), tail
                             question   head: {"kind"}                      tail: the body as the client sent it
-                            answer     head: {"model", "lengths", ...}     tail: all prompts' token ids (native 32-bit)
+                            answer     head: {"strings", "text"}           tail: the token ids of a text
+                                       head: {"model", "lengths", ...}     tail: all prompts' token ids (native 32-bit)
                                        head: {"refusal": [message, param, HTTP status]}
                                        head: {"failure": what went wrong, without anything of the request}
                                        and in each {"is_last"}: the worker ends now, and another takes its place
@@ -55,14 +56,15 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
 from aotgaudi.runtime.seccomp import forbid_processes, refuse
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, get_ready
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, TokenizeKind, get_ready
+from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:  # The API server imports this module, too, and needs neither a tokenizer nor templates.
@@ -196,13 +198,17 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
     return data
 
 
-def question(kind: Kind, raw: bytes) -> Message:
+def question(kind: Kind | TokenizeKind, raw: bytes) -> Message:
     """Returns what a worker is asked."""
     return Message({"kind": kind}, raw)
 
 
-def answer(prepared: PreparedRequest) -> Message:
+def answer(prepared: PreparedRequest | Tokenized) -> Message:
     """Returns what a worker answers."""
+    if isinstance(prepared, Tokenized):
+        strings = None if prepared.strings is None else list(prepared.strings)
+        head: dict[str, object] = {"strings": strings, "text": prepared.text}
+        return Message(head, array(_ARRAY_TYPE, prepared.token_ids).tobytes())
     params = {each.name: getattr(prepared.params, each.name) for each in fields(SamplingParams) if each.init}
     if prepared.params.structured_outputs is not None:
         params["structured_outputs"] = prepared.params.structured_outputs.as_json()
@@ -234,6 +240,13 @@ def failure(what: str) -> Message:
     return Message({"failure": what})
 
 
+def tokenized_of(message: Message) -> Tokenized:
+    """Returns what a worker has tokenized, or made text of. Raises as `prepared_of`."""
+    head = _checked(message)
+    token_ids = array(_ARRAY_TYPE, message.tail).tolist()
+    return Tokenized(token_ids=token_ids, strings=head["strings"], text=head["text"])
+
+
 def prepared_of(message: Message) -> PreparedRequest:
     """Returns what a worker has prepared.
 
@@ -241,12 +254,7 @@ def prepared_of(message: Message) -> PreparedRequest:
         RequestError: the worker refused the request.
         AotGaudiError: something is wrong with the worker.
     """
-    head = message.head
-    if "refusal" in head:
-        text, param, status = head["refusal"]
-        raise RequestError(text, param=param, http_status=status)
-    if "failure" in head:
-        raise AotGaudiError(f"the preprocessor could not prepare a request: {head['failure']}")
+    head = _checked(message)
     return PreparedRequest(
         model=head["model"],
         prompts=_split(message.tail, head["lengths"]),
@@ -273,6 +281,16 @@ def _params_of(values: Mapping[str, Any]) -> SamplingParams:
     if params["structured_outputs"] is not None:
         params["structured_outputs"] = StructuredOutputs(**params["structured_outputs"])
     return SamplingParams(**params)
+
+
+def _checked(message: Message) -> Mapping[str, Any]:
+    head = message.head
+    if "refusal" in head:
+        text, param, status = head["refusal"]
+        raise RequestError(text, param=param, http_status=status)
+    if "failure" in head:
+        raise AotGaudiError(f"the preprocessor could not prepare a request: {head['failure']}")
+    return head
 
 
 def _split(tail: bytes, lengths: Iterable[int]) -> list[list[int]]:
@@ -320,7 +338,10 @@ def _peak_bytes() -> int:
 
 def _answer(preparer: Preparer, asked: Message, limits: WorkerLimits) -> Message:
     try:
-        return answer(preparer.prepare(asked.head["kind"], asked.tail))
+        kind = asked.head["kind"]
+        if kind in get_args(TokenizeKind):
+            return answer(preparer.tokenize(kind, asked.tail))
+        return answer(preparer.prepare(kind, asked.tail))
     except RequestError as error:
         return refusal(error)
     except MemoryError:

@@ -28,9 +28,10 @@ from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, ServedModel
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, ServedModel, TokenizeKind
+from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import answer as answer_of
-from aotgaudi.server.preprocess.worker import message_of, prepared_of
+from aotgaudi.server.preprocess.worker import message_of, prepared_of, tokenized_of
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
@@ -164,6 +165,10 @@ class DirectPreprocessor:
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         message = answer_of(self.preparer.prepare(kind, raw))
         return prepared_of(message_of(json.dumps(message.head).encode(), message.tail))
+
+    async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
+        message = answer_of(self.preparer.tokenize(kind, raw))
+        return tokenized_of(message_of(json.dumps(message.head).encode(), message.tail))
 
 
 def first_piece_only(request_id: str) -> Sequence[Event]:

@@ -146,6 +146,22 @@ def test_what_goes_in_comes_out(pool: PreprocessorPool) -> None:
     run(pool, use)
 
 
+def test_tokens_and_text_come_from_workers_too(pool: PreprocessorPool) -> None:
+    async def use() -> None:
+        tokens, told, text = await asyncio.gather(
+            pool.tokenize("tokenize", completion("ab", return_token_strs=True)),
+            pool.tokenize("tokenize", chat("ab")),
+            pool.tokenize("detokenize", json.dumps({"tokens": ids("ab")}).encode()),
+        )
+        assert (tokens.token_ids, tokens.strings) == ([256, *ids("ab")], ["<s>", "a", "b"])
+        assert (told.token_ids, told.strings) == (ids("ab"), None)
+        assert text.text == "ab"
+        with pytest.raises(RequestError, match="either 'prompt' or 'messages'"):
+            await pool.tokenize("tokenize", b"{}")
+
+    run(pool, use)
+
+
 def test_no_answer_is_anothers(pool: PreprocessorPool) -> None:
     async def ask(number: int) -> bool:
         text = f"{number}." + "x" * (number * 7919 % 3000) + ("y" * 70_000 if number % 17 == 0 else "")
