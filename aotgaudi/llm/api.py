@@ -53,6 +53,7 @@ class Output:
         token_ids: All generated tokens, the one that ended the answer included.
         finish_reason: "stop" (a stop string, a stop token or the end of the sequence) or "length".
         logprobs: One item per generated token if `SamplingParams.logprobs` was set, else None.
+        prompt_logprobs: The same for the tokens of the prompt, the first excepted, and `SamplingParams.prompt_logprobs`.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -60,6 +61,7 @@ class Output:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class LLM:
@@ -277,6 +279,7 @@ def _output(prompt: Sequence[int], event: TokenEvent, params: SamplingParams) ->
         token_ids=event.token_ids,
         finish_reason=event.finish_reason or "stop",
         logprobs=None if params.logprobs is None else event.logprobs,
+        prompt_logprobs=None if event.prompt is None else event.prompt.logprobs,
     )
 
 

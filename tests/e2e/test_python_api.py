@@ -62,6 +62,20 @@ def test_token_ids_are_taken_as_they_are_one_prompt_or_several(llm: LLM) -> None
     assert llm.generate([], GREEDY) == []
 
 
+def test_a_prompt_is_scored_as_the_server_scores_it(llm: LLM, server: Server) -> None:
+    prompt = [(n * 37) % 500 + 4 for n in range(40)]
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=2)
+
+    plain, scored = llm.generate([prompt, prompt], [GREEDY, params])
+
+    served = server.complete(prompt, max_tokens=0, echo=True, logprobs=2)["choices"][0]["logprobs"]
+    assert plain.prompt_logprobs is None
+    assert scored.prompt_logprobs is not None
+    assert [place.logprob for place in scored.prompt_logprobs] == pytest.approx(
+        served["token_logprobs"][1:], abs=1e-4
+    )
+
+
 def test_threads_share_the_batch(llm: LLM) -> None:
     expected = [llm.generate([[n, n + 1]], GREEDY)[0].token_ids for n in range(3, 9)]
     found: dict[int, tuple[int, ...]] = {}
