@@ -11,8 +11,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
+from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.launch_machine import NOT_THERE, satisfies
 from aotgaudi.wrap.variables import VariableRules
 
@@ -20,6 +22,28 @@ _OF_MACHINE = ("software.", "target.", "guest", "place.")
 _ROOT, _MODEL = "place.root", "model.name"
 _FEATURES = "target.isa"
 _SWITCH = {"true": "on", "false": "off"}
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What may be started.
+
+    Attributes:
+        bundle: The open bundle. Its signature holds if that was demanded, and its launch and receipt are those it names.
+        found: The command.
+        here: The command's launch.
+        why_cold: Why it must start cold, in one sentence; empty if it need not.
+    """
+
+    bundle: Bundle
+    found: Found
+    here: Launch
+    why_cold: str
+
+    @property
+    def launch(self) -> Launch:
+        """The launch whose conditions the sandbox establishes: the sealed one, or for a cold start what is asked for."""
+        return self.here if self.why_cold else self.bundle.launch
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.exercise import adapter_names, with_adapters
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
 from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch_comparison import Checked
 from aotgaudi.wrap.restore import restore
-from aotgaudi.wrap.run import Checked
 from aotgaudi.wrap.run_options import RunOptions
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import STATE_BYTES, Session, link_model, plan_for

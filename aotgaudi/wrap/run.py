@@ -17,38 +17,14 @@ imports nothing that watches a server.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
-from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.launch import Launch
-from aotgaudi.wrap.launch import Found, describe_here
-from aotgaudi.wrap.launch_comparison import compare
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.wrap.launch import describe_here
+from aotgaudi.wrap.launch_comparison import Checked, compare
 from aotgaudi.wrap.run_options import RunOptions
 from aotgaudi.wrap.signals import Signals
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Checked:
-    """What may be started.
-
-    Attributes:
-        bundle: The open bundle. Its signature holds if that was demanded, and its launch and receipt are those it names.
-        found: The command.
-        here: The command's launch.
-        why_cold: Why it must start cold, in one sentence; empty if it need not.
-    """
-
-    bundle: Bundle
-    found: Found
-    here: Launch
-    why_cold: str
-
-    @property
-    def launch(self) -> Launch:
-        """The launch whose conditions the sandbox establishes: the sealed one, or for a cold start what is asked for."""
-        return self.here if self.why_cold else self.bundle.launch
 
 
 def check(options: RunOptions) -> Checked:

@@ -51,6 +51,9 @@ REFUTES = {
     "wrong-batches": "K-40",
     "figures-stand-still": "K-41",
     "zero-metadata": "K-42",
+    "nan-rows": "K-43",
+    "checked-indices": "K-44",
+    "static-traces": "K-45",
 }
 ELSEWHERE = {"graphs-are-fresh": "K-33", "hang": "", "busy-card": "", "slow-store": ""}
 """Shown by other tests: K-33 needs Intel's torch; the others are about processes."""

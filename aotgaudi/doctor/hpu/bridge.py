@@ -56,14 +56,14 @@ class Bridge:
         """Returns a module of the bridge, named from ``habana_frameworks.torch`` on."""
         return importlib.import_module(f"{_PACKAGE}.{name}" if name else _PACKAGE)
 
-    def compiled(self, function: Run, **options: object) -> Run:
-        """Returns `function` as the backend compiles it under ``torch.compile``."""
+    def compiled(self, function: Run, is_static: bool = True, /, **options: object) -> Run:
+        """Returns `function` as the backend compiles it under ``torch.compile``; not `is_static`: as Dynamo decides."""
         self._register()
         return self.torch.compile(  # type: ignore[no-any-return]
             self._as_module(function),
             backend="hpu_backend",
             fullgraph=True,
-            dynamic=False,
+            dynamic=False if is_static else None,
             options={**OPTIONS, **options},
         )
 

@@ -222,5 +222,20 @@ LINES: Mapping[str, ContractLine] = MappingProxyType(
             "uncertain",
             "the key is `uncached`: compiled at every start",
         ),
+        "K-43": ContractLine(
+            "rows beyond the lengths in fused attention are numbers",
+            "inferred",
+            "what is beyond the lengths is masked before it is stored",
+        ),
+        "K-44": ContractLine(
+            "an index of -1 is the last row, and no error",
+            "inferred",
+            "padding indices are rows of a dummy block",
+        ),
+        "K-45": ContractLine(
+            "once a shape is traced as dynamic, earlier shapes get other keys, too",
+            "inferred",
+            "a closed table is a closed set of graphs without VLLM_T_COMPILE_DYNAMIC_SHAPES=false, too",
+        ),
     }
 )

@@ -36,6 +36,9 @@ def _operators(lab: Lab) -> Iterator[LineFinding]:
     wrong = [name for name, error in values["errors"].items() if error > MAX_ERROR]
     bad = sorted({*values["failed"], *values["fell_back"], *wrong})
     yield judged("K-19", not bad, f"all {len(values['errors'])}", f"not {', '.join(bad)}")
+    rows = lab.run("lowering.negative_index").required()
+    seen = rows["problem"] or f"{rows['error']:.1e} off the last row"
+    yield judged("K-44", not rows["problem"] and rows["error"] <= MAX_ERROR, seen)
 
 
 def _in_place(lab: Lab) -> Iterator[LineFinding]:
@@ -63,9 +66,18 @@ def _attention(lab: Lab) -> Iterator[LineFinding]:
     schema = f"; {values['schema']}"
     if values["problem"]:
         yield judged("K-24", False, f"{values['problem']}{schema}")
+        yield from skipped(("K-43",), "K-24 was refuted")
         return
     name, error = _worst(values)
     yield judged("K-24", error <= MAX_ERROR, f"{error:.1e} off at most ({name}){schema}")
+    beyond = values["beyond"]
+    yield judged("K-43", not beyond, "they are", f"not so in {', '.join(beyond)}")
+
+
+def _traces(lab: Lab) -> Iterator[LineFinding]:
+    values = lab.run("lowering.traces").required()
+    before, after = (", ".join(keys) or "none" for keys in (values["before"], values["after"]))
+    yield judged("K-45", values["before"] != values["after"], f"{after} after {before}")
 
 
 def _sampler(lab: Lab) -> Iterator[LineFinding]:
@@ -86,12 +98,13 @@ def _worst(values: Mapping[str, Any]) -> tuple[str, float]:
 
 CHECKS = (
     HpuCheck("H-12", "what is not lowered", ("K-18", "K-34"), _fallbacks, NUMBERS),
-    HpuCheck("H-13", "the operators of our graphs", ("K-19",), _operators, NUMBERS),
+    HpuCheck("H-13", "the operators of our graphs", ("K-19", "K-44"), _operators, NUMBERS),
     HpuCheck("H-16", "writing to the KV cache", ("K-21",), _in_place, (*NUMBERS, "K-19")),
-    HpuCheck("H-17", "fused attention", ("K-24",), _attention, NUMBERS),
+    HpuCheck("H-17", "fused attention", ("K-24", "K-43"), _attention, NUMBERS),
     HpuCheck("H-18", "front ends", ("K-06",), _front_ends, NUMBERS),
     HpuCheck("H-24", "the sampler", ("K-39",), _sampler, (*NUMBERS, "K-19")),
     HpuCheck("H-25", "decode attention", ("K-40",), _flat_decode, (*NUMBERS, "K-19")),
+    HpuCheck("H-27", "static and dynamic traces", ("K-45",), _traces, (*NUMBERS, "K-12")),
 )
 
 
@@ -218,6 +231,31 @@ def _operator_table(torch: Any) -> Mapping[str, tuple[Run, tuple[Any, ...]]]:
     }
 
 
+def probe_negative_index() -> Mapping[str, Any]:
+    """Selects rows by -1 and 0; says how far that is from the last row and the first, or why it was refused."""
+    bridge = Bridge()
+    rows = bridge.random(((4, 8),))[0]
+    indices = bridge.torch.tensor([-1, 0])
+    try:
+        got = bridge.compiled(lambda a, i: a.index_select(0, i) * 1.0)(*bridge.placed(rows, indices))
+        return {"error": difference(got, rows[[3, 0]]), "problem": ""}
+    except Exception as error:  # Whatever the bridge raises is what is looked for.
+        return {"error": 0.0, "problem": one_line(error)}
+
+
+def probe_traces() -> Mapping[str, Any]:
+    """Runs one function with a shape, with two others, and with the first again; says the keys of its first and last run."""
+    bridge = Bridge()
+    run = bridge.compiled(lambda a, b: (a @ b).reshape(a.shape[0] * 2, 4) * 2.0 + 1.0, False)
+    keys = []
+    for num_rows in (8, 12, 16, 8):
+        before = bridge.counts()
+        run(*bridge.placed(*bridge.random(((num_rows, 8), (8, 8)))))
+        counts = bridge.counts().since(before)
+        keys.append(sorted({*counts.hits, *counts.misses}))
+    return {"before": keys[0], "after": keys[-1]}
+
+
 def probe_in_place(num_rows: int) -> Mapping[str, Any]:
     """Writes two rows of a large cache; says how much memory that took beyond the cache."""
     bridge = Bridge()
@@ -276,12 +314,16 @@ _ATTENTIONS = ((1, 16, 64), (4, 128, 128), (8, 64, 128))
 
 
 def probe_attention() -> Mapping[str, Any]:
-    """Runs fused attention in the forms that prompts need; says how far each is from the CPU's, or why it was refused."""
+    """Runs fused attention in the forms that prompts need; says how far each is from the CPU's, or why it was refused.
+
+    `beyond` names those with something else than numbers in the rows beyond the lengths.
+    """
     bridge = Bridge()
     torch = bridge.torch
     bridge.module("hpex.kernels.FusedSDPA")
     operator = torch.ops.hpu.sdpa_recomp_fwd
     schema, errors, problem = str(operator.default._schema), {}, ""
+    beyond: list[str] = []
     for group, length, size in _ATTENTIONS:
         q = torch.randn(1, 2, group, length, size)
         k, v = torch.randn(2, 1, 2, 1, length, size)
@@ -298,8 +340,11 @@ def probe_attention() -> Mapping[str, Any]:
         except Exception as error:  # Another schema, say; the problem is reported.
             problem = one_line(error)
             break
-        errors[f"group {group}, {length} x {size}"] = difference(got.cpu()[..., : length - 3, :], wanted)
-    return {"errors": errors, "problem": problem, "schema": schema}
+        name, got = f"group {group}, {length} x {size}", got.cpu()
+        errors[name] = difference(got[..., : length - 3, :], wanted)
+        if not bool(got.isfinite().all()):
+            beyond.append(name)
+    return {"errors": errors, "problem": problem, "schema": schema, "beyond": beyond}
 
 
 def probe_sampler(vocab_sizes: Sequence[int]) -> Mapping[str, Any]:

@@ -47,6 +47,9 @@ FAULTS = {
     "wrong-long-sums": "cumulative sums of more than 4096 values are 10 % too large",
     "wrong-batches": "of more than 16 matrix products at once the last one is left out",
     "figures-stand-still": "the figure of free memory never changes",
+    "nan-rows": "fused attention gives NaN in the rows beyond the lengths",
+    "checked-indices": "a negative index is an error",
+    "static-traces": "no shape is traced as dynamic",
 }
 
 _ON = frozenset(filter(None, os.environ.get("AOTGAUDI_DOUBLE_FAULTS", "").split(",")))

@@ -24,6 +24,17 @@ _MAGIC = b"aotgaudi double recipe\n"
 _COUNTER = itertools.count()
 _GARBAGE = 0x7F
 _LONG, _MANY = 4096, 16
+_INDEXED = (
+    "index_select",
+    "index_copy",
+    "index_copy_",
+    "index_add",
+    "index_fill",
+    "gather",
+    "scatter",
+    "scatter_add",
+)
+"""Operators of a tensor, a dimension and indices into it."""
 _KINDS = {
     "dtype": torch.dtype,
     "device": torch.device,
@@ -65,8 +76,9 @@ class Recipe:
             raise RuntimeError("synLaunch failed: synInvalidArgument")
         sources = [arg for arg in args if isinstance(arg, torch.Tensor)]
         aliases = [torch.ops.hpu_double.as_cpu(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
-        if flags.is_on("PT_COMPILE_ONLY_MODE"):
-            outputs = self._run([arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in aliases])
+        if flags.is_on("PT_COMPILE_ONLY_MODE"):  # D-17: nothing is computed, so no index can be out of range.
+            shapes = self._run([arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in aliases])
+            outputs = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype) for one in shapes]
             for output in outputs:
                 output.untyped_storage().fill_(_GARBAGE)
         else:
@@ -91,14 +103,32 @@ class Recipe:
                 torch.empty(workspace_bytes, dtype=torch.uint8, device="hpu")  # D-22: taken while it runs.
                 return node_args[0] if isinstance(node_args[0], list) else [node_args[0]]
             else:
+                node_args = _wrapped(target, node_args)
                 values.append(_wronged(target, _operator(target)(*node_args, **kwargs)))
                 if (
                     isinstance(values[-1], torch.Tensor)
+                    and values[-1].device.type == "cpu"
                     and values[-1].untyped_storage().data_ptr() not in places
                 ):
                     places.add(values[-1].untyped_storage().data_ptr())
                     workspace_bytes += values[-1].untyped_storage().nbytes()
         raise ValueError("Failed to deserialize recipe")
+
+
+def _wrapped(target: str, args: list[Any]) -> list[Any]:
+    """D-27: indices are not checked, and negative ones count from the end, also where the CPU refuses them."""
+    name = target.split(".")[1] if target.startswith("aten.") else ""
+    if name == "embedding":
+        sized, place, dim = args[0], 1, 0
+    elif name in _INDEXED:
+        sized, place, dim = args[0], 2, args[1]
+    else:
+        return args
+    if has_fault("checked-indices") or args[place].device.type == "meta":
+        return args
+    indices = args[place]
+    wrapped = torch.where(indices < 0, indices + sized.size(dim), indices)
+    return [*args[:place], wrapped, *args[place + 1 :]]
 
 
 def _wronged(target: str, found: Any) -> Any:

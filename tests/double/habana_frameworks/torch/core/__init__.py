@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib._bootstrap as bootstrap
 import sys
-import warnings
 from typing import Any
 
 from habana_frameworks.bridge.faults import has_fault
@@ -17,10 +16,8 @@ _BACKEND = "habana_frameworks.torch.dynamo.compile_backend.backends"
 
 
 def mark_step(device_str: str = "", sync: bool = False) -> None:
-    """Ends a graph of the lazy mode; otherwise nothing."""
+    """Ends a graph of the lazy mode; otherwise nothing, without a word (``utils/internal.py``, ``lazy_only``)."""
     del device_str, sync
-    if not is_lazy():
-        warnings.warn("mark_step does nothing unless PT_HPU_LAZY_MODE=1", stacklevel=2)
 
 
 def import_compilers() -> None:

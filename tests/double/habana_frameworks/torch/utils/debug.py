@@ -7,10 +7,16 @@ from habana_frameworks.bridge.faults import has_fault
 
 
 def __getattr__(name: str) -> object:
-    """D-11: ``_flush_disk_cache``, which blocks until every recipe is on disk."""
+    """D-11: ``_flush_disk_cache``, where the bridge has it."""
     if name == "_flush_disk_cache" and not has_fault("no-flush"):
-        return recipe_cache().disk.flush
+        return _flush
     raise AttributeError(name)
+
+
+def _flush() -> None:
+    """Blocks until every recipe is on disk. Does nothing in a process without a device (``HPUDevice.cpp:195``)."""
+    if torch.hpu.is_initialized():
+        recipe_cache().disk.flush()
 
 
 def _get_jit_cache_size() -> int:

@@ -2,8 +2,6 @@
 
 import enum
 
-import torch
-
 from habana_frameworks.bridge.profile import DEVICE
 
 
@@ -15,6 +13,5 @@ class synDeviceType(enum.IntEnum):
 
 
 def _get_device_type() -> int:
-    """Acquires the device and returns its type."""
-    torch.ops.hpu_double.acquire()
+    """Returns the type of the machine's cards. Acquires none (Synapse's ``device.cpp:573``)."""
     return int(synDeviceType.synDeviceGaudi3 if DEVICE == "gaudi3" else synDeviceType.synDeviceGaudi2)

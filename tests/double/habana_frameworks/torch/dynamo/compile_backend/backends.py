@@ -39,3 +39,5 @@ def _is_under_dynamo() -> bool:
 
 
 register_backend(hpu_backend, name="hpu_backend")
+if has_fault("static-traces"):
+    torch._dynamo.config.automatic_dynamic_shapes = False

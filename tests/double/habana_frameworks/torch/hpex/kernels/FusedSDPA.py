@@ -1,4 +1,4 @@
-"""D-21: fused attention.
+"""D-21: fused attention. Rows beyond the lengths are 0: vllm-gaudi lets them reach blocks that every decode reads.
 
 Source: ``FusedSDPA.py:60-200`` and ``eager_custom_op_register.cpp:2253`` of the bridge; arguments after the eleventh are
 inferred from vllm-gaudi.
@@ -10,6 +10,7 @@ import math
 
 import torch
 
+from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.bridge.profile import PROFILE
 
 _ARGUMENTS = (
@@ -38,9 +39,13 @@ def _run(q, k, v, mask, p, scale, causal, backward, mode, lengths, side, *tail):
     found = torch.matmul(scores.softmax(-1).to(v.dtype), v)
     if lengths is not None and side == "right":
         rows = torch.arange(num_q).view(*[1] * (found.dim() - 2), num_q, 1)
-        found = found.masked_fill(rows >= lengths.view(-1, *[1] * (found.dim() - 1)), math.nan)
+        found = found.masked_fill(rows >= lengths.view(-1, *[1] * (found.dim() - 1)), _beyond())
     nothing = found.new_empty(0)
     return found, nothing, nothing.clone(), nothing.clone()
+
+
+def _beyond() -> float:
+    return math.nan if has_fault("nan-rows") else 0.0
 
 
 def _fake(q, k, v, *rest):  # type: ignore[no-untyped-def]
