@@ -461,3 +461,21 @@ def test_the_parts_of_a_message_are_joined_by_a_line_feed() -> None:
     variables = Message.model_validate(message).as_variables()
 
     assert variables == {"role": "user", "content": "a\nb", "name": "Ann"}
+
+
+def test_the_table_of_what_stays_refused_is_whole(pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs" / "how-to" / "serve.md").read_text(encoding="utf-8")
+    table = page.partition("### What stays refused")[2].partition("\n###")[0]
+    bodies = (CompletionRequest, ChatCompletionRequest)
+
+    refused = {name for body in bodies for name in body.not_yet}
+    neutral = {
+        name
+        for body in bodies
+        for name, field in body.model_fields.items()
+        if field.annotation is object and field.metadata
+    }
+
+    assert [
+        name for name in sorted(refused | neutral) if f"`{name}`" not in table and f"`{name}:" not in table
+    ] == []
