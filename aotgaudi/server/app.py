@@ -164,6 +164,7 @@ def _routes(api: Api) -> list[Route]:
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/ping", api.ping, methods=["GET", "POST"]),
         Route("/load", api.load),
+        Route("/v1/embeddings", api.embed, methods=["POST"], include_in_schema=False),
         Route("/openapi.json", api.describe, include_in_schema=False),
     ]
 
@@ -231,6 +232,10 @@ class Api:
     async def version(self, _: Request) -> Response:
         """Says which version this is."""
         return JSONResponse({"version": self._service.version})
+
+    async def embed(self, _: Request) -> Response:
+        """Refuses, and says why."""
+        raise HTTPException(404, "This server gives no embeddings: its bundle's model generates text")
 
     async def tokenize(self, request: Request) -> Response:
         """Gives the tokens of a prompt."""

@@ -373,6 +373,13 @@ def test_unknown_path_and_method_have_openai_errors(client: TestClient) -> None:
     assert client.get("/v1/completions").json()["error"]["code"] == "method_not_allowed"
 
 
+def test_embeddings_are_refused_with_the_reason(client: TestClient) -> None:
+    response = client.post("/v1/embeddings", json={"input": "a"})
+
+    assert response.status_code == 404
+    assert "gives no embeddings" in response.json()["error"]["message"]
+
+
 def test_openapi_describes_the_bodies(client: TestClient) -> None:
     document = client.get("/openapi.json").json()
 
