@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
     from aotgaudi.bundle.verify import verify_bundle
     from aotgaudi.compile.pipeline import BuildResult, Workers, build
-    from aotgaudi.llm import LLM, Output, SamplingParams
+    from aotgaudi.llm import LLM, Output, SamplingParams, StructuredOutputs
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Bundle",
     "Output",
     "SamplingParams",
+    "StructuredOutputs",
     "TrustPolicy",
     "Workers",
     "__version__",
@@ -46,6 +47,7 @@ _HOMES = {
     "LLM": "aotgaudi.llm",
     "Output": "aotgaudi.llm",
     "SamplingParams": "aotgaudi.llm",
+    "StructuredOutputs": "aotgaudi.llm",
     "TrustPolicy": "aotgaudi.bundle.trust",
     "Workers": "aotgaudi.compile.pipeline",
     "build": "aotgaudi.compile.pipeline",

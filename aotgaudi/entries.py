@@ -90,7 +90,8 @@ class VisionEntry(_Row):
 class SamplerEntry(_Row):
     """Sampling for `batch_size` rows under one setting; `batch_changed`: the batch's composition is new.
 
-    The fields from `min_p` on default to "off". `num_logprobs`: how many log-probabilities are returned per row.
+    The fields from `min_p` on default to "off". `num_logprobs`: how many log-probabilities are returned per row. A row
+    leaves `constraints` out where it is off.
     """
 
     kind: ClassVar[str] = "sampler"
@@ -104,11 +105,17 @@ class SamplerEntry(_Row):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     num_logprobs: int = 0
+    constraints: bool = False
 
     @property
     def signature(self) -> SamplerSignature:
         """Which sampler graph this entry is."""
-        return signature_of(self, logprobs=self.num_logprobs > 0)
+        return signature_of(self, logprobs=self.num_logprobs > 0, constraints=self.constraints)
+
+    def row(self) -> tuple[Scalar, ...]:
+        """The field values, in stored order: an entry without constraints keeps the id that it had before there were any."""
+        values = _Row.row(self)
+        return values if self.constraints else values[:-1]
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -121,7 +121,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "build": ("torch", "transformers", "safetensors"),
         "serve": (
-            *("torch", "safetensors", "tokenizers", "jinja2"),
+            *("torch", "safetensors", "tokenizers", "jinja2", "llguidance"),
             *("h11", "starlette", "uvicorn"),
         ),
         "ray": ("ray",),

@@ -28,6 +28,7 @@ from aotgaudi.engine.steps import (
     PromptRow,
     PromptStep,
     Step,
+    StepResult,
     StepRunner,
     TokenLogprobs,
 )
@@ -92,6 +93,11 @@ class EngineCore:
         """Queues the stream's request, which has passed admission."""
         self._streams[stream.request] = stream
         self.scheduler.add(stream.request)
+
+    def refuse(self, stream: OutputStream, error: Exception) -> None:
+        """Ends the stream's request, which has not been added, with `error`."""
+        self.add(stream)
+        self._fail((stream.request,), error)
 
     def abort(self, stream: OutputStream) -> None:
         """Ends the stream's request now and frees its blocks. Does nothing when it has ended."""
@@ -176,6 +182,7 @@ class EngineCore:
                 self._runner.clear(self.scheduler.discard(request))
             for row, values in result.prompt_logprobs.items():
                 scheduled.requests[row].prompt_logprobs += values
+            self._refuse_rows(scheduled, result)
             sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # The edge of the step.
             self._fail_step(step, scheduled.requests, error)
@@ -186,6 +193,13 @@ class EngineCore:
         for request in sampled:
             self._tell(self._streams[request], logprobs.get(request))
         self._refuse_to_sample(invalid)
+
+    def _refuse_rows(self, scheduled: Scheduled, result: StepResult) -> None:
+        """Fails requests whose constraint has failed, each with its reason."""
+        for row, error in sorted(result.refused_rows.items()):
+            request = scheduled.requests[row]
+            if not request.is_finished:
+                self._fail((request,), error)
 
     def _refuse_to_sample(self, requests: Sequence[Request]) -> None:
         """Fails requests for which the model computed NaN. The log has the first: a damaged model does it every time."""

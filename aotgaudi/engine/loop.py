@@ -18,10 +18,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 
 from aotgaudi.engine.admission import Admission, RequestRules
+from aotgaudi.engine.constraints import Constraint, ConstraintMaker
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.output import ErrorEvent, Flush, OnEvent, OutputStream, no_flush
@@ -37,10 +39,13 @@ NewDetokenizer = Callable[[NewRequest], IncrementalDetokenizer]
 class Engine:
     """Continuous batching on one thread, which blocks while there is nothing to do.
 
+    A request with a grammar arrives when a thread for that has compiled it.
+
     Args:
         core: Runs the steps; from `start` on, only the engine's thread uses it.
         rules: What requests must satisfy.
         new_detokenizer: Makes the detokenizer of a request.
+        constraints: Makes the constraint of a request; None: no request has any.
         seeds: Gives requests without a seed theirs.
         clock: Seconds, of any beginning.
     """
@@ -51,6 +56,7 @@ class Engine:
         rules: RequestRules,
         new_detokenizer: NewDetokenizer,
         *,
+        constraints: ConstraintMaker | None = None,
         seeds: Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +67,10 @@ class Engine:
         self._wake = threading.Condition()
         self._streams: dict[str, OutputStream] = {}
         self._arrivals: list[OutputStream] = []
+        self._constraints = constraints
+        self._compilers = ThreadPoolExecutor(1, "aotgaudi-grammars")
+        self._compiling: set[OutputStream] = set()
+        self._refused: list[tuple[OutputStream, Exception]] = []
         self._aborts: list[OutputStream] = []
         self._stats = self._core.status()
         self._oldest_waiting: Request | None = None
@@ -79,8 +89,12 @@ class Engine:
         return self._thread.ident
 
     def start(self) -> None:
-        """Starts the engine's thread. Raises RuntimeError when called twice."""
+        """Starts the engine's threads. Raises RuntimeError when called twice."""
         self._thread.start()
+        if self._constraints is not None:
+            self._compilers.submit(
+                int
+            )  # Its thread exists from now on, even if the system has none left later.
 
     def join(self) -> None:
         """Waits until the engine's thread has ended, by `shutdown` or by a `failure`."""
@@ -99,12 +113,41 @@ class Engine:
         streams = [
             OutputStream(self._request(new), self._new_detokenizer(new), on_event, flush) for new in requests
         ]
+        slow = [stream for stream in streams if stream.request.params.structured_outputs is not None]
+        for stream in streams:
+            if stream not in slow:
+                stream.request.constraint = self._constraint_of(stream.request)
         with self._wake:
             self.admission.enter(requests)
             if not self._streams:
                 self._progress_at = self._clock()
             self._streams.update((stream.request.request_id, stream) for stream in streams)
-            self._arrivals += streams
+            self._arrivals += (stream for stream in streams if stream not in slow)
+            self._compiling.update(slow)
+            for stream in slow:
+                self._compilers.submit(self._compile, stream)
+            self._wake.notify_all()
+
+    def _constraint_of(self, request: Request) -> Constraint | None:
+        """Returns what limits the tokens of a request. Raises RequestError."""
+        maker = self._constraints
+        return None if maker is None else maker.make(request.params, request.token_ids)
+
+    def _compile(self, stream: OutputStream) -> None:
+        """Makes the constraint of a request with a grammar, and lets it arrive. On a thread for that."""
+        failure: Exception | None = None
+        try:
+            stream.request.constraint = self._constraint_of(stream.request)
+        except BaseException as error:  # The edge of the thread: a panic of the library is no Exception.
+            failure = error if isinstance(error, Exception) else RuntimeError(str(error))
+        with self._wake:
+            if stream not in self._compiling:
+                return  # It was aborted meanwhile.
+            self._compiling.remove(stream)
+            if failure is None:
+                self._arrivals.append(stream)
+            else:
+                self._refused.append((stream, failure))
             self._wake.notify_all()
 
     def _request(self, new: NewRequest) -> Request:
@@ -164,7 +207,7 @@ class Engine:
             return replace(
                 self._stats,
                 counters=self._core.counters.snapshot(),
-                num_waiting=self._stats.num_waiting + len(self._arrivals),
+                num_waiting=self._stats.num_waiting + len(self._arrivals) + len(self._compiling),
                 oldest_waiting_seconds=0.0 if oldest is None else self._clock() - oldest.arrived_at,
                 stalled_seconds=self.stalled_seconds,
             )
@@ -190,14 +233,19 @@ class Engine:
 
     @property
     def _has_inbox(self) -> bool:
-        return bool(self._arrivals or self._aborts)
+        return bool(self._arrivals or self._aborts or self._refused)
 
     def _take_inbox(self) -> None:
         with self._wake:
             arrivals, self._arrivals = self._arrivals, []
             aborts, self._aborts = self._aborts, []
+            refused, self._refused = self._refused, []
+            arrivals += self._compiling.intersection(aborts)  # To be aborted, they must have come.
+            self._compiling.difference_update(aborts)
         for stream in arrivals:
             self._core.add(stream)
+        for stream, error in refused:
+            self._core.refuse(stream, error)
         for stream in aborts:
             self._core.abort(stream)
 
@@ -212,6 +260,9 @@ class Engine:
         self._core.flush()
 
     def _abort_all(self) -> None:
+        with self._wake:
+            self._aborts += self._compiling
+            self._compilers.shutdown(wait=False)
         self._take_inbox()
         self._core.abort_all()
         self._publish()

@@ -109,16 +109,17 @@ class OutputStream:
     def token_event(self, logprobs: TokenLogprobs | None = None) -> TokenEvent:
         """Returns the event of the newest token. Call it once per token.
 
-        The event ends the request with "stop" when the token completes a stop string, even if the request has not
-        ended yet or has ended for another reason. A token that itself ends the request (end of sequence, or one of
-        `stop_token_ids`) has no text, unless the request includes what stopped it.
+        The event ends the request with "stop" when the token completes a stop string, even if the request has not ended yet
+        or has ended for another reason, but not within its first `min_tokens` tokens. A token that itself ends the request
+        (end of sequence, or one of `stop_token_ids`) has no text, unless the request includes what stopped it.
         """
         request = self.request
         is_silent = request.finish_reason == "stop" and not self._keeps_stop
         text = "" if is_silent else self._detokenizer.push(request.last_token_id)
         if request.is_finished:
             text += self._detokenizer.flush()
-        piece = self._stops.push(text)
+        is_short = request.num_output_tokens <= request.params.min_tokens
+        piece = text if is_short else self._stops.push(text)
         if request.is_finished and not self._stops.is_stopped:
             piece += self._stops.flush()
         reason: FinishReason | None = "stop" if self._stops.is_stopped else request.finish_reason

@@ -17,6 +17,7 @@ from enum import Enum
 from random import Random
 from typing import Literal
 
+from aotgaudi.engine.constraints import Constraint
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import SamplingRow, Scoring, TokenHistory, TokenLogprobs
 
@@ -61,6 +62,7 @@ class Request:
         block_keys: Keys of its full blocks, as far as somebody asked for them.
         prompt_logprobs: Those of its prompt's tokens from the second on, as far as they are known, if it asks for them.
         num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
+        constraint: Which tokens it may get; set before it is queued.
     """
 
     request_id: str
@@ -86,6 +88,7 @@ class Request:
     num_named_blocks: int = field(default=0, init=False)
     block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False, repr=False)
+    constraint: Constraint | None = field(default=None, init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)
     _noise: float | None = field(default=None, init=False, repr=False)
     _history: TokenHistory | None = field(default=None, init=False, repr=False)
@@ -146,7 +149,7 @@ class Request:
     def sampling(self) -> SamplingRow:
         """How the next token is sampled; the same value until that token is appended."""
         noise = self._draw() if self._noise is None else self._noise
-        return SamplingRow(self.params, noise, self._history)
+        return SamplingRow(self.params, noise, self._history, self.constraint)
 
     def admit(self, block_table: list[int], num_computed_tokens: int = 0) -> None:
         """WAITING -> RUNNING: all known tokens but the first `num_computed_tokens` are to be prefilled into these blocks."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aotgaudi.engine.blocks import PADDING_BLOCK
+from aotgaudi.engine.constraints import MaskMaker
 from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.scoring import Scorer
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
@@ -56,6 +57,7 @@ class ProgramRunner:
         self._block_size = block_size
         self._on_cold = on_cold
         self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
+        self._masks = MaskMaker()
 
     @property
     def scores_prompts(self) -> bool:
@@ -69,11 +71,16 @@ class ProgramRunner:
 
     def _run(self, step: Step) -> StepResult:
         rows = [row.sampling for row in step.rows]
+        self._masks.begin([row.constraint for row in rows if row and row.constraint])
         if isinstance(step, DecodeStep) or not step.scores:
-            return self._sampler.sample(self.logits(step), rows)
+            logits = self.logits(step)
+            self._masks.finish()
+            return self._sampler.sample(logits, rows)
         program, inputs = self._prepared(step)
         hidden = program.run_trunk(inputs)
-        result = self._sampler.sample(program.run_head(hidden, inputs), rows)
+        logits = program.run_head(hidden, inputs)
+        self._masks.finish()
+        result = self._sampler.sample(logits, rows)
         self._scorer.score(step, hidden, result)
         return result
 
@@ -96,6 +103,8 @@ class ProgramRunner:
                 joint.logprobs[r] = alone.logprobs[0]
             if 0 in alone.prompt_logprobs:
                 joint.prompt_logprobs[r] = alone.prompt_logprobs[0]
+            if 0 in alone.refused_rows:
+                joint.refused_rows[r] = alone.refused_rows[0]
         self.clear([PADDING_BLOCK])
         return replace(joint, invalid_rows=invalid_rows)
 

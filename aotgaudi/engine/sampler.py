@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from aotgaudi.engine.constraints import Constraint, mask_bytes
 from aotgaudi.engine.steps import GREEDY_ROW, SamplingRow, StepResult, TokenHistory, TokenLogprobs
 from aotgaudi.entries import Entry
+from aotgaudi.errors import RequestError
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.step_inputs import CONSTRAINT_INPUTS
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
-from aotgaudi.spec.sampler_signature import join_all
+from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, join_all
 
 
 class HistoryTensors:
@@ -52,6 +55,52 @@ class HistoryTensors:
         self.prompt_mask[row, to_ids(history.token_ids[: history.num_prompt_tokens])] = True
 
 
+class ConstraintTensors:
+    """What constraints are: `token_mask` [b, ceil(vocab / 32)] int32, `bias_token_ids` [b, 300] int64, `biases` float32.
+
+    All are kept from step to step; only rows whose values may differ are written. A row without constraints allows every
+    token and has no bias.
+    """
+
+    def __init__(self, batch_size: int, vocab_size: int) -> None:
+        self._num_bytes = mask_bytes(vocab_size)
+        self._masks = bytearray(b"\xff" * (batch_size * self._num_bytes))
+        self.token_mask = torch.frombuffer(self._masks, dtype=torch.int32).view(batch_size, -1)
+        self.bias_token_ids = torch.zeros(batch_size, NUM_BIASED_TOKENS, dtype=torch.int64)
+        self.biases = torch.zeros(batch_size, NUM_BIASED_TOKENS)
+        self._masked: set[int] = set()
+        self._biased: list[tuple[tuple[int, float], ...]] = [()] * batch_size
+
+    def update(self, constraints: Sequence[Constraint | None]) -> dict[int, RequestError]:
+        """Brings the rows up to date. Returns the failures of constraints by row; such a row allows every token."""
+        failures: dict[int, RequestError] = {}
+        for row, constraint in enumerate(constraints):
+            try:
+                self._set_mask(row, None if constraint is None else constraint.mask())
+            except RequestError as error:
+                failures[row] = error
+                self._set_mask(row, None)
+            self._set_biases(row, () if constraint is None else constraint.params.logit_bias)
+        return failures
+
+    def _set_mask(self, row: int, mask: bytes | None) -> None:
+        place = slice(row * self._num_bytes, (row + 1) * self._num_bytes)
+        if mask is not None:
+            self._masks[place] = mask
+            self._masked.add(row)
+        elif row in self._masked:
+            self._masks[place] = b"\xff" * self._num_bytes
+            self._masked.remove(row)
+
+    def _set_biases(self, row: int, biases: tuple[tuple[int, float], ...]) -> None:
+        if biases == self._biased[row]:
+            return
+        self._biased[row] = biases
+        self.bias_token_ids[row], self.biases[row] = 0, 0
+        self.bias_token_ids[row, : len(biases)] = to_ids(token_id for token_id, _ in biases)
+        self.biases[row, : len(biases)] = torch.tensor([bias for _, bias in biases])
+
+
 class Sampler:
     """Samples rows of logits. `program_of` returns the program of an entry, or raises."""
 
@@ -59,6 +108,7 @@ class Sampler:
         self._table, self._program_of = table, program_of
         self._sizes = table.sampler_sizes()
         self._histories: dict[int, HistoryTensors] = {}
+        self._constraints: dict[int, ConstraintTensors] = {}
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow | None]) -> StepResult:
         """Samples the rows that are not None. `logits` is [b, vocab] with b at least the number of rows.
@@ -92,10 +142,13 @@ class Sampler:
         """Runs one sampler. `places` maps a place in its batch to the row of `result` that it fills."""
         entry = self._table.sampler(len(batch), join_all(row.params.signature for row in batch))
         program = self._program_of(entry)
-        inputs = [self._input(spec, logits, batch) for spec in program.inputs]
+        constraints, failures = self._constrain(logits, batch, entry.constraints)
+        inputs = [self._input(spec, logits, batch, constraints) for spec in program.inputs]
         tokens, *logprobs = [output.tolist() for output in program.run(inputs)]
         for place, r in places.items():
             result.token_ids[r] = tokens[place]
+            if place in failures:
+                result.refused_rows[r] = failures[place]
             num_logprobs = batch[place].params.logprobs
             if num_logprobs is not None:
                 chosen, ids, values = (column[place] for column in logprobs)
@@ -103,10 +156,30 @@ class Sampler:
                     chosen, tuple(zip(ids, values, strict=True))[:num_logprobs]
                 )
 
-    def _input(self, spec: TensorSpec, logits: Tensor, batch: Sequence[SamplingRow]) -> Tensor:
+    def _constrain(
+        self, logits: Tensor, batch: Sequence[SamplingRow], is_needed: bool
+    ) -> tuple[Mapping[str, Tensor], Mapping[int, RequestError]]:
+        """Returns the inputs of constraints by name, and the failures by row; nothing unless the graph needs them."""
+        if not is_needed:
+            return {}, {}
+        tensors = self._constraints.get(len(batch))
+        if tensors is None:
+            tensors = self._constraints[len(batch)] = ConstraintTensors(*logits.shape)
+        failures = tensors.update([row.constraint for row in batch])
+        return {name: getattr(tensors, name) for name in CONSTRAINT_INPUTS}, failures
+
+    def _input(
+        self,
+        spec: TensorSpec,
+        logits: Tensor,
+        batch: Sequence[SamplingRow],
+        constraints: Mapping[str, Tensor],
+    ) -> Tensor:
         """Returns one input of a sampler (graphs/step_inputs.py); most hold one of `SamplingParams` per row."""
         if spec.name == "logits":
             return logits
+        if spec.name in constraints:
+            return constraints[spec.name]
         if spec.name == "output_counts":
             return self._history(logits, batch).output_counts
         if spec.name == "prompt_mask":

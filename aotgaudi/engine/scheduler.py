@@ -361,7 +361,9 @@ class Scheduler:
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         token_id, params = request.last_token_id, request.params
-        is_eos = token_id in self._eos_token_ids and not params.ignore_eos
+        # A grammar that has ended allows nothing but an end of the sequence, so that ends it in any case.
+        ignores_eos = params.ignore_eos and params.structured_outputs is None
+        is_eos = token_id in self._eos_token_ids and not ignores_eos
         if is_eos or token_id in params.stop_token_ids:
             return "stop"
         if request.num_output_tokens >= request.max_tokens:

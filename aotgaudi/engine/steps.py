@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Union
 
+from aotgaudi.engine.constraints import Constraint
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
+from aotgaudi.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +35,13 @@ _GREEDY = SamplingParams(temperature=0.0)
 class SamplingRow:
     """How one row is sampled. `noise` is uniform in [0, 1), drawn from the request's own generator.
 
-    `history` is set only where `params` has penalties.
+    `history` is set only where `params` has penalties, `constraint` only where it has constraints.
     """
 
     params: SamplingParams = _GREEDY
     noise: float = 0.0
     history: TokenHistory | None = None
+    constraint: Constraint | None = None
 
 
 GREEDY_ROW = SamplingRow()
@@ -135,13 +138,14 @@ class StepResult:
     `prompt_logprobs` has those of a row's `scoring`, one a target.
 
     `invalid_rows` are those whose logits have no finite maximum (NaN, or nothing but infinities): their token ids mean
-    nothing.
+    nothing. `refused_rows` are those whose constraint has failed, with the reason: the same is true of theirs.
     """
 
     token_ids: list[int | None]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     invalid_rows: set[int] = field(default_factory=set)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    refused_rows: dict[int, RequestError] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ _ROW_WISE = frozenset(
         _aten.full.default,
         _aten.full_like.default,
         _aten.scalar_tensor.default,
+        _aten.scatter_add.default,
         _aten.lift_fresh_copy.default,
         _aten.detach_.default,
         _aten.floor_divide.default,
@@ -107,8 +108,8 @@ _ROW_WISE = frozenset(
     }
 )
 """Operators that are neither pointwise nor views and yet treat rows one by one, in one order: maxima are exact, picking and
-placing compute nothing, `cumsum` and `topk` go through a row from its start. `sum` is here for integers and for the
-loops of the forms below; a model's own float sums are rewritten before."""
+placing compute nothing, `cumsum` and `topk` go through a row from its start. `sum` is here for integers and for the loops of
+the forms below; a model's own float sums are rewritten before. `scatter_add` is for biases, of which a token has one."""
 
 
 class batch_invariant(TorchFunctionMode):  # noqa: N801 - used as a context manager, like torch's own modes

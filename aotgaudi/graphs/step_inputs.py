@@ -44,6 +44,10 @@ frequency_penalty   [b]                     float32  0: none                    
 repetition_penalty  [b]                     float32  1: none                       (penalties)
 output_counts       [b, vocab]              float32  how often each token was generated  (penalties)
 prompt_mask         [b, vocab]              bool     which tokens the prompt has   (penalties)
+token_mask          [b, ceil(vocab / 32)]   int32    bit i of word w: whether token 32 w + i is allowed
+                                                     (constraints)
+bias_token_ids      [b, 300]                int64    distinct; 0 where padded      (constraints)
+biases              [b, 300]                float32  added to their logits; 0 where padded  (constraints)
 ==================  ======================  =======  ======================================================
 
 and returns tokens [b] int64; with log-probabilities also the token's [b] f32, and the N likeliest tokens and
@@ -61,8 +65,9 @@ from typing import Optional
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
+from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, SamplerSignature, SamplerWork
 
+CONSTRAINT_INPUTS = ("token_mask", "bias_token_ids", "biases")
 Window = Optional[int]
 """A sliding window in tokens, the token itself included; None: no window."""
 
@@ -116,7 +121,15 @@ def sampler_inputs(
     if signature.penalties:
         specs += (_floats(f"{kind}_penalty", b) for kind in ("presence", "frequency", "repetition"))
         specs += (_floats("output_counts", b, vocab_size), _flags("prompt_mask", b, vocab_size))
+    if signature.constraints:
+        specs.append(TensorSpec(name="token_mask", shape=(b, num_mask_words(vocab_size)), dtype="int32"))
+        specs += (_ids("bias_token_ids", b, NUM_BIASED_TOKENS), _floats("biases", b, NUM_BIASED_TOKENS))
     return tuple(specs)
+
+
+def num_mask_words(vocab_size: int) -> int:
+    """Returns how many words of 32 bits hold a bit for each token."""
+    return -(-vocab_size // 32)
 
 
 def _ids(name: str, *shape: int) -> TensorSpec:

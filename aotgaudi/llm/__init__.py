@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from aotgaudi.engine.sampling_params import SamplingParams
+    from aotgaudi.engine.structured_outputs import StructuredOutputs
     from aotgaudi.llm.api import LLM, Output
 
-__all__ = ["LLM", "Output", "SamplingParams"]
+__all__ = ["LLM", "Output", "SamplingParams", "StructuredOutputs"]
 
 _HOMES = {
     "LLM": "aotgaudi.llm.api",
     "Output": "aotgaudi.llm.api",
     "SamplingParams": "aotgaudi.engine.sampling_params",
+    "StructuredOutputs": "aotgaudi.engine.structured_outputs",
 }
 
 

@@ -20,6 +20,7 @@ from aotgaudi.bundle.part import Outside, describe_part
 from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.constraints import ConstraintMaker, Grammars
 from aotgaudi.engine.core import EngineCore, OnStep
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
@@ -28,6 +29,7 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError
+from aotgaudi.llm.grammars import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
@@ -73,6 +75,9 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         check_model(manifest.spec, model)
         tokenizer = Tokenizer.load(model)
         defaults = sampling_defaults(options.generation_config, model, spec.sampler)
+        grammars = None
+        if spec.sampler.signature.constraints:
+            grammars = LaterGrammars(model, sorted(tokenizer.eos_token_ids), spec.model.vocab_size)
     with observers.phases.time("coverage"):
         coverage = check_coverage(served, require_warm=options.require_warm)
 
@@ -90,6 +95,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
             on_step=observers.on_step,
             prefix_caching=caches_prefixes(served, options.prefix_caching),
             policy=options.policy,
+            grammars=grammars,
         )
         engine.start()
     num_total = len(served.entries)
@@ -158,7 +164,7 @@ def _load(
     )
 
 
-def make_engine(
+def make_engine(  # noqa: PLR0913 - one argument a setting
     manifest: Manifest,
     runner: ProgramRunner,
     tokenizer: Tokenizer,
@@ -168,6 +174,7 @@ def make_engine(
     on_step: OnStep | None = None,
     prefix_caching: bool = False,
     policy: Policy | None = None,
+    grammars: Grammars | None = None,
 ) -> Engine:
     """Returns the engine of a manifest, not started.
 
@@ -180,6 +187,7 @@ def make_engine(
         on_step: Observes each step.
         prefix_caching: Whether prompts start after their cached prefix.
         policy: How prompts and decodes take turns; None: as the spec says.
+        grammars: Compiles what structured output asks for; None: the sampler has no constraints.
     """
     spec = manifest.spec
     scheduler = Scheduler(
@@ -197,6 +205,14 @@ def make_engine(
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
+        ),
+        constraints=None
+        if grammars is None
+        else ConstraintMaker(
+            spec.model.vocab_size,
+            tokenizer.eos_token_ids,
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            grammars,
         ),
     )
 

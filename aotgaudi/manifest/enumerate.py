@@ -117,6 +117,7 @@ def _least_setting(signature: SamplerSignature, num_logprobs: int) -> SamplerSet
         min_p=min_p,
         presence_penalty=1.0 if signature.penalties else 0.0,
         num_logprobs=num_logprobs if signature.logprobs else 0,
+        constraints=signature.constraints,
     )
 
 
@@ -132,6 +133,7 @@ def _entry(batch_size: int, setting: SamplerSetting, batch_changed: bool) -> Sam
         frequency_penalty=setting.frequency_penalty,
         repetition_penalty=setting.repetition_penalty,
         num_logprobs=setting.num_logprobs,
+        constraints=setting.constraints,
     )
 
 

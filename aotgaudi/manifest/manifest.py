@@ -15,13 +15,16 @@ Grammar of a manifest file (JSON, UTF-8, one newline at the end; key order fixed
         "unified": <"query_len", "num_shared_blocks", "num_unique_blocks", "is_causal">,
         "vision": <"size", "is_batch">,
         "sampler": <"batch_size", "temperature", "top_p", "top_k", "batch_changed", "min_p",
-                    "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs">,
+                    "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs", "constraints"?>,
         "defrag": <"padded_swaps">,
         "mhc": <"num_tokens", "n_splits", "sublayer">
       }
     }
 
-Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on.
+A row of a sampler leaves `constraints` out where it is false; if all do, so do the columns.
+
+Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on. The column
+`constraints` came later: manifests without it keep their ids.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from aotgaudi.digest import canonical_json, canonical_row, sha256_pieces
-from aotgaudi.entries import ENTRY_KINDS, Entry
+from aotgaudi.entries import ENTRY_KINDS, Entry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.enumerate import enumerate_entries
@@ -83,6 +86,14 @@ class Manifest:
         """Returns the entries of one kind, in manifest order."""
         return self._by_kind.get(kind, ())
 
+    def columns(self, kind: str) -> tuple[str, ...]:
+        """Returns the names of the values that rows of `kind` have."""
+        names = ENTRY_KINDS[kind].columns()
+        if kind != SamplerEntry.kind:
+            return names
+        widths = {len(entry.row()) for entry in self.of_kind(kind)}
+        return names if len(names) in widths else names[:-1]
+
     @cached_property
     def _by_kind(self) -> Mapping[str, tuple[Entry, ...]]:
         groups = groupby(self.entries, key=attrgetter("kind"))
@@ -92,7 +103,7 @@ class Manifest:
         """Yields the canonical JSON that the id is the hash of, in pieces: a manifest may have a million rows."""
         yield b'{"entries":{'
         for index, kind in enumerate(sorted(ENTRY_KINDS)):
-            columns = canonical_row(ENTRY_KINDS[kind].columns())
+            columns = canonical_row(self.columns(kind))
             yield f'{"," if index else ""}"{kind}":{{"columns":{columns},"rows":['.encode()
             for first, batch in batches(self.of_kind(kind)):
                 rows = ",".join([canonical_row(entry.row()) for entry in batch])
@@ -177,12 +188,12 @@ def _pieces(manifest: Manifest) -> Iterator[bytes]:
     yield f'{{\n{head},\n  "entries": {{'.encode()
     for index, kind in enumerate(ENTRY_KINDS):
         yield b",\n" if index else b"\n"
-        yield from _table_pieces(kind, manifest.of_kind(kind))
+        yield from _table_pieces(kind, manifest)
     yield b"\n  }\n}\n"
 
 
-def _table_pieces(kind: str, entries: tuple[Entry, ...]) -> Iterator[bytes]:
-    columns = json.dumps(ENTRY_KINDS[kind].columns())
+def _table_pieces(kind: str, manifest: Manifest) -> Iterator[bytes]:
+    entries, columns = manifest.of_kind(kind), json.dumps(manifest.columns(kind))
     yield f'    "{kind}": {{\n      "columns": {columns},\n      "rows": ['.encode()
     for first, batch in batches(entries):
         rows = json.dumps([entry.row() for entry in batch])[1:-1].replace("], [", f"],{_ROW}[")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from aotgaudi.entries import (
     DecodeEntry,
@@ -82,23 +82,77 @@ class VisionRows(SpecValue):
         return tuple(VisionEntry(*row) for row in self.rows)
 
 
-class SamplerRows(SpecValue):
-    """Sampler entries, one a row."""
+_SamplerColumns = tuple[
+    Literal["batch_size"],
+    Literal["temperature"],
+    Literal["top_p"],
+    Literal["top_k"],
+    Literal["batch_changed"],
+    Literal["min_p"],
+    Literal["presence_penalty"],
+    Literal["frequency_penalty"],
+    Literal["repetition_penalty"],
+    Literal["num_logprobs"],
+]
+_ConstrainedColumns = tuple[
+    Literal["batch_size"],
+    Literal["temperature"],
+    Literal["top_p"],
+    Literal["top_k"],
+    Literal["batch_changed"],
+    Literal["min_p"],
+    Literal["presence_penalty"],
+    Literal["frequency_penalty"],
+    Literal["repetition_penalty"],
+    Literal["num_logprobs"],
+    Literal["constraints"],
+]
+_SamplerValues = tuple[
+    _CountOrNone,
+    float,
+    float,
+    _CountOrNone,
+    bool,
+    float,
+    float,
+    float,
+    float,
+    _CountOrNone,
+]
+_ConstrainedValues = tuple[
+    _CountOrNone,
+    float,
+    float,
+    _CountOrNone,
+    bool,
+    float,
+    float,
+    float,
+    float,
+    _CountOrNone,
+    Literal[True],
+]
 
-    columns: tuple[
-        Literal["batch_size"],
-        Literal["temperature"],
-        Literal["top_p"],
-        Literal["top_k"],
-        Literal["batch_changed"],
-        Literal["min_p"],
-        Literal["presence_penalty"],
-        Literal["frequency_penalty"],
-        Literal["repetition_penalty"],
-        Literal["num_logprobs"],
+
+def _shape_of(row: object) -> str:
+    """Says whether a row has the last column. A tag in angle brackets is no part of a place."""
+    return (
+        "<long>" if isinstance(row, (list, tuple)) and len(row) == len(SamplerEntry.columns()) else "<short>"
+    )
+
+
+class SamplerRows(SpecValue):
+    """Sampler entries, one a row. Those without constraints leave the last column out."""
+
+    columns: Annotated[
+        Annotated[_SamplerColumns, Tag("<short>")] | Annotated[_ConstrainedColumns, Tag("<long>")],
+        Discriminator(_shape_of),
     ]
     rows: tuple[
-        tuple[_CountOrNone, float, float, _CountOrNone, bool, float, float, float, float, _CountOrNone],
+        Annotated[
+            Annotated[_SamplerValues, Tag("<short>")] | Annotated[_ConstrainedValues, Tag("<long>")],
+            Discriminator(_shape_of),
+        ],
         ...,
     ]
 

@@ -34,7 +34,7 @@ class Mistake:
 def first_mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:
     """Returns the likely cause: a wrong schema, else an unknown key, else the first finding."""
     details = min(error.errors(include_url=False), key=_rank)
-    where = ".".join(map(str, details["loc"]))
+    where = ".".join(part for part in map(str, details["loc"]) if not part.startswith("<"))  # Tags of unions.
     if details["type"] == "extra_forbidden":
         return Mistake(
             where, "unknown key", _nearest(str(details["loc"][-1]), _keys_at(model, details["loc"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,8 +15,11 @@ class SamplerSetting(SpecValue):
     """One setting. `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing.
 
     Penalties of 0 (`repetition_penalty`: of 1) change nothing. `num_logprobs`: how many of the likeliest tokens'
-    log-probabilities are returned with the chosen token's; 0 returns none, not even that one.
+    log-probabilities are returned with the chosen token's; 0 returns none, not even that one. `constraints`: a mask of
+    allowed tokens and biases, for structured output, logit_bias, allowed_token_ids, bad_words and min_tokens.
     """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"constraints"})
 
     temperature: float = Field(ge=0)
     top_p: float = Field(gt=0, le=1)
@@ -26,11 +29,12 @@ class SamplerSetting(SpecValue):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, gt=0)
     num_logprobs: int = Field(default=0, ge=0, le=20)
+    constraints: bool = False
 
     @property
     def signature(self) -> SamplerSignature:
         """The cheapest sampler graph that serves this setting."""
-        return signature_of(self, logprobs=self.num_logprobs > 0)
+        return signature_of(self, logprobs=self.num_logprobs > 0, constraints=self.constraints)
 
 
 UPSTREAM_SETTINGS = tuple(
@@ -49,10 +53,12 @@ UPSTREAM_SETTINGS = tuple(
 DEFAULT_SETTINGS = (
     *UPSTREAM_SETTINGS,
     SamplerSetting(temperature=0.7, top_p=0.9, top_k=50, min_p=0.05, presence_penalty=1.0, num_logprobs=20),
+    SamplerSetting(temperature=0.7, top_p=0.9, top_k=50, constraints=True),
 )
-"""What our own engine is built for by default: besides the plain settings, one graph per batch size that does everything.
+"""What our own engine is built for by default: besides the plain settings, two more graphs per batch size.
 
-It serves any mix of penalties, min-p and log-probabilities, so that no client is refused for them.
+One serves any mix of penalties, min-p and log-probabilities, and one serves constraints. Their join, which does everything,
+is a third. So no client is refused, and no request pays for constraints that it does not have.
 """
 
 

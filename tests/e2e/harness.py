@@ -41,6 +41,7 @@ REQUEST_TIMEOUT_SECONDS = 120.0
 PACKAGE_ROOT = str(Path(aotgaudi.__file__).parents[1])
 """Children run elsewhere, and must run the same code whether or not it is installed."""
 
+EVERYTHING = "presence_penalty = 0.5, constraints = true"
 SPEC = f"""\
 # Small, but with everything: chunked prompts, two rows a step, preemption (6 blocks for two sequences of 4),
 # defragmentation.
@@ -61,7 +62,7 @@ num_blocks = 6
 [sampler]
 settings = [
     {{ temperature = 0.0, top_p = 1.0, top_k = 0 }},
-    {{ temperature = 0.7, top_p = 0.9, top_k = 20, min_p = 0.05, presence_penalty = 0.5, num_logprobs = 5 }},
+    {{ temperature = 0.7, top_p = 0.9, top_k = 20, min_p = 0.05, num_logprobs = 5, {EVERYTHING} }},
 ]
 
 [defrag]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.e2e.harness import MAX_MODEL_LEN, Server, Workplace
 
@@ -147,6 +151,128 @@ def test_a_long_prompt_is_cut_to_its_end_on_request(client: openai.OpenAI, serve
     assert cut.usage is not None
     assert cut.usage.prompt_tokens == 5
     assert cut.choices[0].text == short.choices[0].text
+
+
+class Verdict(BaseModel):
+    """What a chat is asked for."""
+
+    right: bool
+    colour: Literal["red", "green"]
+
+
+def test_an_answer_is_parsed_into_the_callers_type(client: openai.OpenAI, server: Server) -> None:
+    for seed in range(4):
+        done = client.chat.completions.parse(
+            model=server.model_name,
+            messages=[{"role": "user", "content": "the fox"}],
+            response_format=Verdict,
+            max_tokens=48,
+            seed=seed,
+            extra_body={"bad_words": [" ", "\n", "\t", "\r"]},
+        )
+
+        choice = done.choices[0]
+        assert choice.finish_reason == "stop"
+        assert isinstance(choice.message.parsed, Verdict)
+
+
+def test_a_schema_holds_for_streams_and_for_each_of_several_answers(
+    client: openai.OpenAI, server: Server
+) -> None:
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 1, "maxItems": 3}
+    asked = {
+        "model": server.model_name,
+        "messages": [{"role": "user", "content": "jumps"}],
+        "max_tokens": 40,
+        "seed": 5,
+        "n": 3,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "letters", "schema": schema}},
+        "extra_body": {"bad_words": [" ", "\n", "\t", "\r"]},
+    }
+
+    whole = client.chat.completions.create(**asked)
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert {choice.finish_reason for choice in whole.choices} == {"stop"}
+    for text in texts:
+        assert 1 <= len(json.loads(text)) <= 3
+        assert set(json.loads(text)) <= {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("extra", "is_right"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"yes", "no"}.__contains__),
+        ({"structured_outputs": {"regex": "[0-9]{3}"}}, str.isdigit),
+        ({"structured_outputs": {"grammar": 'root ::= "<" ("a" | "b") ">"'}}, {"<a>", "<b>"}.__contains__),
+        ({"guided_json": {"enum": [1, 2]}}, {"1", "2"}.__contains__),
+        ({"guided_regex": "x+y", "ignore_eos": True}, lambda text: text.strip("x") == "y"),
+    ],
+)
+def test_vllms_names_for_structured_output_work(
+    client: openai.OpenAI, server: Server, extra: dict[str, Any], is_right: Callable[[str], bool]
+) -> None:
+    done = client.completions.create(
+        model=server.model_name, prompt="the quick", max_tokens=40, seed=1, temperature=0.8, extra_body=extra
+    )
+
+    assert done.choices[0].finish_reason == "stop"
+    assert is_right(done.choices[0].text), done.choices[0].text
+
+
+def test_tokens_are_biased_allowed_and_forbidden(client: openai.OpenAI, server: Server) -> None:
+    asked = {"model": server.model_name, "prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0}
+    plain = client.completions.create(**asked, logprobs=0, extra_body={"ignore_eos": True})
+    word = next(token.strip() for token in plain.choices[0].logprobs.tokens if token.strip().isalpha())
+
+    biased = client.completions.create(**asked, logit_bias={"7": 100}, logprobs=0).choices[0]
+    allowed = client.completions.create(
+        **asked, logprobs=0, extra_body={"allowed_token_ids": [5, 6]}
+    ).choices[0]
+    without = client.completions.create(**asked, logprobs=0, extra_body={"bad_words": [word]}).choices[0]
+    longer = client.completions.create(**asked, logit_bias={"0": 100}, extra_body={"min_tokens": 5})
+
+    assert len(set(biased.logprobs.tokens)) == 1
+    assert len(set(allowed.logprobs.tokens)) <= 2
+    assert word not in [token.strip() for token in without.logprobs.tokens]
+    assert longer.usage is not None
+    assert longer.usage.completion_tokens == 6  # The end comes as soon as it may.
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"properties": {"a": {"type": "strin"}}}, "at /properties/a: Invalid type"),
+        (
+            {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(6)]} for i in range(12)]},
+            "too large",
+        ),
+        ({"anyOf": [{"properties": {"a": {"not": {}}}}]}, "Unimplemented keys"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_the_clients_mistake(
+    client: openai.OpenAI, server: Server, schema: dict[str, Any], said: str
+) -> None:
+    began = time.monotonic()
+
+    with pytest.raises(openai.BadRequestError, match=said) as refused:
+        client.chat.completions.create(
+            model=server.model_name,
+            messages=[{"role": "user", "content": "a"}],
+            response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        )
+
+    assert refused.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError, match=r"too (many|complex)"):
+        client.completions.create(
+            model=server.model_name, prompt="a", extra_body={"guided_regex": "((a{1000}){1000}){1000}"}
+        )
+    assert time.monotonic() - began < 30
+    assert server.complete("the quick", max_tokens=3)["choices"][0]["text"] is not None
 
 
 def test_refusals_are_the_clients_own_exceptions(client: openai.OpenAI, server: Server) -> None:

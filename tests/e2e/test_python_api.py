@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.errors import AotGaudiError, NotWarmError, RequestError, SpecError, UntrustedError
-from aotgaudi.llm import LLM, SamplingParams
+from aotgaudi.llm import LLM, SamplingParams, StructuredOutputs
 from tests.e2e.harness import Server, Workplace, environment
 
 pytestmark = pytest.mark.slow
@@ -50,6 +50,19 @@ def test_a_chat_is_the_servers(llm: LLM, server: Server) -> None:
     served = server.post("/v1/chat/completions", body).json()
     assert output.text == same.text == served["choices"][0]["message"]["content"]
     assert other.prompt_token_ids != same.prompt_token_ids
+
+
+def test_an_answer_is_of_its_grammar(llm: LLM) -> None:
+    outputs = StructuredOutputs(regex="(ab|cd){2}")
+    asked = [SamplingParams(max_tokens=40, seed=n, structured_outputs=outputs) for n in (1, 2)]
+
+    answers = llm.generate(["the quick", "seven"], asked)
+
+    assert {answer.finish_reason for answer in answers} == {"stop"}
+    assert {answer.text for answer in answers} <= {"abab", "abcd", "cdab", "cdcd"}
+    bad = SamplingParams(structured_outputs=StructuredOutputs(json='{"items": {"type": "strin"}}'))
+    with pytest.raises(RequestError, match="cannot be used at /items: Invalid type: strin"):
+        llm.generate("a", bad)
 
 
 def test_token_ids_are_taken_as_they_are_one_prompt_or_several(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from aotgaudi.backends.online import make_runtime
+from aotgaudi.engine.constraints import Constraint
 from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.sampler import Sampler
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -32,12 +33,19 @@ FULL = SamplerEntry(
     presence_penalty=0.5,
     repetition_penalty=1.2,
     num_logprobs=NUM_LOGPROBS,
+    constraints=True,
 )
 REQUESTS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0, repetition_penalty=1.5, logprobs=0),
     SamplingParams(temperature=0.8, top_p=0.8, top_k=30, min_p=0.02, logprobs=NUM_LOGPROBS),
-    SamplingParams(temperature=1.2, presence_penalty=0.7, frequency_penalty=-0.4),
+    SamplingParams(
+        temperature=1.2,
+        presence_penalty=0.7,
+        frequency_penalty=-0.4,
+        allowed_token_ids=tuple(range(0, VOCAB, 3)),
+        logit_bias=((0, 2.0), (VOCAB - 2, 3.0), (31, -100.0), (1, 100.0)),
+    ),
 )
 
 
@@ -53,7 +61,7 @@ class EagerProgram:
 
 
 def requests() -> list[Request]:
-    return [
+    made = [
         Request(
             request_id=str(number),
             prompt_token_ids=tuple(random.Random(number).choices(range(VOCAB), k=9)),
@@ -64,6 +72,8 @@ def requests() -> list[Request]:
         )
         for number, params in enumerate(REQUESTS)
     ]
+    made[3].constraint = Constraint(made[3].params, made[3].token_ids, VOCAB)
+    return made
 
 
 def generate(sampler: Sampler, num_steps: int) -> list[StepResult]:
@@ -98,4 +108,6 @@ def test_a_compiled_sampler_answers_as_eager_does(store: Store, tmp_path: Path) 
             assert got.logprobs[row].logprob == pytest.approx(values.logprob, abs=1e-4)
             assert [token for token, _ in got.logprobs[row].top] == [token for token, _ in values.top]
         assert len(got.logprobs[2].top) == NUM_LOGPROBS
-    assert len({result.token_ids[3] for result in results}) > 5
+    drawn = {result.token_ids[3] for result in results}
+    assert len(drawn) > 5
+    assert all(token_id % 3 == 0 for token_id in drawn if token_id is not None)

@@ -35,9 +35,12 @@ requests = st.builds(
     **VALUES,
     logprobs=st.none() | st.integers(0, 20),
     seed=st.none() | st.integers(0, 9),
+    bad_words=st.just(()) | st.just(("x",)),
 )
 specs = st.lists(
-    st.builds(SamplerSetting, **VALUES, num_logprobs=st.just(0) | st.integers(0, 20)),
+    st.builds(
+        SamplerSetting, **VALUES, num_logprobs=st.just(0) | st.integers(0, 20), constraints=st.booleans()
+    ),
     min_size=1,
     max_size=5,
     unique=True,

@@ -2,8 +2,9 @@
 
 Floats keep activations of order one, so that rounding stays small against the results. Weights, those of experts included,
 are scaled by their fan-in; vectors lie around one; quantized weights are packed from such weights. Masks see at least the
-first position. Other integers are indices into something of unknown size: they start at 0, which always fits, and each is
-replaced by a permutation as large as eager accepts, so that slots are distinct and no write depends on an order.
+first position; those in bits have random bits. Other integers are indices into something of unknown size: they start at 0,
+which always fits, and each is replaced by a permutation as large as eager accepts, so that slots are distinct and no write
+depends on an order.
 """
 
 from __future__ import annotations
@@ -59,8 +60,10 @@ def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> l
     ]
     _pack_weights(graph.graph, placeholders, inputs, generator)
     num_blocks = [value.shape[1] for value, spec in zip(inputs, specs, strict=True) if is_open(spec)]
-    for position, spec in enumerate(specs):
-        if spec[0] in ("int64", "int32"):
+    for position, (node, spec) in enumerate(zip(placeholders, specs, strict=True)):
+        if spec[0] == "int32" and _reaches_bits(node):
+            _randomise_bits(inputs[position], generator)
+        elif spec[0] in ("int64", "int32"):
             _spread(graph, inputs, position, (*num_blocks[:1], 4, 2), generator)
     return inputs
 
@@ -107,6 +110,17 @@ def _reaches_product(node: fx.Node) -> bool:
         or (user.target in _REARRANGED and _reaches_product(user))
         for user in node.users
     )
+
+
+def _reaches_bits(node: fx.Node) -> bool:
+    """Whether an input is a mask in bits."""
+    return any(user.target is _aten.bitwise_and.Tensor or _reaches_bits(user) for user in node.users)
+
+
+def _randomise_bits(words: Tensor, generator: torch.Generator) -> None:
+    """Sets half of all bits, and at least one of each row."""
+    words.random_(-(2**31), 2**31, generator=generator)
+    words[..., :1] |= 1
 
 
 def _is_written_out(node: fx.Node) -> bool:

@@ -26,6 +26,7 @@ from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, 
 from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:
+    from aotgaudi.engine.constraints import Grammars
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.tokenizer import Tokenizer
 
@@ -109,6 +110,7 @@ class Preparer:
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    grammars: Grammars
     model: ServedModel
 
     def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
@@ -175,6 +177,8 @@ class Preparer:
     ) -> PreparedRequest:
         try:
             params = body.sampling_params(self.model.defaults)
+            if params.structured_outputs is not None:
+                self.grammars.compile(params.structured_outputs)  # Here its time and memory are limited.
         except RequestError as error:
             raise error.renamed(body.own_names()) from error
         return PreparedRequest(

@@ -69,6 +69,7 @@ from aotgaudi.server.reply.plan import ReplyPlan
 
 if TYPE_CHECKING:  # The API server imports this module, too, and needs neither a tokenizer nor templates.
     from aotgaudi.llm.chat import ChatTemplate
+    from aotgaudi.llm.grammars import GrammarCompiler
     from aotgaudi.llm.tokenizer import Tokenizer
 
 Cause = Literal["none", "done", "time", "memory", "killed"]
@@ -125,14 +126,14 @@ class WorkerLimits:
         """Returns the refusal of a request that needs more memory."""
         return RequestError(
             f"This request needs more than {self.memory_bytes >> 20} MiB of memory to prepare: "
-            "the model's chat template grows without end, or the body has too much in it"
+            "the model's chat template grows without end, the body has too much in it, or its grammar is too complex"
         )
 
     def too_slow(self, num_bytes: int) -> RequestError:
         """Returns the refusal of a request that needs more time."""
         return RequestError(
             f"This request took more than {self.seconds_for(num_bytes):.3g} s of processor time to prepare: "
-            "the model's chat template runs without end, or the body has too much in it"
+            "the model's chat template runs without end, the body has too much in it, or its grammar is too complex"
         )
 
 
@@ -475,10 +476,11 @@ def _serve(control: socket.socket, seccomp: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Threads would not outlive a fork.
     import aotgaudi.llm.chat
+    import aotgaudi.llm.grammars
     import aotgaudi.llm.tokenizer  # noqa: F401 - while the server finds out which model it is
 
     try:
-        tokenizer, chat_template = _load(*_next(control))
+        tokenizer, chat_template, grammars = _load(*_next(control))
     except AotGaudiError as error:
         arguments = (
             (error.where, error.problem, error.remedy) if isinstance(error, SpecError) else (str(error),)
@@ -489,7 +491,7 @@ def _serve(control: socket.socket, seccomp: str) -> None:
     model, workers = _next(control)
     gc.collect()
     gc.freeze()  # No worker copies these pages merely by collecting garbage.
-    preparer = Preparer(tokenizer, chat_template, model)
+    preparer = Preparer(tokenizer, chat_template, grammars, model)
     ForkServer(control, preparer, workers, is_guarded=seccomp != "off" and _can_only_fork()).run()
 
 
@@ -502,15 +504,19 @@ def _can_only_fork() -> bool:
     return True
 
 
-def _load(model: ModelDirectory, template_file: Path | None) -> tuple[Tokenizer, ChatTemplate | None]:
+def _load(
+    model: ModelDirectory, template_file: Path | None
+) -> tuple[Tokenizer, ChatTemplate | None, GrammarCompiler]:
     from aotgaudi.llm.chat import ChatTemplate
+    from aotgaudi.llm.grammars import GrammarCompiler
     from aotgaudi.llm.tokenizer import Tokenizer
 
     signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
     try:
         tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model, template_file)
+        grammars = GrammarCompiler.load(model, sorted(tokenizer.eos_token_ids))
         get_ready(tokenizer)
-        return tokenizer, chat_template
+        return tokenizer, chat_template, grammars
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

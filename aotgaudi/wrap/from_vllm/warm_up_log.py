@@ -20,7 +20,7 @@ _FEWEST_BLOCKS = 2
 """A defragmentation swaps two blocks."""
 
 _MODES_WITHOUT_WARM_UP = ("lazy", "eager")
-_OWN_COLUMNS = ("min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
+_OWN_COLUMNS = tuple(SamplerEntry.columns()[5:])
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def test_a_whole_bundle_is_served_whole_by_every_policy(tmp_path: Path, outside:
 
 
 def test_what_can_serve_nothing_is_no_part() -> None:
-    with pytest.raises(NotWarmError, match=r"the 11 entries that are built, of 49, can serve nothing"):
+    with pytest.raises(NotWarmError, match=r"the 11 entries that are built, of 57, can serve nothing"):
         sealed_part(MANIFEST, MANIFEST.of_kind("prompt"))
 
 
@@ -130,7 +130,7 @@ def raised(name: str, value: int) -> Callable[[SealedPart], SealedPart]:
         (raised("max_num_batched_tokens", 33), "larger limits than its manifest"),
         (raised("num_blocks", 25), "larger limits than its manifest"),
         (raised("num_blocks", 3), "larger limits than its manifest"),
-        (lambda part: part.model_copy(update={"settings": (0, 7)}), "larger limits than its manifest"),
+        (lambda part: part.model_copy(update={"settings": (0, 8)}), "larger limits than its manifest"),
     ],
     ids=["length", "sequences", "tokens", "blocks", "too few blocks", "settings"],
 )
@@ -175,7 +175,7 @@ def test_the_wire_form(tmp_path: Path) -> None:
     assert document["part"] == {
         "limits": {"max_model_len": 49, "max_num_batched_tokens": 32, "max_num_seqs": 1, "num_blocks": 24},
         "chunked": {"max_model_len": 128, "max_num_batched_tokens": 16, "max_num_seqs": 1, "num_blocks": 24},
-        "settings": [0, 1, 2, 3, 4, 5, 6],
+        "settings": [0, 1, 2, 3, 4, 5, 6, 7],
     }
 
 
@@ -211,7 +211,7 @@ def test_verify_prints_the_limits_that_it_has_proved(tmp_path: Path) -> None:
     assert f"entries   {len(ALONE)}, all answered" in plain.stdout
     (line,) = (line for line in plain.stdout.splitlines() if line.startswith("part"))
     assert line == (
-        "part      31 of 49 entries, closed under max_model_len 49, max_num_batched_tokens 32, max_num_seqs 1,"
+        "part      39 of 57 entries, closed under max_model_len 49, max_num_batched_tokens 32, max_num_seqs 1,"
         " num_blocks 24; with --outside chunk under max_model_len 128, max_num_batched_tokens 16, max_num_seqs 1,"
         " num_blocks 24 (proved)"
     )

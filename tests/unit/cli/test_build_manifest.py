@@ -93,7 +93,7 @@ def test_output_and_json(spec: Path, tmp_path: Path) -> None:
         "decode": 2,
         "unified": 0,
         "vision": 0,
-        "sampler": 14,
+        "sampler": 18,
         "defrag": 0,
         "mhc": 0,
     }

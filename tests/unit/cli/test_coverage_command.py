@@ -43,7 +43,7 @@ def test_a_closed_spec_exits_0_with_a_line_for_each_kind_of_step(closed: Path) -
     assert [line.split()[:4] for line in lines[2:]] == [
         ["prompt", "17", "cells", "0"],
         ["decode", "23", "steps", "0"],
-        ["sampler", "8", "steps", "0"],
+        ["sampler", "12", "steps", "0"],
         ["defrag", "0", "steps", "0"],
     ]
 

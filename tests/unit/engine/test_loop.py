@@ -3,6 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from queue import Queue
 from random import Random
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.constraints import ConstraintMaker
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
@@ -20,9 +22,11 @@ from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
+from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.sampler import DEFAULT_SETTINGS, SamplerSpec
 
 TIMEOUT_SECONDS = 60.0
 LIMITS = ServingLimits(
@@ -420,3 +424,110 @@ def test_whether_it_stalls_can_be_asked_while_the_engine_holds_its_lock(engine: 
         threading.Thread(target=lambda: answers.put(engine.stalled_seconds), daemon=True).start()
 
         assert answers.get(timeout=TIMEOUT_SECONDS) == 0
+
+
+# Grammars
+
+STRUCTURED = SamplingParams(temperature=0, max_tokens=3, structured_outputs=StructuredOutputs(regex="a+"))
+
+
+class AllowsAll:
+    """A matcher that allows everything."""
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        pass
+
+    def mask(self) -> bytes:
+        return b"\xff" * 32
+
+
+class GatedGrammars:
+    """Compiles when `gate` is open; `error` is what then comes of it."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.gate, self.is_inside, self.error = threading.Event(), threading.Event(), error
+        self.thread_name = ""
+
+    def compile(self, outputs: StructuredOutputs) -> AllowsAll:
+        self.thread_name = threading.current_thread().name
+        self.is_inside.set()
+        assert self.gate.wait(TIMEOUT_SECONDS)
+        if self.error is not None:
+            raise self.error
+        return AllowsAll()
+
+
+@contextmanager
+def engine_with(grammars: GatedGrammars) -> Iterator[Engine]:
+    scheduler = Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks))
+    constraints = ConstraintMaker(256, {0}, lambda text: [ord(letter) for letter in text], grammars)
+    able = SamplerSpec(settings=DEFAULT_SETTINGS)
+    engine = Engine(
+        EngineCore(scheduler, GatedRunner()),
+        RequestRules(LIMITS, 256, able),
+        lambda new: IncrementalDetokenizer(lambda tokens: "".join(map(chr, tokens)), new.prompt_token_ids),
+        constraints=constraints,
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        grammars.gate.set()
+        assert engine.shutdown(TIMEOUT_SECONDS)
+
+
+def test_others_run_while_a_grammar_is_compiled() -> None:
+    grammars, slow, quick = GatedGrammars(), Owner(), Owner()
+
+    with engine_with(grammars) as engine:
+        engine.add([NewRequest("slow", [1], STRUCTURED)], slow.on_event)
+        engine.add([NewRequest("quick", [1], GREEDY)], quick.on_event)
+        assert quick.result() == ("aaa", "length")
+        assert engine.stats().num_waiting == 1
+        grammars.gate.set()
+
+        assert slow.result() == ("aaa", "length")
+
+    assert grammars.thread_name.startswith("aotgaudi-grammars")
+
+
+@pytest.mark.parametrize(
+    "error", [RequestError("bad", param="structured_outputs"), KeyboardInterrupt("panic")]
+)
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(error: BaseException) -> None:
+    grammars, owner, other = GatedGrammars(error), Owner(), Owner()
+    grammars.gate.set()
+
+    with engine_with(grammars) as engine:
+        engine.add([NewRequest("bad", [1], STRUCTURED)], owner.on_event)
+        (event,) = owner
+        engine.add([NewRequest("good", [1], GREEDY)], other.on_event)
+
+        assert other.result() == ("aaa", "length")
+        assert engine.drain(TIMEOUT_SECONDS)
+
+    assert isinstance(event, ErrorEvent)
+    assert str(error) in str(event.error)
+
+
+def test_a_request_is_aborted_while_its_grammar_is_compiled() -> None:
+    grammars, owner = GatedGrammars(), Owner()
+
+    with engine_with(grammars) as engine:
+        engine.add([NewRequest("slow", [1], STRUCTURED)], owner.on_event)
+        assert grammars.is_inside.wait(TIMEOUT_SECONDS)
+        engine.abort("slow")
+
+        assert owner.result() == ("", "abort")
+        assert engine.drain(TIMEOUT_SECONDS)
+
+
+def test_a_shutdown_aborts_what_is_compiled() -> None:
+    grammars, owner = GatedGrammars(), Owner()
+
+    with engine_with(grammars) as engine:
+        engine.add([NewRequest("slow", [1], STRUCTURED)], owner.on_event)
+        assert grammars.is_inside.wait(TIMEOUT_SECONDS)
+        assert engine.shutdown(TIMEOUT_SECONDS)
+
+    assert owner.result() == ("", "abort")

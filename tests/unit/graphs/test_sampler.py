@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from aotgaudi.engine.constraints import Constraint
+from aotgaudi.engine.sampler import ConstraintTensors
+from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.graphs.sampler import SamplerGraph
-from aotgaudi.graphs.step_inputs import sampler_inputs
+from aotgaudi.graphs.step_inputs import CONSTRAINT_INPUTS, sampler_inputs
 from aotgaudi.spec.sampler import SamplerSetting
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork, join_all
 
 VOCAB = 97
 NUM_DRAWS = 20_000
 EVERY_SIGNATURE = [
-    SamplerSignature(work, penalties, logprobs)
-    for work in SamplerWork
-    for penalties in (False, True)
-    for logprobs in (False, True)
+    SamplerSignature(work, *others) for work in SamplerWork for others in product((False, True), repeat=3)
 ]
 Values = float | Sequence[float]
 
@@ -37,6 +38,7 @@ def run(
     num_logprobs: int = 3,
     output_counts: torch.Tensor | None = None,
     prompt_mask: torch.Tensor | None = None,
+    constraints: Sequence[SamplingParams] = (),
     **values: Values,
 ) -> tuple[torch.Tensor, ...]:
     """Runs a graph on rows that have neutral values of everything that is not given."""
@@ -48,6 +50,9 @@ def run(
         "output_counts": torch.zeros(b, vocab) if output_counts is None else output_counts,
         "prompt_mask": torch.zeros(b, vocab, dtype=torch.bool) if prompt_mask is None else prompt_mask,
     }
+    tensors = ConstraintTensors(b, vocab)
+    tensors.update([Constraint(params, (), vocab) for params in constraints])
+    given_tensors |= {name: getattr(tensors, name) for name in CONSTRAINT_INPUTS}
     inputs = []
     for spec in sampler_inputs(b, signature, vocab, "float32"):
         if spec.name not in given_tensors:
@@ -62,7 +67,9 @@ def run(
 def draw(logits: torch.Tensor, setting: SamplerSetting, noise: torch.Tensor) -> torch.Tensor:
     """Draws once for each noise from the distribution of one row of logits, in the setting's own graph."""
     rows = logits.expand(len(noise), -1)
-    return run(setting.signature, rows, noise, **setting.model_dump(exclude={"num_logprobs"}))[0]
+    return run(setting.signature, rows, noise, **setting.model_dump(exclude={"num_logprobs", "constraints"}))[
+        0
+    ]
 
 
 def expected_softmax(logits: torch.Tensor, setting: SamplerSetting) -> torch.Tensor:
@@ -159,6 +166,73 @@ def test_temperature_zero_is_greedy_in_every_graph(signature: SamplerSignature) 
     assert run(signature, logits, noise, temperature=0)[0].tolist() == logits.argmax(-1).tolist()
 
 
+CONSTRAINED = [signature for signature in EVERY_SIGNATURE if signature.constraints]
+token_ids = st.integers(0, VOCAB - 1)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    signature=st.sampled_from(CONSTRAINED),
+    allowed=st.lists(token_ids, min_size=1, max_size=8),
+    temperature=st.sampled_from([0.0, 1.0]),
+)
+def test_a_token_that_is_not_allowed_is_never_drawn(
+    seed: int, signature: SamplerSignature, allowed: list[int], temperature: float
+) -> None:
+    params = SamplingParams(allowed_token_ids=tuple(allowed))
+    logits = random_logits(seed, scale=20.0).expand(32, -1)
+
+    tokens = run(
+        signature,
+        logits,
+        even_noise(32),
+        constraints=[params] * 32,
+        temperature=temperature,
+        presence_penalty=-2.0,
+        output_counts=torch.ones(32, VOCAB),
+    )[0]
+
+    assert set(tokens.tolist()) <= set(allowed)
+    if temperature == 0:
+        best = max(sorted(set(allowed)), key=logits[0].tolist().__getitem__)
+        assert set(tokens.tolist()) == {best}
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    biases=st.dictionaries(token_ids, st.floats(-100, 100, width=32), min_size=1, max_size=20),
+)
+def test_a_bias_is_added_to_the_logit(seed: int, biases: dict[int, float]) -> None:
+    params = SamplingParams(logit_bias=tuple(biases.items()))
+    logits, noise = random_logits(seed), even_noise(64)
+    expected = logits.clone()
+    expected[0, list(biases)] += torch.tensor(list(biases.values()))
+
+    tokens = run(
+        SamplerSignature(SamplerWork.RANDOM, constraints=True),
+        logits.expand(64, -1),
+        noise,
+        constraints=[params] * 64,
+    )[0]
+
+    plain = run(SamplerSignature(SamplerWork.RANDOM), expected.expand(64, -1), noise)[0]
+    assert torch.equal(tokens, plain)
+
+
+def test_log_probabilities_are_those_before_constraints() -> None:
+    signature = SamplerSignature(logprobs=True, constraints=True)
+    params = SamplingParams(allowed_token_ids=(3,), logit_bias=((3, 7.0),))
+    logits = random_logits(4)
+
+    tokens, chosen, ids, _ = run(signature, logits, constraints=[params])
+
+    assert tokens.tolist() == [3]
+    assert chosen.item() == pytest.approx(torch.log_softmax(logits[0], -1)[3].item(), abs=1e-5)
+    assert ids[0, 0] == logits.argmax()
+
+
 def test_a_mixed_batch_treats_each_row_by_its_own_setting() -> None:
     logits = random_logits(2).expand(3, -1)
     noise = torch.full((3,), 0.99, dtype=torch.float64)
@@ -182,6 +256,7 @@ def rows_of_settings() -> st.SearchStrategy[list[SamplerSetting]]:
         frequency_penalty=st.sampled_from([0.0, -0.8]),
         repetition_penalty=st.sampled_from([1.0, 1.6]),
         num_logprobs=st.sampled_from([0, 3]),
+        constraints=st.booleans(),
     )
     return st.lists(setting, min_size=1, max_size=5)
 
@@ -197,14 +272,18 @@ def test_a_row_gets_the_token_in_any_batch_that_it_gets_alone(rows: list[Sampler
         "output_counts": torch.randint(0, 3, (b, VOCAB), generator=generator).float(),
         "prompt_mask": torch.rand(b, VOCAB, generator=generator) < 0.3,
     }
-    names = SamplerSetting.model_fields.keys() - {"num_logprobs"}
+    names = SamplerSetting.model_fields.keys() - {"num_logprobs", "constraints"}
     columns = {name: [getattr(row, name) for row in rows] for name in names}
+    some = SamplingParams(allowed_token_ids=tuple(range(0, VOCAB, 3)), logit_bias=((3, 4.0), (4, 9.0)))
+    constraints = [some if row.constraints else SamplingParams() for row in rows]
+    signature = join_all(row.signature for row in rows)
 
-    together = run(join_all(row.signature for row in rows), logits, **tensors, **columns)
+    together = run(signature, logits, constraints=constraints, **tensors, **columns)
 
     for r, row in enumerate(rows):
         own = {name: value[r : r + 1] for name, value in tensors.items()}
-        alone = run(row.signature, logits[r : r + 1], **own, **row.model_dump())
+        values = row.model_dump(exclude={"constraints"})
+        alone = run(row.signature, logits[r : r + 1], constraints=constraints[r : r + 1], **own, **values)
         assert together[0][r] == alone[0][0]
         for batch, single in zip(together[1:], alone[1:], strict=False):
             torch.testing.assert_close(batch[r : r + 1], single)
@@ -267,7 +346,9 @@ def test_greedy_rows_take_the_likeliest_penalised_token(
     logits = random_logits(seed, scale=1.0)
     signature = SamplerSignature(penalties=True)
 
-    token = run(signature, logits, **history(prompt, output), **setting.model_dump())[0].item()
+    token = run(signature, logits, **history(prompt, output), **setting.model_dump(exclude={"constraints"}))[
+        0
+    ].item()
 
     wanted = penalised(logits[0].tolist(), prompt, output, setting)
     assert wanted[token] == pytest.approx(max(wanted), abs=1e-5)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
+
+from aotgaudi.llm.grammars import GrammarCompiler
 
 BOS, EOS = "<s>", "</s>"
 
@@ -13,6 +17,12 @@ BOS, EOS = "<s>", "</s>"
 def backend() -> tokenizers.Tokenizer:
     """One token a byte; BOS is 256, EOS is 257."""
     return make_backend()
+
+
+@functools.cache
+def make_grammars() -> GrammarCompiler:
+    """Compiles grammars over these tokens."""
+    return GrammarCompiler(make_backend().to_str(), None, [257])
 
 
 def make_backend() -> tokenizers.Tokenizer:

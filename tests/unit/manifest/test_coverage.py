@@ -69,9 +69,9 @@ def test_every_sampler_batch_size_needs_all_signatures() -> None:
     others = [e for e in manifest.entries if isinstance(e, SamplerEntry) and e.temperature > 0]
 
     assert uncovered(without(manifest, *greedy)) == {}  # What does more serves what needs less.
-    assert uncovered(without(manifest, *(e for e in others if e.batch_size == 2))) == {"sampler": 6}
-    assert uncovered(without(manifest, *(e for e in others if e.batch_size == 1))) == {"sampler": 3}
-    assert uncovered(without(manifest, *greedy, *others)) == {"sampler": 8}
+    assert uncovered(without(manifest, *(e for e in others if e.batch_size == 2))) == {"sampler": 10}
+    assert uncovered(without(manifest, *(e for e in others if e.batch_size == 1))) == {"sampler": 5}
+    assert uncovered(without(manifest, *greedy, *others)) == {"sampler": 12}
 
 
 def test_as_many_rows_as_are_decoded_need_a_sampler() -> None:
@@ -80,7 +80,7 @@ def test_as_many_rows_as_are_decoded_need_a_sampler() -> None:
 
     coverage = coverage_of(without(manifest, *of_two))
 
-    assert uncovered(without(manifest, *of_two)) == {"sampler": 4}
+    assert uncovered(without(manifest, *of_two)) == {"sampler": 6}
     assert str(coverage.smallest) == "sampling 2 rows by filtered"
 
 

@@ -56,7 +56,7 @@ def test_a_changed_limit_its_entries_and_that_it_caused_them_are_named() -> None
 def test_many_entries_are_counted_and_only_some_shown() -> None:
     line = next(row for row in lines(manifest_of(), manifest_of(max_num_seqs=2)) if "sampler" in row)
 
-    assert line.startswith("sampler entries: +14 (sampler, 2, 0.0, 1.0, 0, True) ")
+    assert line.startswith("sampler entries: +18 (sampler, 2, 0.0, 1.0, 0, True) ")
     assert line.endswith(" ...")
     assert line.count("(sampler") == 3
 

@@ -35,7 +35,7 @@ from aotgaudi.server.preprocess.worker import message_of, prepared_of, tokenized
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
-from tests.unit.llm.conftest import BOS, make_backend
+from tests.unit.llm.conftest import BOS, make_backend, make_grammars
 
 MAX_MODEL_LEN = 64
 RULES = RequestRules(
@@ -225,7 +225,7 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         model = ServedModel(names=names, max_len=max_model_len, defaults=defaults, parsers=parsers)
         fields: dict[str, object] = {
             "engine": engine,
-            "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, model)),
+            "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, make_grammars(), model)),
             "token_text": tokenizer.token_text,
             "model": model,
             "manifest_id": "0123456789abcdef",

@@ -33,7 +33,7 @@ from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
 from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
-from tests.unit.llm.conftest import make_backend
+from tests.unit.llm.conftest import make_backend, make_grammars
 from tests.unit.server.conftest import DirectPreprocessor
 
 LIMITS = ServingLimits(
@@ -83,7 +83,7 @@ def main(delay: float, drain: float) -> None:
     model = ServedModel(names=("slow",), max_len=LIMITS.max_model_len, defaults={})
     service = Service(
         engine=engine,
-        preprocessor=DirectPreprocessor(Preparer(tokenizer, None, model)),
+        preprocessor=DirectPreprocessor(Preparer(tokenizer, None, make_grammars(), model)),
         token_text=tokenizer.token_text,
         model=model,
         manifest_id="0",

@@ -48,8 +48,11 @@ def test_minimal_spec_has_the_documented_defaults() -> None:
         (1.2, 0.8, 100),
         (0.8, 0.85, 0),
         (0.7, 0.9, 50),
+        (0.7, 0.9, 50),
     ]
-    assert str(spec.sampler.signature) == "min_p+penalties+logprobs"  # No client is refused for one of these.
+    assert (
+        str(spec.sampler.signature) == "min_p+penalties+logprobs+constraints"
+    )  # No client is refused for one of these.
     assert (spec.target.backend, spec.target.isa) == ("cpu", "native")
     assert spec.limits.max_num_prefill_seqs == 1
 

@@ -15,7 +15,9 @@ GREEDY, RANDOM = SamplerSignature(), SamplerSignature(SamplerWork.RANDOM)
 FILTERED, MIN_P = SamplerSignature(SamplerWork.FILTERED), SamplerSignature(SamplerWork.MIN_P)
 PENALISED, LOGGED = SamplerSignature(penalties=True), SamplerSignature(logprobs=True)
 
-signatures = st.builds(SamplerSignature, st.sampled_from(SamplerWork), st.booleans(), st.booleans())
+signatures = st.builds(
+    SamplerSignature, st.sampled_from(SamplerWork), st.booleans(), st.booleans(), st.booleans()
+)
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,7 @@ signatures = st.builds(SamplerSignature, st.sampled_from(SamplerWork), st.boolea
         ({"temperature": 0, "frequency_penalty": 0.1}, PENALISED),
         ({"temperature": 0, "repetition_penalty": 1.1}, PENALISED),
         ({"temperature": 0, "num_logprobs": 1}, LOGGED),
+        ({"temperature": 0, "constraints": True}, SamplerSignature(constraints=True)),
     ],
 )
 def test_the_signature_of_a_setting_is_the_cheapest_that_serves_it(
@@ -49,10 +52,10 @@ def test_the_default_settings_have_three_signatures_and_miss_none() -> None:
 
 
 def test_a_signature_is_written_as_what_it_does() -> None:
-    assert [str(s) for s in (GREEDY, MIN_P, SamplerSignature(SamplerWork.RANDOM, True, True))] == [
+    assert [str(s) for s in (GREEDY, MIN_P, SamplerSignature(SamplerWork.RANDOM, True, True, True))] == [
         "greedy",
         "min_p",
-        "random+penalties+logprobs",
+        "random+penalties+logprobs+constraints",
     ]
 
 

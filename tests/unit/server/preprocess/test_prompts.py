@@ -16,7 +16,7 @@ from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.preprocess.prepare import PreparedRequest, Preparer, ServedModel
-from tests.unit.llm.conftest import BOS, make_backend
+from tests.unit.llm.conftest import BOS, make_backend, make_grammars
 
 MAX_LEN = 64
 BOS_ID = 256
@@ -30,7 +30,9 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I 
 @pytest.fixture(scope="module")
 def preparer() -> Preparer:
     model = ServedModel(names=("tiny",), max_len=MAX_LEN, defaults={})
-    return Preparer(Tokenizer(make_backend()), ChatTemplate(TEMPLATE, {"bos_token": BOS}), model)
+    return Preparer(
+        Tokenizer(make_backend()), ChatTemplate(TEMPLATE, {"bos_token": BOS}), make_grammars(), model
+    )
 
 
 def prepare(preparer: Preparer, **body: object) -> PreparedRequest:
