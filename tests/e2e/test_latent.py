@@ -99,7 +99,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
         make_model(folder / "published")
         found.spec.write_text(SPEC, encoding="utf-8")
         steps = (
-            ("model", "import", folder / "published", found.model),
+            ("model", "import", folder / "published", found.model, "--dtype", "float32"),
             ("build", found.spec, "-o", found.bundle, "--store", found.store),
         )
         for arguments in steps:
@@ -131,7 +131,7 @@ def expected(place: Workplace, asked: list[list[int]]) -> list[str]:
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "eos_token_id": None}
     with torch.no_grad():
         answers = [model.generate(torch.tensor([prompt]), **options)[0, len(prompt) :] for prompt in asked]
-    return [tokenizer.decode(answer.tolist()) for answer in answers]
+    return [tokenizer.decode(answer.tolist(), skip_special_tokens=True) for answer in answers]
 
 
 def test_texts_over_http_equal_those_of_transformers(place: Workplace) -> None:
