@@ -298,7 +298,10 @@ def _require_version(spec: BuildSpec, installed: Installed | None) -> None:
 
     text = "" if installed is None else installed.distributions.get(PLUGIN, "").partition(" ")[0]
     named, here = find_version(spec.bucketing.version), released_as(text)
-    if here is None or have_same_rules(named, here) or (named.commit and named.commit[:7] in text):
+    if here is None or have_same_rules(named, here):
+        return
+    is_that_release = text.startswith(here.name.rpartition("@v")[2])
+    if named.date > here.date and not is_that_release:  # Between two known versions, either's rules may hold.
         return
     raise SpecError(
         "bucketing.version",
