@@ -8,6 +8,7 @@ from pathlib import Path
 
 import openai
 import pytest
+import tokenizers
 
 from tests.e2e.harness import Server, Workplace
 
@@ -93,3 +94,42 @@ def test_nothing_was_compiled(client: openai.OpenAI, server: Server) -> None:
 
     assert server.metric("aotgaudi_compilations_total") == 0
     assert server.is_idle()
+
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FLY = {"type": "function", "function": {"name": "fly", "parameters": CITY}}
+
+
+@pytest.fixture
+def no_space(workplace: Workplace) -> dict[str, int]:
+    """A bias against tokens of white space, of which JSON may have any amount, and random weights like it."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(workplace.model / "tokenizer.json"))
+    return {str(i): -100 for i in tokenizer.get_vocab().values() if tokenizer.decode([i]).isspace()}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_that_must_call_calls(
+    client: openai.OpenAI, server: Server, no_space: dict[str, int], seed: int
+) -> None:
+    asked = {"model": server.model_name, "messages": ASKED, "tools": [FLY], "seed": seed}
+    asked |= {"temperature": 1.0, "logit_bias": no_space}
+    named = {"type": "function", "function": {"name": "fly"}}
+
+    some = client.chat.completions.create(**asked, tool_choice="required", parallel_tool_calls=False).choices[
+        0
+    ]
+    one = client.chat.completions.create(**asked, tool_choice=named).choices[0]
+    with client.chat.completions.stream(**asked, tool_choice=named) as stream:
+        streamed = stream.get_final_completion().choices[0]
+
+    for choice, reason in ((some, "tool_calls"), (one, "stop"), (streamed, "stop")):
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "fly"
+        assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+        assert choice.finish_reason == reason
+    assert streamed.message.tool_calls[0].function.arguments == one.message.tool_calls[0].function.arguments
