@@ -17,7 +17,7 @@ from aotgaudi.server.app import create_app
 from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
 from aotgaudi.server.preprocess.worker import Message, answer, message_of, tokenized_of
 from aotgaudi.server.service import Service
-from tests.unit.llm.conftest import BOS, make_backend
+from tests.unit.llm.conftest import BOS, make_backend, make_grammars
 from tests.unit.server.conftest import MAX_MODEL_LEN, TEMPLATE, FakeEngine
 
 HI = [{"role": "user", "content": "hi"}]
@@ -67,7 +67,7 @@ def test_a_text_may_be_longer_than_the_model(client: TestClient) -> None:
 @given(st.text())
 def test_text_survives_the_way_there_and_back(text: str) -> None:
     model = ServedModel(names=("tiny",), max_len=8, defaults={})
-    preparer = Preparer(Tokenizer(make_backend()), ChatTemplate(TEMPLATE), model)
+    preparer = Preparer(Tokenizer(make_backend()), ChatTemplate(TEMPLATE), make_grammars(), model)
 
     ids = tokenized_of(_over_the_wire(preparer, "tokenize", prompt=text, add_special_tokens=False)).token_ids
     back = tokenized_of(_over_the_wire(preparer, "detokenize", tokens=list(ids))).text
