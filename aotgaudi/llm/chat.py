@@ -188,7 +188,10 @@ class ChatTemplate:
         """
         template = self._tool_template if tools else self._template
         if template is None:
-            raise RequestError("The model's chat template takes no tools", param="tools")
+            raise RequestError(
+                "The model's chat template takes no tools (`serve --chat-template FILE` gives it another)",
+                param="tools",
+            )
         own = {
             "messages": [self._known_role(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
