@@ -205,7 +205,8 @@ class Api:
     async def respond(self, request: Request) -> Response:
         """Answers a conversation with items."""
         prepared = await self._prepared("response", request)
-        writer = ResponseWriter(self._head("resp", prepared), prepared.repeats, prepared.reply or ReplyPlan())
+        head, plan = self._head("resp", prepared), prepared.reply or ReplyPlan()
+        writer = ResponseWriter(head, prepared.repeats, plan, self._service.unix_seconds)
         generation = self._submitted(request, prepared, writer.head.id)
         if prepared.stream:
             return EventStreamResponse(stream(generation, writer), on_close=generation.close)

@@ -375,12 +375,19 @@ class ResponsesRequest(Body):
         format_ = None if self.text is None else self.text.format
         text = {"type": "text"} if format_ is None else format_.model_dump(by_alias=True, exclude_none=True)
         return {
+            "background": False,
+            "frequency_penalty": params.frequency_penalty,
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
+            "max_tool_calls": None,
             "metadata": self.metadata or {},
             "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "presence_penalty": params.presence_penalty,
             "previous_response_id": None,
+            "prompt_cache_key": None,
             "reasoning": {"effort": None, "summary": None},
+            "safety_identifier": None,
+            "service_tier": "default",
             "store": False,
             "temperature": params.temperature,
             "text": {"format": text},
@@ -394,6 +401,7 @@ class ResponsesRequest(Body):
                 }
                 for tool in self.tools or ()
             ],
+            "top_logprobs": 0,
             "top_p": params.top_p,
             "truncation": "disabled",
         }

@@ -15,7 +15,7 @@ A whole response is made by the same steps, without their events.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,11 +86,12 @@ class _Item:
 
 @dataclass
 class ResponseWriter:
-    """Writes one response. `repeats` is what it repeats of its request."""
+    """Writes one response. `repeats` is what it repeats of its request. `clock` gives Unix time in seconds."""
 
     head: AnswerHead
     repeats: Mapping[str, Any]
     plan: ReplyPlan
+    clock: Callable[[], int]
     _output: list[dict[str, Any]] = field(default_factory=list, init=False)
     _item: _Item | None = field(default=None, init=False)
     _num_events: int = field(default=0, init=False)
@@ -205,6 +206,7 @@ class ResponseWriter:
             "id": self.head.id,
             "object": "response",
             "created_at": self.head.created,
+            "completed_at": None,
             "status": status,
             "error": None,
             "incomplete_details": None,
@@ -219,6 +221,7 @@ class ResponseWriter:
         is_cut_off = self._reason == "length"
         return {
             **self._response("incomplete" if is_cut_off else "completed"),
+            "completed_at": None if is_cut_off else self.clock(),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut_off else None,
             "usage": _usage(counts, self._num_thought_tokens),
         }

@@ -71,6 +71,54 @@ def test_a_text_is_answered(make_client, say, prompt) -> None:
     assert prompt() == "<system>Be kind.<user>Hi<assistant>"
 
 
+REQUIRED = {
+    *(
+        "id",
+        "object",
+        "created_at",
+        "completed_at",
+        "status",
+        "incomplete_details",
+        "model",
+        "previous_response_id",
+    ),
+    *(
+        "instructions",
+        "output",
+        "error",
+        "tools",
+        "tool_choice",
+        "truncation",
+        "parallel_tool_calls",
+        "text",
+        "top_p",
+    ),
+    *("presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage"),
+    *(
+        "max_output_tokens",
+        "max_tool_calls",
+        "store",
+        "background",
+        "service_tier",
+        "metadata",
+        "safety_identifier",
+    ),
+    "prompt_cache_key",
+}
+"""What the specification of Open Responses (2026-04-24) requires of a response."""
+
+
+def test_a_response_has_every_required_member(make_client, say) -> None:
+    say("Hello there.")
+
+    answer = make_client()(respond())
+
+    members = answer.model_dump()
+    assert members.keys() >= REQUIRED
+    assert answer.completed_at >= answer.created_at
+    assert (members["presence_penalty"], members["top_logprobs"], members["background"]) == (0.0, 0, False)
+
+
 def test_values_reach_the_engine(make_client, say, engine) -> None:
     say("a")
 
@@ -192,6 +240,7 @@ def test_an_answer_that_is_cut_off_is_incomplete(make_client, say) -> None:
 
     assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert answer.output[0].status == "incomplete"
+    assert answer.completed_at is None
     assert events[-1].type == "response.incomplete"
 
 
