@@ -232,11 +232,6 @@ class RefusedRequestsError(AotGaudiError):
 
     exit_code = 8
 
-    def __init__(self, path: str, num_errors: int, num_requests: int) -> None:
-        super().__init__(
-            f"{path}: {num_errors} of {num_requests} answers are errors: see their response.status_code"
-        )
-
 
 class CompileForbiddenError(AotGaudiError):
     """Something tried to compile or to start a process in a server that must not."""

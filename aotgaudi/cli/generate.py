@@ -111,7 +111,9 @@ def generate(  # noqa: PLR0913 - one argument for each group of options
     }
     emit(counts, as_json, _summary(counts))
     if answers.num_errors:
-        raise RefusedRequestsError(str(out), answers.num_errors, len(requests))
+        raise RefusedRequestsError(
+            f"{out}: {answers.num_errors} of {len(requests)} answers are errors: see their response.status_code"
+        )
 
 
 def _answer(
