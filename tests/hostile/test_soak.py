@@ -39,7 +39,8 @@ REFUSALS: tuple[dict[str, Any], ...] = (
     {"stop": [""]},
     {"max_token": 3},
     {"logprobs": 6},
-    {"n": 2},
+    {"n": 129},
+    {"best_of": 2},
 )
 SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1e-6, 0.3, 0.7, 1, 2),
