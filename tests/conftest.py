@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 
 from aotgaudi.machine import available_cores
-from tests.parallel import turn
+from tests.parallel import escaped, turn
 
 settings.register_profile("aotgaudi", deadline=None)
 settings.load_profile("aotgaudi")
@@ -51,6 +51,12 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes the locks."""
     if folder := config.stash.get(_TURNS_KEY, ""):
         shutil.rmtree(folder)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, object, object]:
+    """Writes lone surrogates as escapes: pytest-xdist ends a worker whose report is not UTF-8, and says no test's name."""
+    return escaped((yield))
 
 
 @pytest.hookimpl(trylast=True)

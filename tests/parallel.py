@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,15 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[], object])
             failed.write_text(repr(error), encoding="utf-8")
             raise
         done.touch()
+
+
+def escaped(report: Any) -> Any:
+    """Returns what a process tells of a test, as text that can be sent: a lone surrogate is written as its escape."""
+    if isinstance(report, str):
+        return report.encode("utf-8", "backslashreplace").decode()
+    if isinstance(report, dict):
+        return {escaped(key): escaped(value) for key, value in report.items()}
+    return type(report)(map(escaped, report)) if isinstance(report, list | tuple) else report
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parallel import once, run_folder, turn
+from tests.parallel import escaped, once, run_folder, turn
 
 SECONDS = 30.0
 TESTS = Path(__file__).parents[1]
@@ -125,6 +125,18 @@ def test_one_process_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
     assert run_folder(Factory(tmp_path / "alone")).parent == tmp_path / "alone"
+
+
+def test_a_report_can_be_sent_whatever_a_test_has_said() -> None:
+    """The worker of pytest-xdist ended where a test had logged half of a surrogate pair."""
+    report = {
+        "nodeid": "a",
+        "sections": [("Captured log", "\ud800 \u20ac")],
+        "duration": 0.5,
+        "longrepr": None,
+    }
+
+    assert escaped(report) == {**report, "sections": [("Captured log", "\\ud800 \u20ac")]}
 
 
 def test_no_file_of_tests_lies_where_pytest_does_not_look(pytestconfig: pytest.Config) -> None:
