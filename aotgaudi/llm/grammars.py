@@ -1,7 +1,9 @@
 """Grammars of structured output, by the `llguidance` library: from what a client sends to masks of allowed tokens.
 
-The library stops where a grammar becomes too complex; `_LIMITS` are lower than its own. A grammar of a client is compiled by
-a preprocessing worker first, whose time and memory the kernel limits, and by the engine's process after that.
+The library stops where a grammar becomes too complex; `_LIMITS` are lower than its own. A client's grammar is checked in a
+preprocessing worker first, whose time and memory the kernel limits, and compiled in the engine's process after that. What is
+wrong with a grammar does not depend on the vocabulary, so workers check it over bytes: the library takes a third of a second
+and 40 MB to prepare 49,152 tokens, and a start would pay that twice.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import llguidance
 from aotgaudi.bundle.model_directory import MAX_TOKENIZER_BYTES, TOKENIZER, ModelDirectory
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError, shortened
+from aotgaudi.llm.tokenizer import Tokenizer
 
 _LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 200_000,
@@ -79,14 +82,43 @@ class GrammarMatcher:
         return _refusal(f"cannot go on: {_said(self._matcher)}")
 
 
+class _Bytes:
+    """A vocabulary of the single bytes, and of the special tokens of another, at their ids and as many ids in all.
+
+    The form is that of `llguidance.TokenizerWrapper`.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
+        special = {token_id: f"<{token_id}>" for token_id in eos_token_ids} | tokenizer.special_tokens
+        self.eos_token_id = next(iter(eos_token_ids), None)
+        self.special_token_ids = sorted(special)
+        self._ids: dict[int, int] = {}
+        self.tokens: list[bytes] = []
+        num = max(tokenizer.num_tokens, 256 + len(special), *(token_id + 1 for token_id in special))
+        for token_id in range(num):
+            byte = len(self._ids)
+            if token_id in special:
+                self.tokens.append(special[token_id].encode())
+            elif byte < 256:
+                self._ids[byte] = token_id
+                self.tokens.append(bytes([byte]))
+            else:
+                self.tokens.append(b"")
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._ids[byte] for byte in text]
+
+
 class GrammarCompiler:
     """The `Grammars` of one tokenizer. One thread compiles; matchers may be on another."""
 
-    def __init__(self, tokenizer_json: str, vocab_size: int | None, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: str | _Bytes, vocab_size: int | None, eos_token_ids: Sequence[int]) -> None:
         """Takes a third of a second for a vocabulary of 49,152 tokens, and holds the GIL meanwhile.
 
         Args:
-            tokenizer_json: The text of a ``tokenizer.json``.
+            tokenizer: The text of a ``tokenizer.json``.
             vocab_size: How many tokens the model has; None: as many as the tokenizer.
             eos_token_ids: What ends a sequence.
         """
@@ -97,7 +129,8 @@ class GrammarCompiler:
             self._unusable = "the model declares no end-of-sequence token"
             return
         try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer_json, vocab_size, list(eos_token_ids))
+            given = tokenizer if isinstance(tokenizer, str) else llguidance.TokenizerWrapper(tokenizer)
+            self._tokenizer = llguidance.LLTokenizer(given, vocab_size, list(eos_token_ids))
         except (ValueError, RuntimeError) as error:
             self._unusable = f"llguidance cannot use its tokenizer: {error}"
 
@@ -108,6 +141,16 @@ class GrammarCompiler:
         """Returns the compiler of a model that has a usable tokenizer."""
         data = model.read(TOKENIZER, MAX_TOKENIZER_BYTES) or b""
         return cls(data.decode(), vocab_size, sorted(eos_token_ids))
+
+    @classmethod
+    def over_bytes(cls, tokenizer: Tokenizer) -> GrammarCompiler:
+        """Returns a compiler that is ready at once and refuses what that of the model refuses.
+
+        The model's own refuses more where its tokens lack bytes, or where the library cannot use its tokenizer. Matchers
+        are of no use for the model's tokens.
+        """
+        eos_token_ids = sorted(tokenizer.eos_token_ids)
+        return cls(_Bytes(tokenizer, eos_token_ids), None, eos_token_ids)
 
     def compile(self, outputs: StructuredOutputs) -> GrammarMatcher:
         """Returns a matcher at the beginning of a text. Its first mask is made. Releases the GIL.

@@ -33,6 +33,17 @@ class Tokenizer:
         """
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=0)
 
+    @property
+    def special_tokens(self) -> dict[int, str]:
+        """The special tokens by their ids."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token_id: token.content for token_id, token in added.items() if token.special}
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are; ids may have gaps."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
     @classmethod
     def load(cls, model: ModelDirectory) -> Tokenizer:
         """Reads ``tokenizer.json``, and the end-of-sequence ids from the files next to it.

@@ -514,7 +514,7 @@ def _load(
     signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)
     try:
         tokenizer, chat_template = Tokenizer.load(model), ChatTemplate.load(model, template_file)
-        grammars = GrammarCompiler.load(model, sorted(tokenizer.eos_token_ids))
+        grammars = GrammarCompiler.over_bytes(tokenizer)
         get_ready(tokenizer)
         return tokenizer, chat_template, grammars
     finally:
