@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
@@ -20,6 +21,7 @@ settings.load_profile("aotgaudi")
 
 _TURNS = "aotgaudi_turns"
 _TURNS_KEY = pytest.StashKey[str]()
+_INTERNAL_ERRORS_KEY = pytest.StashKey[list[str]]()
 _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
 
 
@@ -47,10 +49,17 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput[_TURNS] = stash[_TURNS_KEY]
 
 
+def pytest_internalerror(excrepr: object, config: pytest.Config) -> None:
+    """Keeps what ended a worker: much is printed after it, and of a long log often only the end is kept."""
+    config.stash.setdefault(_INTERNAL_ERRORS_KEY, []).append(str(excrepr))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes the locks."""
+    """Removes the locks; says again what ended a worker first."""
     if folder := config.stash.get(_TURNS_KEY, ""):
         shutil.rmtree(folder)
+    if errors := config.stash.get(_INTERNAL_ERRORS_KEY, []):
+        print("the first internal error, by its end:", errors[0][-3000:], sep="\n", file=sys.stderr)
 
 
 @pytest.hookimpl(wrapper=True)
