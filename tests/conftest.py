@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import shutil
-import sys
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,7 +22,6 @@ settings.load_profile("aotgaudi")
 
 _TURNS = "aotgaudi_turns"
 _TURNS_KEY = pytest.StashKey[str]()
-_INTERNAL_ERRORS_KEY = pytest.StashKey[list[str]]()
 _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
 
 
@@ -49,17 +49,20 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput[_TURNS] = stash[_TURNS_KEY]
 
 
-def pytest_internalerror(excrepr: object, config: pytest.Config) -> None:
-    """Keeps what ended a worker: much is printed after it, and of a long log often only the end is kept."""
-    config.stash.setdefault(_INTERNAL_ERRORS_KEY, []).append(str(excrepr))
+def pytest_internalerror(excrepr: object) -> None:
+    """Says at the very end, too, what ended a worker: much is printed after it, and of a long log maybe only the end kept.
+
+    What ended the first one is said last.
+    """
+    atexit.register(
+        print, "An internal error of pytest or of a worker:", str(excrepr)[-3000:], sep="\n", file=sys.stderr
+    )
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes the locks; says again what ended a worker first."""
+    """Removes the locks."""
     if folder := config.stash.get(_TURNS_KEY, ""):
         shutil.rmtree(folder)
-    if errors := config.stash.get(_INTERNAL_ERRORS_KEY, []):
-        print("the first internal error, by its end:", errors[0][-3000:], sep="\n", file=sys.stderr)
 
 
 @pytest.hookimpl(wrapper=True)
