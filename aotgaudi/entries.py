@@ -52,6 +52,11 @@ class PromptEntry(_Row):
     query_len: int
     num_ctx_blocks: int
 
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that a step computes, padding included."""
+        return self.batch_size * self.query_len
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class DecodeEntry(_Row):
@@ -61,6 +66,11 @@ class DecodeEntry(_Row):
     batch_size: int
     query_len: int
     num_blocks: int
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that a step computes, padding included."""
+        return self.batch_size * self.query_len
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -16,6 +16,11 @@ warms everything up to `max_num_tokens`. The rules are those of public servers (
 ``vllm-collapsed``
     vLLM (vllm/model_executor/kernels/mhc/warmup.py): the formula's result rounded to 1, 4 or 16. The order of
     its warm-up keys: ascending n_splits.
+``one``
+    One sum, whatever the number of tokens: one class. On a CPU more parts save no time.
+
+Our own engine follows the same rules (`StepSplits`): a step's padded token count decides its class, and its program calls
+the unit of that class. No result depends on `max_num_tokens` but which buckets there are.
 
 No loop runs over tokens: the formula's steps are the blocks of equal quotients ``num_sms // tiles``, as in divisor
 sums, so the cost grows with the number of buckets, at most ``2 * sqrt(num_sms)``.
@@ -27,7 +32,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from aotgaudi.entries import StepEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.target import LARGEST_NUM_SMS
 
 _TILE = 64
@@ -150,9 +158,41 @@ MHC_RULES: Mapping[str, Callable[[MhcInputs], tuple[MhcBucket, ...]]] = MappingP
         "sglang-deepgemm-off": _deepgemm_off,
         "sglang-fma": _fma,
         "vllm-collapsed": _collapsed,
+        "one": lambda inputs: (MhcBucket(1, 1, inputs.max_num_tokens),),
     }
 )
 """What ``spec.mhc.rule`` may name; each for a `max_num_tokens` of at least 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSplits:
+    """Into how many partial sums the steps of our own engine split a model's hyper-connections."""
+
+    rule: str
+    hc_mult: int
+    hidden_size: int
+    num_sms: int | None
+
+    @classmethod
+    def of(cls, spec: BuildSpec) -> StepSplits | None:
+        """Returns what a spec says; None if our engine runs no steps with hyper-connections under it."""
+        streams = HyperConnections.of(spec.model) if spec.has_own_steps else None
+        if streams is None:
+            return None
+        return cls(spec.mhc.rule, streams.hc_mult, streams.hidden_size, spec.target.resolved_num_sms)
+
+    def buckets(self, max_num_tokens: int) -> tuple[MhcBucket, ...]:
+        """Returns the buckets over 1 to `max_num_tokens`, in the rule's order. Raises as `warm_up_buckets` does."""
+        inputs = MhcInputs(max_num_tokens, self.hc_mult, self.hidden_size, self.num_sms)
+        return warm_up_buckets(self.rule, inputs)
+
+    def n_splits(self, num_tokens: int) -> int:
+        """Returns the class of a step that computes `num_tokens`, at least 1, padding included."""
+        return max(self.buckets(num_tokens), key=lambda bucket: bucket.last_token).n_splits
+
+    def of_entry(self, entry: StepEntry) -> int:
+        """Returns the class of a step's entry."""
+        return self.n_splits(entry.num_tokens)
 
 
 def _steps(max_num_tokens: int, most_splits: int, num_sms: int) -> Iterator[MhcBucket]:

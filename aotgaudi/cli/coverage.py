@@ -110,7 +110,7 @@ def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
 def _phase_line(phase: Mapping[str, Any]) -> str:
     reachable, holes = phase["num_reachable"], phase["num_uncovered"]
     missing = f"{holes:,}" + (f" ({100 * holes / reachable:.1f} %)" if holes else "")
-    line = f"  {phase['kind']:<11}{reachable:>12,} {phase['unit']:<5}{missing:>18}"
+    line = f"  {phase['kind']:<11}{reachable:>12,} {phase['unit']:<5}{missing:>{23 - max(5, len(phase['unit']))}}"
     if phase["padding"] is None:
         return line
     mean, worst = phase["padding"]["mean"], phase["padding"]["worst"]

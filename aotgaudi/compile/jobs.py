@@ -55,7 +55,10 @@ class Busy:
 
 @dataclass(frozen=True)
 class TraceJob:
-    """Trace the program of `key` for `entry` (and for every other entry with that key)."""
+    """Trace the program of `key` for `entry` (and for every other entry with that key).
+
+    `n_splits`: into how many partial sums a step splits its hyper-connections.
+    """
 
     key: Key
     entry: Entry
@@ -65,6 +68,7 @@ class TraceJob:
     store_root: Path
     log_path: Path
     lower: tuple[Path, ...] = ()
+    n_splits: int = 1
 
     @property
     def label(self) -> str:
@@ -144,7 +148,7 @@ def run_trace(job: TraceJob) -> ProgramRow:
         from aotgaudi.graphs.trace import trace
 
         _one_thread()
-        traced = trace(job.entry, job.model, job.limits)
+        traced = trace(job.entry, job.model, job.limits, n_splits=job.n_splits)
         objects = ObjectStore(job.store_root, job.lower, heals=True)
         constants = str(objects.put_bytes(traced.constants)) if traced.constants else None
         units: dict[str, UnitSource] = {}

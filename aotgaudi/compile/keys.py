@@ -29,10 +29,11 @@ from pydantic import Field
 
 import aotgaudi.graphs
 from aotgaudi.backends.base import Target, require_installed, version_of
+from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes, sha256_source
 from aotgaudi.document import Sha256, Value
-from aotgaudi.entries import Entry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
@@ -58,7 +59,7 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "scheduler": _CHOICE,
         "bucketing": _CHOICE,
         "sampler": f"{_CHOICE}, of which the signature is keyed: settings are tensors of the graph",
-        "mhc": _CHOICE,
+        "mhc": f"{_CHOICE}; the class of a step with hyper-connections is keyed as entry.n_splits",
         "vision": _CHOICE,
         "defrag.enabled": _CHOICE,
         "defrag.padded_swaps": _CHOICE,
@@ -67,7 +68,7 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "target.backend": "the probed target is in the key, as target.backend",
         "target.isa": "the probed target is in the key, as target.isa and flags",
         "target.profile": "stands for num_sms",
-        "target.num_sms": "decides the splits of hyper-connections, which are fields of their entries",
+        "target.num_sms": "decides the classes of hyper-connections, which are keyed as entry.n_splits",
     }
 )
 """Sections and fields of a spec that are not directly in a program key. ``target.execution_mode`` is in the key, since each
@@ -83,6 +84,7 @@ class ProgramKeys:
 
     def __init__(self, spec: BuildSpec, target: Target, builder: Mapping[str, str] | None = None) -> None:
         """`builder` has the versions of the code that traces (``builder_versions``), by default those installed here."""
+        self._splits = StepSplits.of(spec)
         self._keep((*_spec_components(spec, target), *_builder_components(builder), *target.components()))
 
     @property
@@ -104,11 +106,29 @@ class ProgramKeys:
 
     def of(self, entry: Entry) -> Key:
         """Returns the key of the program of `entry`."""
-        return Key((*_own_components(entry), *self._common))
+        return Key((*self._own_components(entry), *self._common))
 
     def hex_of(self, entry: Entry) -> str:
         """Returns ``of(entry).hex``, for a hundredth of the work."""
-        return sha256_bytes(framed(_own_components(entry)) + self._framed_common)
+        return sha256_bytes(framed(self._own_components(entry)) + self._framed_common)
+
+    def n_splits(self, entry: Entry) -> int | None:
+        """Returns the class of hyper-connections that the program of a step calls; None for all others.
+
+        Raises SpecError where the spec's rule lacks a number.
+        """
+        if self._splits is None or not isinstance(entry, (PromptEntry, DecodeEntry)):
+            return None
+        return self._splits.of_entry(entry)
+
+    def _own_components(self, entry: Entry) -> list[tuple[str, str]]:
+        components = [
+            ("schema", "aotgaudi.program-key/2"),
+            ("entry.kind", entry.kind),
+            *_entry_components(entry),
+        ]
+        n_splits = self.n_splits(entry)
+        return components if n_splits is None else [*components, ("entry.n_splits", str(n_splits))]
 
 
 def unit_key(text: str, target: Target) -> Key:
@@ -159,10 +179,6 @@ def _spec_components(spec: BuildSpec, target: Target) -> Iterator[tuple[str, str
 def _builder_components(builder: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:
     for name, value in sorted((builder_versions() if builder is None else builder).items()):
         yield f"toolchain.{name}", value
-
-
-def _own_components(entry: Entry) -> list[tuple[str, str]]:
-    return [("schema", "aotgaudi.program-key/2"), ("entry.kind", entry.kind), *_entry_components(entry)]
 
 
 def _entry_components(entry: Entry) -> list[tuple[str, str]]:

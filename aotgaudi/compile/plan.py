@@ -201,11 +201,15 @@ def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> float:
 
 @dataclass(frozen=True)
 class ProgramState:
-    """One program: its key, the entries that it serves, and its record in the store (None: not traced)."""
+    """One program: its key, the entries that it serves, and its record in the store (None: not traced).
+
+    `n_splits`: into how many partial sums a step splits its hyper-connections; 1 where there are none.
+    """
 
     key: Key
     entries: tuple[Entry, ...]
     row: ProgramRow | None
+    n_splits: int = 1
 
 
 @dataclass(frozen=True)
@@ -267,7 +271,8 @@ def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: 
     groups = _by_program(entries, keys)
     rows = read_programs(store, groups)
     programs = [
-        ProgramState(keys.of(members[0]), tuple(members), rows.get(key)) for key, members in groups.items()
+        ProgramState(keys.of(members[0]), tuple(members), rows.get(key), keys.n_splits(members[0]) or 1)
+        for key, members in groups.items()
     ]
     units = read_units(store, dict.fromkeys(key for row in rows.values() for key in row.units))
     plan = Plan(target, tuple(programs), units)

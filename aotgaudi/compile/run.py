@@ -358,7 +358,9 @@ class _Run:
     def _trace_job(self, state: ProgramState, spec: BuildSpec) -> TraceJob:
         entry = state.entries[0]
         place = self._place(f"trace {entry}", state.key.hex)
-        return TraceJob(state.key, entry, spec.model, spec.limits, self._plan.target, *place)
+        return TraceJob(
+            state.key, entry, spec.model, spec.limits, self._plan.target, *place, n_splits=state.n_splits
+        )
 
     def _place(self, label: str, key: str) -> tuple[Path, Path, tuple[Path, ...]]:
         """Returns the store's root, the job's log, and the store's lower layers."""

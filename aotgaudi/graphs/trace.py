@@ -58,8 +58,11 @@ class TracedProgram:
     constants: bytes | None
 
 
-def trace(entry: Entry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    """Traces one entry. Raises SpecError or CompileError for a model or a graph that cannot be traced."""
+def trace(entry: Entry, model: ModelSpec, limits: ServingLimits, *, n_splits: int = 1) -> TracedProgram:
+    """Traces one entry. Raises SpecError or CompileError for a model or a graph that cannot be traced.
+
+    `n_splits`: into how many partial sums a step splits the model's hyper-connections. An ``mhc`` entry says its own.
+    """
     if isinstance(entry, (PromptEntry, DecodeEntry)):
         return _trace_step(entry, model, limits)
     if isinstance(entry, SamplerEntry):

@@ -7,12 +7,14 @@
   there is one, else the smallest that is large enough. So a number of rows is covered under a signature if some size
   is at least as large, and every such size has an entry that serves the signature. ``spec/sampler_signature.py``
   shows that every legal request has one of these signatures.
+* **Hyper-connections.** A step of our own engine calls the unit of its token count's class. So a count, from 1 to that of
+  the largest step entry, is covered if its class has an entry for attention and one for the feed-forward part.
 * **Defrag.** Exchanges are cut into runs of at most the largest padded size. A run takes the next padded size of the
   spec, which must have an entry. `most_exchanges` bounds how many there are at a time.
 
-A target that runs without graphs (execution mode ``eager``) needs nothing warm. The proof does not cover unified, vision
-and hyper-connection entries: our scheduler forms no unified steps (a unified table covers none of its prompts and
-decodes), and the other two follow from separate rules.
+A target that runs without graphs (execution mode ``eager``) needs nothing warm. The proof does not cover unified and vision
+entries, nor the hyper-connections of other servers: our scheduler forms no unified steps (a unified table covers none of its
+prompts and decodes), and the other two follow from separate rules.
 
 The proof is about the scheduler that the spec describes. For vLLM's there are two statements: `coverage_of` is about the
 entries of the manifest; `coverage_of_server` is about the table that the server itself makes and keeps, under its own
@@ -26,6 +28,7 @@ from dataclasses import dataclass
 
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bucketing.proof import Coverage, Hole, PhaseCoverage, ReachableSteps, prove_steps, uncovered
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes
 from aotgaudi.bucketing.speculation import is_modelled
@@ -38,15 +41,16 @@ from aotgaudi.bucketing.versions import (
     find_version,
     open_upstream_lookup,
 )
-from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import counted
-from aotgaudi.manifest.enumerate import most_exchanges
+from aotgaudi.manifest.enumerate import MHC_SUBLAYERS, most_exchanges
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 UNPROVED_KINDS = ("unified", "vision", "mhc")
+"""Kinds of which nothing may be left out. Of ``mhc`` something is proved where our own engine runs the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,11 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
 
     `scheduler` replaces the one that the manifest's spec describes: a server asks about its own.
     """
-    unproved = tuple(kind for kind in UNPROVED_KINDS if manifest.of_kind(kind))
     spec = manifest.spec
+    splits = StepSplits.of(spec)
+    unproved = tuple(
+        kind for kind in UNPROVED_KINDS if manifest.of_kind(kind) and not (splits and kind == MhcEntry.kind)
+    )
     if spec.target.execution_mode == "eager":
         return Coverage((), None, unproved)
     scheduler = scheduler or spec.scheduler
@@ -89,7 +96,7 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
         return Coverage((), None, unproved)  # The server forms unified steps only.
     reachable = ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
     steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
-    parts = (_sampler(manifest), _defrag(manifest))
+    parts = (_sampler(manifest), _defrag(manifest), *([] if splits is None else [_mhc(manifest, splits)]))
     holes = [*([steps.smallest] if steps.smallest else []), *(hole for part in parts for hole in part.holes)]
     phases = (*steps.phases, *(part.phase for part in parts))
     return Coverage(phases, min(holes, default=None), unproved)
@@ -218,6 +225,32 @@ def _sampler(manifest: Manifest) -> _Part:
             text = f"sampling {counted(num_rows, 'row')} by {signature}"
             holes.append(Counterexample(num_rows, "sampler", (num_rows,), text))
     return _Part(PhaseCoverage("sampler", "steps", most * len(needed), num_uncovered), tuple(holes))
+
+
+def _mhc(manifest: Manifest, splits: StepSplits) -> _Part:
+    steps = (entry.num_tokens for entry in manifest.entries if isinstance(entry, (PromptEntry, DecodeEntry)))
+    most = max(steps, default=0)
+    warm: dict[str, set[int]] = {sublayer: set() for sublayer in MHC_SUBLAYERS}
+    for entry in manifest.entries:
+        if isinstance(entry, MhcEntry) and entry.sublayer in warm:
+            warm[entry.sublayer].add(entry.n_splits)
+    has = set.intersection(*warm.values())
+    missing = [bucket for bucket in splits.buckets(most) if bucket.n_splits not in has]
+    phase = PhaseCoverage(
+        "mhc", "token counts", most, sum(bucket.last_token - bucket.first_token + 1 for bucket in missing)
+    )
+    return _Part(
+        phase,
+        tuple(
+            Counterexample(
+                bucket.first_token,
+                "mhc",
+                (bucket.first_token,),
+                f"hyper-connections of {counted(bucket.first_token, 'token')} in {counted(bucket.n_splits, 'part')}",
+            )
+            for bucket in missing
+        ),
+    )
 
 
 def _defrag(manifest: Manifest) -> _Part:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.mhc_splits import MhcInputs, warm_up_buckets
+from aotgaudi.bucketing.mhc_splits import MhcBucket, MhcInputs, StepSplits, warm_up_buckets
 from aotgaudi.bucketing.proof import ReachableSteps, closing_entries
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy, find_unified
@@ -27,6 +27,7 @@ from aotgaudi.entries import (
     MhcEntry,
     PromptEntry,
     SamplerEntry,
+    StepEntry,
     UnifiedEntry,
     VisionEntry,
 )
@@ -137,7 +138,7 @@ def _entry(batch_size: int, setting: SamplerSetting, batch_changed: bool) -> Sam
     )
 
 
-_SUBLAYERS = ("attn", "ffn")
+MHC_SUBLAYERS = ("attn", "ffn")
 """In the order in which SGLang PR #25810 warms them up (deepseek_v4.py, `prewarm_mhc_token_counts`)."""
 
 
@@ -156,13 +157,46 @@ def vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
 def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
     """Returns the hyper-connection entries in warm-up order: for each representative, attention, then ffn.
 
-    ``mhc.enabled`` None means, as upstream, a CUDA target whose model has them. If they are on, missing numbers of the
-    device are an error: the machine that enumerates is never asked.
+    Our own engine has those that its steps call, up to the largest step. Others have them as ``mhc.enabled`` says; None
+    means, as upstream, a CUDA target whose model has them. Missing numbers of the device are an error: the machine that
+    enumerates is never asked.
 
     Raises:
-        SpecError: they are asked for and the model has none, or the rule lacks something (see
-            ``bucketing.mhc_splits.warm_up_buckets``).
+        SpecError: they are asked for and the model has none, the largest count is less than a step has, or the rule
+            lacks something (see ``bucketing.mhc_splits.warm_up_buckets``).
     """
+    return _mhc_entries(spec, _step_entries(spec))
+
+
+def _mhc_entries(spec: BuildSpec, steps: _Steps) -> tuple[MhcEntry, ...]:
+    own = StepSplits.of(spec)
+    if own is not None:
+        buckets = own.buckets(_most_tokens(spec, (*steps.prompt, *steps.decode)))
+    else:
+        buckets = _buckets_of_server(spec)
+    return tuple(
+        MhcEntry(bucket.last_token, bucket.n_splits, sublayer)
+        for bucket in buckets
+        for sublayer in MHC_SUBLAYERS
+    )
+
+
+def _most_tokens(spec: BuildSpec, steps: Iterable[StepEntry]) -> int:
+    """The largest token count of our own engine: a step of several rows may have more than the limits' tokens."""
+    largest = max(steps, key=lambda entry: entry.num_tokens, default=None)
+    if largest is None:  # A unified table: our engine can form no step.
+        return spec.mhc.max_num_tokens or spec.limits.max_num_batched_tokens
+    most = spec.mhc.max_num_tokens or largest.num_tokens
+    if most < largest.num_tokens:
+        raise SpecError(
+            "mhc.max_num_tokens",
+            f"is {most}, and a step of {largest} has {largest.num_tokens} tokens",
+            f"leave it out, or at least {largest.num_tokens}",
+        )
+    return most
+
+
+def _buckets_of_server(spec: BuildSpec) -> tuple[MhcBucket, ...]:
     streams = _streams(spec)
     if streams is None:
         return ()
@@ -172,11 +206,7 @@ def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
         hidden_size=streams.hidden_size,
         num_sms=spec.target.resolved_num_sms,
     )
-    return tuple(
-        MhcEntry(bucket.last_token, bucket.n_splits, sublayer)
-        for bucket in warm_up_buckets(spec.mhc.rule, inputs)
-        for sublayer in _SUBLAYERS
-    )
+    return warm_up_buckets(spec.mhc.rule, inputs)
 
 
 def _streams(spec: BuildSpec) -> HyperConnections | None:
@@ -224,7 +254,7 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """
     if spec.target.execution_mode == "eager":
         return ()
-    steps = _with_short_queries(spec, _closed(spec, _steps(spec)))
+    steps = _step_entries(spec)
     return (
         *steps.prompt,
         *steps.decode,
@@ -232,8 +262,12 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
         *vision_entries(spec),
         *_sampler_entries(steps.decode, spec.sampler),
         *defrag_entries(spec),
-        *mhc_entries(spec),
+        *_mhc_entries(spec, steps),
     )
+
+
+def _step_entries(spec: BuildSpec) -> _Steps:
+    return _with_short_queries(spec, _closed(spec, _steps(spec)))
 
 
 def _steps(spec: BuildSpec) -> _Steps:

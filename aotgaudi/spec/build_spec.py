@@ -10,7 +10,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.defrag import DefragSpec
-from aotgaudi.spec.hyper_connections import MhcSpec
+from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec, check_parallel
@@ -69,11 +69,25 @@ class BuildSpec(SpecValue):
         return self
 
     @model_validator(mode="after")
+    def _fill_mhc(self) -> BuildSpec:
+        """The default rule depends on who computes the hyper-connections. On a CPU more than one sum saves no time."""
+        is_open = "rule" not in self.mhc.model_fields_set and not self.mhc.enabled
+        if is_open and self.has_own_steps and HyperConnections.of(self.model) is not None:
+            object.__setattr__(self, "mhc", self.mhc.model_copy(update={"rule": "one"}))
+        return self
+
+    @property
+    def has_own_steps(self) -> bool:
+        """Whether our own engine runs the steps, in graphs that we trace. CUDA targets are enumerated for their servers."""
+        return self.scheduler.engine == "aotgaudi" and self.target.backend != "cuda"
+
+    @model_validator(mode="after")
     def _check_consistency(self) -> BuildSpec:
         check_limits(self.limits)
         check_scheduler(self.scheduler, self.limits)
         check_parallel(self.parallel, self.model)
         self._check_batch_invariant()
+        self._check_mhc()
         self._check_short_queries()
         self._check_tuned()
         limits, positions = self.limits, self.model.max_position_embeddings
@@ -95,6 +109,24 @@ class BuildSpec(SpecValue):
                 "model.batch_invariant",
                 f"is true, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
                 'engine = "aotgaudi" and backend = "cpu", or leave it out',
+            )
+
+    def _check_mhc(self) -> None:
+        """Every step of our engine mixes the streams of such a model, so its classes cannot be left out."""
+        if not self.has_own_steps or HyperConnections.of(self.model) is None:
+            return
+        if self.mhc.enabled is False:
+            raise SpecError(
+                "mhc.enabled",
+                f"is false, but every step of {self.model.model_type!r} has hyper-connections",
+                "leave it out",
+            )
+        if self.model.batch_invariant and self.mhc.rule != "one":
+            raise SpecError(
+                "mhc.rule",
+                f"is {self.mhc.rule!r}, under which the order of a sum follows the number of tokens; model.batch_invariant"
+                " is true",
+                'rule = "one", or batch_invariant = false',
             )
 
     def _check_short_queries(self) -> None:

@@ -14,7 +14,7 @@ from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.model import ModelSpec
 
-MhcRule = Literal["sglang-pr25810", "sglang-deepgemm-off", "sglang-fma", "vllm-collapsed"]
+MhcRule = Literal["sglang-pr25810", "sglang-deepgemm-off", "sglang-fma", "vllm-collapsed", "one"]
 
 _MOST_STREAMS = 64
 _MOST_ITERATIONS = 1000
@@ -34,9 +34,10 @@ _DEFAULTS: Mapping[str, Mapping[str, float]] = MappingProxyType(
 class MhcSpec(SpecValue):
     """Which rule chooses the token counts, and the largest one.
 
-    `enabled`: None follows upstream, which has them for a model with hyper-connections on a CUDA target. True asks
-    for them on any target; it needs the target's `num_sms`. `max_num_tokens`: None means
-    ``limits.max_num_batched_tokens``.
+    `enabled`: None has them for a model with hyper-connections on a CUDA target, as upstream does, and wherever our own
+    engine runs such a model. True asks for them on any target. `rule`: where it is left out, a spec for our own engine
+    on another target than CUDA has ``one``, unless `enabled` is true. `max_num_tokens`: None means
+    ``limits.max_num_batched_tokens``; for our own engine, the most tokens that a step computes.
     """
 
     enabled: bool | None = None

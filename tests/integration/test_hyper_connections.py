@@ -39,7 +39,7 @@ SPEC = {
         "block_size": 7,
         "num_blocks": 1,
     },
-    "mhc": {"enabled": True},
+    "mhc": {"rule": "sglang-pr25810"},
     "target": {"backend": "cpu", "num_sms": 2},
 }
 

@@ -16,9 +16,11 @@ from aotgaudi.bucketing.mhc_splits import (
     MHC_RULES,
     MhcBucket,
     MhcInputs,
+    StepSplits,
     split_buckets,
     warm_up_buckets,
 )
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.hyper_connections import MhcRule
 
@@ -134,6 +136,29 @@ def test_a_rule_that_does_not_exist_is_refused_with_those_that_do() -> None:
 
 def test_the_rules_are_those_that_a_spec_may_name() -> None:
     assert tuple(MHC_RULES) == typing.get_args(MhcRule)
+
+
+@given(
+    st.sampled_from(sorted(MHC_RULES)),
+    st.integers(1, 2_000),
+    st.sampled_from([FLASH, PRO]),
+    devices,
+    st.data(),
+)
+def test_the_class_of_a_step_is_that_of_its_bucket_however_many_tokens_others_have(
+    rule: str, most: int, size: tuple[int, int], num_sms: int, data: st.DataObject
+) -> None:
+    splits = StepSplits(rule, *size, num_sms)
+    tokens = data.draw(st.integers(1, most))
+
+    containing = [b for b in splits.buckets(most) if b.first_token <= tokens <= b.last_token]
+
+    assert [splits.n_splits(tokens)] == [bucket.n_splits for bucket in containing]
+    assert splits.of_entry(PromptEntry(1, tokens, 3)) == splits.of_entry(DecodeEntry(tokens, 1, 9))
+
+
+def test_the_rule_one_has_one_class_and_needs_no_device() -> None:
+    assert warm_up_buckets("one", inputs(8192, num_sms=None)) == (MhcBucket(1, 1, 8192),)
 
 
 @pytest.mark.parametrize("rule", ["sglang-pr25810", "sglang-fma", "vllm-collapsed"])

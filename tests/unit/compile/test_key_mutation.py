@@ -261,7 +261,8 @@ def test_every_key_of_a_models_config_is_a_named_miss_or_excluded(
 
 
 def _with_config(config: dict[str, Any]) -> BuildSpec:
-    return SPEC.model_copy(update={"model": SPEC.model.model_copy(update={"config": config})})
+    model = SPEC.model.model_copy(update={"config": config})
+    return SPEC.model_copy(update={"model": model, "mhc": SPEC.mhc.model_copy(update={"rule": "one"})})
 
 
 def _other_json(value: Any) -> Any:

@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.entries import DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.bucketing.mhc_splits import StepSplits
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.manifest.coverage import ServerCoverage, coverage_of, coverage_of_server, left_out
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.scheduler import SchedulerSpec
@@ -92,6 +93,50 @@ def test_the_padded_sizes_that_exchanges_can_take_need_an_entry() -> None:
     assert uncovered(without(manifest, DefragEntry(4), DefragEntry(16))) == {"defrag": 8}
     assert str(coverage_of(without(manifest, DefragEntry(8))).smallest) == "exchanging 5 pairs of blocks"
     assert uncovered(manifest_of(defrag={"enabled": False})) == {}
+
+
+V4 = {"model_type": "deepseek_v4", "hidden_size": 512, "max_position_embeddings": 100_000}
+
+
+def v4_manifest(limits: dict[str, int] | None = None, **mhc: Any) -> Manifest:
+    model = {"name": "m", "dtype": "float32", "config": V4}
+    num_sms = mhc.pop("num_sms", 8)
+    return Manifest.of(spec_of(model=model, limits=limits, mhc=mhc, target={"num_sms": num_sms}))
+
+
+def test_a_token_count_is_covered_if_its_class_has_both_sublayers() -> None:
+    limits = {"max_num_batched_tokens": 512, "max_model_len": 512, "num_blocks": 64}
+    manifest = v4_manifest(limits, rule="sglang-pr25810")
+    by_class = {entry.n_splits: entry for entry in manifest.entries if isinstance(entry, MhcEntry)}
+
+    phases = {phase.kind: phase for phase in coverage_of(manifest).phases}
+    coverage = coverage_of(without(manifest, by_class[4]))
+
+    assert (phases["mhc"].num_reachable, phases["mhc"].num_uncovered) == (by_class[1].num_tokens, 0)
+    assert uncovered(without(manifest, by_class[4])) == {"mhc": 64}
+    assert str(coverage).startswith("no entry for 64 of 512 mhc token counts; the smallest:")
+    assert str(coverage.smallest) == "hyper-connections of 65 tokens in 4 parts"
+    assert coverage.unproved == ()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    any_limits(),
+    st.sampled_from(["sglang-pr25810", "sglang-fma", "vllm-collapsed", "one"]),
+    st.integers(1, 200),
+)
+def test_the_default_covers_every_token_count_under_every_rule(
+    limits: dict[str, int], rule: str, num_sms: int
+) -> None:
+    manifest = v4_manifest(limits, rule=rule, num_sms=num_sms)
+    splits = StepSplits.of(manifest.spec)
+    warm = {entry.n_splits for entry in manifest.entries if isinstance(entry, MhcEntry)}
+
+    assert coverage_of(manifest).is_closed
+    assert splits is not None
+    for entry in manifest.entries:
+        if isinstance(entry, (PromptEntry, DecodeEntry)):
+            assert splits.of_entry(entry) in warm
 
 
 def test_the_smallest_counterexample_is_the_smallest_of_all_kinds() -> None:

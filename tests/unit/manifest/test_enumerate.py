@@ -13,7 +13,7 @@ from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import VERSIONS, find_strategy, find_unified
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.defragmenter import plan_step
-from aotgaudi.entries import DefragEntry, MhcEntry, PromptEntry, SamplerEntry, VisionEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, MhcEntry, PromptEntry, SamplerEntry, VisionEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import (
     defrag_entries,
@@ -377,19 +377,57 @@ def test_the_budget_of_a_step_is_the_most_tokens_unless_the_spec_says_another() 
 
 
 @pytest.mark.parametrize("backend", ["cpu", "hpu", "fake"])
-def test_by_itself_only_a_cuda_target_has_them(backend: str) -> None:
-    assert mhc_entries(mhc_spec_of(target={"backend": backend, "profile": "h200"})) == ()
+def test_by_itself_our_engine_has_one_class_up_to_its_largest_step(backend: str) -> None:
+    spec = mhc_spec_of(target={"backend": backend, "profile": "h200"})
+
+    most = max(
+        entry.num_tokens
+        for entry in Manifest.of(spec).entries
+        if isinstance(entry, (PromptEntry, DecodeEntry))
+    )
+    assert spec.mhc.rule == "one"
+    assert mhc_entries(spec) == (MhcEntry(most, 1, "attn"), MhcEntry(most, 1, "ffn"))
 
 
-@pytest.mark.parametrize("backend", ["cpu", "cuda", "hpu", "fake"])
-def test_asked_for_every_target_has_them_for_the_profiles_device(backend: str) -> None:
-    asked = mhc_spec_of(target={"backend": backend, "profile": "h200"}, mhc={"enabled": True})
+def test_another_server_on_another_target_has_none_by_itself() -> None:
+    spec = mhc_spec_of(target={"backend": "hpu", "profile": "h200"}, scheduler={"engine": "vllm"})
+
+    assert spec.mhc.rule == "sglang-pr25810"
+    assert mhc_entries(spec) == ()
+
+
+@pytest.mark.parametrize("mhc", [{"enabled": True}, {"rule": "sglang-pr25810"}])
+@pytest.mark.parametrize("backend", ["cpu", "hpu", "fake"])
+def test_asked_for_every_target_has_the_classes_of_the_profiles_device(
+    backend: str, mhc: dict[str, Any]
+) -> None:
+    asked = mhc_spec_of(target={"backend": backend, "profile": "h200"}, mhc={**mhc, "max_num_tokens": 8192})
 
     assert mhc_entries(asked) == mhc_entries(mhc_spec_of(target=H200))
 
 
-def test_switched_off_no_target_has_them_and_needs_no_device() -> None:
+def test_a_largest_count_that_is_less_than_a_step_has_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match=r"mhc\.max_num_tokens: is 4, and a step of \(prompt.* tokens \(leave it out"
+    ):
+        mhc_entries(mhc_spec_of(mhc={"max_num_tokens": 4}))
+
+
+def test_switched_off_other_servers_have_none_and_need_no_device() -> None:
     assert mhc_entries(mhc_spec_of(target={"backend": "cuda"}, mhc={"enabled": False})) == ()
+
+
+def test_our_engine_cannot_switch_them_off() -> None:
+    with pytest.raises(SpecError, match=r"mhc\.enabled: is false, but every step of 'deepseek_v4'"):
+        mhc_spec_of(mhc={"enabled": False})
+
+
+def test_a_batch_invariant_model_has_one_class() -> None:
+    model = {"name": "m", "dtype": "float32", "config": FLASH, "batch_invariant": True}
+
+    assert specs.spec_of(model=model).mhc.rule == "one"
+    with pytest.raises(SpecError, match=r"mhc\.rule: is 'vllm-collapsed'.*batch_invariant"):
+        specs.spec_of(model=model, mhc={"rule": "vllm-collapsed"}, target={"backend": "cpu", "num_sms": 4})
 
 
 @pytest.mark.parametrize("tables", [{"target": {"backend": "cuda"}}, {"mhc": {"enabled": True}}])
