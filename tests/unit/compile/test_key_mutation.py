@@ -269,8 +269,10 @@ def _other_json(value: Any) -> Any:
     match value:
         case bool() | None:
             return not value
-        case int() | float():
+        case int():
             return value + 1
+        case float():
+            return value / 2 if value else 1.0
         case str():
             return f"{value}x"
         case list():
