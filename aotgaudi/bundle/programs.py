@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -19,8 +19,9 @@ from aotgaudi.document import first_problem
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, Call, Program, TensorSpec, weight_names
-from aotgaudi.graphs.step_inputs import decode_inputs, mask_window, prompt_inputs, sampler_inputs
+from aotgaudi.graphs.step_inputs import MaskKind, decode_inputs, prompt_inputs, sampler_inputs
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.rows import Compression
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.receipt import Receipt
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 _DTYPES = frozenset(
     {"float64", "float32", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 )
-_MASK = re.compile(r"mask(_w[1-9][0-9]{0,8})?")
 _CACHE_NAME = re.compile(r"[0-9]{1,9}(\.[a-z_]{1,40})?", re.ASCII)
 _SAFETENSORS_LENGTH_BYTES = 8
 
@@ -114,10 +114,11 @@ class ProgramChecks:
 
     def _cache_problems(self, caches: tuple[CacheSpec, ...]) -> Iterator[str]:
         limits = self._spec.limits
+        have_tokens = {_layer_of(cache) for cache in caches if cache.shape[3:4] == (limits.block_size,)}
         for cache in caches:
             shape = cache.shape
             is_sound = len(shape) == 5 and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
-            if not is_sound or not _takes_slots(cache, limits.block_size):
+            if not is_sound or not _takes_slots(cache, have_tokens, limits.block_size):
                 yield (
                     f"its cache {cache.name!r:.80} has shape {list(shape)!s:.80}, should be"
                     f" [planes, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size} rows, width]"
@@ -130,10 +131,19 @@ class ProgramChecks:
                 yield "it names other caches than another program of the bundle"
 
 
-def _takes_slots(cache: CacheSpec, block_size: int) -> bool:
-    """Whether a layer's main cache has a row for each token of a block. Its other caches have rows of other kinds."""
+def _layer_of(cache: CacheSpec) -> str:
+    return cache.name.partition(".")[0]
+
+
+def _takes_slots(cache: CacheSpec, have_tokens: Container[str], block_size: int) -> bool:
+    """Whether a layer's main cache has a row for each token of a block.
+
+    It may have more rows if another cache of the layer has just those.
+    """
+    if "." in cache.name:
+        return True
     rows = cache.shape[3]
-    return "." in cache.name or (isinstance(rows, int) and rows == block_size)
+    return isinstance(rows, int) and rows >= block_size and _layer_of(cache) in have_tokens
 
 
 def constants_of(program: Program) -> frozenset[str]:
@@ -192,12 +202,14 @@ def _interface(
 ) -> tuple[Mapping[str, TensorSpec] | None, int | None]:
     """The inputs that a server gives to `entry`, and the number of outputs that it takes; None where that is not known."""
     block_size = spec.limits.block_size
-    windows = [mask_window(given.name) for given in program.inputs if _MASK.fullmatch(given.name)]
+    kinds = [kind for kind in (MaskKind.of(given.name) for given in program.inputs) if kind]
+    windows = [kind.window for kind in kinds if kind.every is None]
+    compressions = _compressions(program, kinds, block_size)
     inputs: tuple[TensorSpec, ...]
     if isinstance(entry, PromptEntry):
-        inputs, num_outputs = prompt_inputs(entry, block_size, windows), 1
+        inputs, num_outputs = prompt_inputs(entry, block_size, windows, compressions), 1
     elif isinstance(entry, DecodeEntry):
-        inputs, num_outputs = decode_inputs(entry, block_size, windows), 1
+        inputs, num_outputs = decode_inputs(entry, block_size, windows, compressions), 1
     elif isinstance(entry, DefragEntry):
         names, shape = ("sources", "destinations"), (entry.padded_swaps,)
         inputs, num_outputs = tuple(TensorSpec(name=name, shape=shape, dtype="int64") for name in names), 0
@@ -211,3 +223,18 @@ def _interface(
     else:
         return None, None
     return {given.name: given for given in inputs}, num_outputs
+
+
+def _compressions(program: Program, kinds: Iterable[MaskKind], block_size: int) -> tuple[Compression, ...]:
+    """How layers make entries, as the program's masks and windows say. The caches' rows decide what an indexer is for."""
+    shapes = {given.name: given.shape for given in program.inputs}
+    found = (
+        (kind.every, kind.window, shapes.get(f"windows_r{kind.every}", ()))
+        for kind in kinds
+        if kind.every and block_size % kind.every == 0
+    )
+    return tuple(
+        Compression(every, shape[2], is_indexed=False, window=window)
+        for every, window, shape in found
+        if window and len(shape) == 3 and shape[2] > 0
+    )

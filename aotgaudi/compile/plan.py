@@ -34,8 +34,7 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
         "swap": 4.0,
         "defrag": 4.0,
         "hc_pre": 8.0,
-        "hc_post": 4.5,
-        "mhc": 12.5,
+        "mhc": 8.0,
     }
 )
 """Compile seconds of a unit if no similar unit is on record (measured: docs/benchmarks.md)."""

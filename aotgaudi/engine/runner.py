@@ -15,15 +15,16 @@ import torch
 from torch import Tensor
 
 from aotgaudi.engine.blocks import PADDING_BLOCK
+from aotgaudi.engine.closing_windows import ClosingWindows
 from aotgaudi.engine.constraints import MaskMaker
 from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.scoring import Scorer
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
-from aotgaudi.graphs.masks import decode_mask, prompt_mask
+from aotgaudi.graphs.masks import decode_mask, prompt_mask, with_new_entries
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.graphs.step_inputs import Window, mask_window
+from aotgaudi.graphs.step_inputs import MaskKind, entries_input, num_closing
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 OnCold = Callable[[Entry], None]
@@ -170,12 +171,22 @@ class _PromptInputs:
 
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
-        if spec.dtype == "bool":
-            spans = [(row.start, len(row.token_ids)) for row in self._rows]
-            return prompt_mask(
-                spans, self._entry.query_len, spec.shape[3] - spec.shape[2], mask_window(spec.name)
-            )
+        if kind := MaskKind.of(spec.name):
+            return self._mask(kind)
+        if found := entries_input(spec.name):
+            name, every = found
+            chunks = [(row.start, len(row.token_ids), row.block_table) for row in self._rows]
+            num = num_closing(self._entry.query_len, every)
+            return ClosingWindows(chunks, num, every, self._block_size).tensor(name, spec)
         return to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
+
+    def _mask(self, kind: MaskKind) -> Tensor:
+        spans = [(row.start, len(row.token_ids)) for row in self._rows]
+        size, c = self._block_size, self._entry.num_ctx_blocks
+        mask = prompt_mask(spans, self._entry.query_len, c * size, kind.window)
+        if kind.every is None:
+            return mask
+        return with_new_entries(mask, spans, c, size // kind.every, kind.every)
 
     def _input_ids(self) -> Iterable[int]:
         return chain.from_iterable(_padded(row.token_ids, self._entry.query_len) for row in self._rows)
@@ -220,15 +231,24 @@ class _DecodeInputs:
         if spec.name == "row_blocks":
             owners = to_ids(_padded(self._owners(), self._entry.num_blocks, -1))
             return owners == torch.arange(self._entry.batch_size)[:, None]
-        if spec.dtype == "bool":
-            return self._mask(mask_window(spec.name))
+        if kind := MaskKind.of(spec.name):
+            return self._mask(kind)
+        if found := entries_input(spec.name):
+            name, every = found
+            chunks = [(row.position, 1, row.block_table) for row in self._rows]
+            chunks += [(0, 0, ())] * (self._entry.batch_size - len(chunks))
+            return ClosingWindows(chunks, 1, every, self._block_size).tensor(name, spec)
         return to_ids(self._MAKERS[spec.name](self))
 
-    def _mask(self, window: Window) -> Tensor:
+    def _mask(self, kind: MaskKind) -> Tensor:
         size, n = self._block_size, self._entry.num_blocks
         ends = list(chain.from_iterable(range(row.position + 1, 0, -size) for row in self._rows))
-        hidden = None if window is None else _padded([end - window for end in ends], n)
-        return decode_mask(_padded(ends, n), size, hidden)
+        hidden = None if kind.window is None else _padded([end - kind.window for end in ends], n)
+        tokens = decode_mask(_padded(ends, n), size, hidden)
+        if kind.every is None:
+            return tokens
+        num_entries = _padded([end // kind.every for end in ends], n)
+        return torch.cat([tokens, decode_mask(num_entries, size // kind.every)], dim=1)
 
     def _owners(self) -> list[int]:
         """The row of each block."""

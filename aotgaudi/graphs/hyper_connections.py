@@ -1,7 +1,11 @@
-"""Hyper-connections (mHC): how a sublayer reads and writes several residual streams.
+"""Hyper-connections (mHC): how a sublayer reads several residual streams.
 
-``hc_pre`` mixes the streams into the sublayer's input and computes how to write its output back. ``hc_post`` writes the
-output back and mixes the streams.
+``hc_pre`` mixes the streams into the sublayer's input and computes how to write its output back. Models write it back
+themselves, element by element.
+
+In a step it is a call of an operator, which the splitter makes a piece of its own. The piece's text is that of the call's
+*class*: its constants, its dtype and `n_splits`, with an open number of tokens. So one artifact serves all layers, attention
+and feed-forward, and all steps of the class.
 
 All weights, small ones included, are inputs of the graph, so an artifact depends on shapes and constants and on no
 checkpoint. Everything is computed in float32, whatever the streams' dtype. Results are rounded once, at the end.
@@ -22,15 +26,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from aotgaudi.errors import CompileError
+from aotgaudi.graphs.canonical import to_text
+from aotgaudi.graphs.export import export
 from aotgaudi.spec.hyper_connections import HyperConnections
 
 _BLOCK = 64
 _POST_MULT = 2.0
+_TRACED_TOKENS = 5
 
 
 class HcPreGraph(nn.Module):
@@ -52,18 +62,97 @@ class HcPreGraph(nn.Module):
         return post, comb, _collapsed(residual, pre)
 
 
-class HcPostGraph(nn.Module):
-    """layer output [T, D], residual [T, H, D], post [T, H], comb [T, H, H] -> the next residual [T, H, D].
+class _OneSequence(nn.Module):
+    """The same for streams [1, T, H, D], as models have them."""
 
-    ``next[j] = post[j] * output + sum over i of comb[i, j] * residual[i]``: `comb` is used transposed.
-    """
+    def __init__(self, streams: HyperConnections, n_splits: int) -> None:
+        super().__init__()
+        self.graph = HcPreGraph(streams, n_splits)
 
-    def forward(self, layer_output: Tensor, residual: Tensor, post: Tensor, comb: Tensor) -> Tensor:
-        """Writes a sublayer's output to every stream, and mixes the streams."""
-        written = post[:, :, None] * layer_output.float()[:, None, :]
-        for i, stream in enumerate(residual.float().unbind(1)):
-            written = written + comb[:, i, :, None] * stream[:, None, :]
-        return written.to(residual.dtype)
+    def forward(
+        self, streams_1THD: Tensor, fn: Tensor, scale: Tensor, base: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns post [1, T, H], comb [1, T, H, H] and the sublayer's input [1, T, D]."""
+        post, comb, layer_input = self.graph(streams_1THD[0], fn, scale, base)
+        return post[None], comb[None], layer_input[None]
+
+
+@torch.library.custom_op("aotgaudi::hc_pre", mutates_args=())
+def hc_pre(
+    streams: Tensor,
+    fn: Tensor,
+    scale: Tensor,
+    base: Tensor,
+    n_splits: int,
+    iters: int,
+    eps: float,
+    rms_eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Streams [1, T, H, D] -> post [1, T, H], comb [1, T, H, H], the sublayer's input [1, T, D]. See `HcPreGraph`."""
+    sizes = HyperConnections(streams.shape[2], streams.shape[3], iters, eps, rms_eps)
+    post, comb, layer_input = _OneSequence(sizes, n_splits)(streams, fn, scale, base)
+    return post, comb, layer_input
+
+
+@hc_pre.register_fake
+def _(
+    streams: Tensor, fn: Tensor, scale: Tensor, base: Tensor, *constants: object
+) -> tuple[Tensor, Tensor, Tensor]:
+    _, t, h, d = streams.shape
+    mixes = (streams.new_empty(shape, dtype=torch.float32) for shape in ((1, t, h), (1, t, h, h)))
+    post, comb = mixes
+    return post, comb, streams.new_empty((1, t, d))
+
+
+HC_PRE = torch.ops.aotgaudi.hc_pre.default
+
+_PARTS = ("fn", "scale", "base", "hc_mult", "hc_sinkhorn_iters", "hc_eps", "input_norm")
+"""What a hyper-connection's module has whose `forward` we replace."""
+
+
+@contextmanager
+def splitting(model: nn.Module, n_splits: int) -> Iterator[None]:
+    """While active, every hyper-connection of the model calls the operator, with sums in `n_splits` parts."""
+    modules = [module for module in model.modules() if all(hasattr(module, part) for part in _PARTS)]
+    try:
+        for module in modules:
+            module.forward = functools.partial(_forward, module, n_splits)
+        yield
+    finally:
+        for module in modules:
+            del module.forward
+
+
+def _forward(module: Any, n_splits: int, hidden_streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    constants = n_splits, module.hc_sinkhorn_iters, module.hc_eps, module.input_norm.eps
+    post, comb, layer_input = HC_PRE(hidden_streams, module.fn, module.scale, module.base, *constants)
+    return post, comb, layer_input
+
+
+def text_of_call(call: fx.Node) -> str:
+    """Returns the text of the class of a call of `HC_PRE`. Raises CompileError for operands that it does not take."""
+    streams, fn, scale, base, *constants = call.args
+    found = [node.meta["val"] for node in (streams, fn, scale, base) if isinstance(node, fx.Node)]
+    if [value.dtype for value in found[1:]] != [torch.float32] * 3 or not all(
+        value.is_contiguous() for value in found
+    ):
+        raise CompileError("a hyper-connection's streams are not contiguous, or its weights are not float32")
+    n_splits, iters, eps, rms_eps = constants
+    h, d = map(int, found[0].shape[2:])
+    sizes = HyperConnections(h, d, int(str(iters)), float(str(eps)), float(str(rms_eps)))
+    return class_text(sizes, int(str(n_splits)), found[0].dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def class_text(streams: HyperConnections, n_splits: int, dtype: torch.dtype) -> str:
+    """Returns the canonical text of all calls with these constants, for any number of tokens."""
+    h, d, n = streams.hc_mult, streams.hidden_size, streams.num_mixes
+    weights = torch.zeros(n, h * d), torch.zeros(3), torch.zeros(n)
+    example = torch.zeros(1, _TRACED_TOKENS, h, d, dtype=dtype)
+    dynamic = ({1: torch.export.Dim("num_tokens", min=2)}, None, None, None)
+    exported = export(_OneSequence(streams, n_splits), (example, *weights), dynamic).graph_module
+    exported.graph.eliminate_dead_code()
+    return to_text(exported.graph)
 
 
 def split_sums(x_TK: Tensor, fn_NK: Tensor, n_splits: int) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 Exporting a step costs about a millisecond per node, and nearly all nodes belong to layers that are copies of
 one another. While `reusing_layers` is active, a layer that looks like an earlier one (same modules, shapes,
 attributes and arguments) puts a single marker node into the graph instead of its nodes. Splitting then makes
-the layer's piece from the earlier layer's, and binds the layer's weights, cache and arguments to it.
+the layer's pieces from the earlier layer's, and binds the layer's weights, caches and arguments to them.
 
 Looking alike is a guess: code may still depend on a layer's number. So the tracer compares the result with
 a full trace once for each model and kind of step (trace.py), and traces every layer where they differ.
@@ -182,4 +182,6 @@ def _leaf_looks(leaf: Any) -> Any:
         return leaf
     if isinstance(leaf, (list, tuple)):
         return tuple(_leaf_looks(item) for item in leaf)
+    if type(leaf) is dict:
+        return tuple((str(key), _leaf_looks(item)) for key, item in leaf.items())
     return id(leaf)

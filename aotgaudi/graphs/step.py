@@ -18,14 +18,22 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.export import export
+from aotgaudi.graphs.hyper_connections import splitting
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
-from aotgaudi.graphs.mixers.base import ATTENTION_NAME, Masks, Mixer, PagedState, paged_attention
+from aotgaudi.graphs.mixers.base import ATTENTION_NAME, Masks, Mixer, paged_attention
 from aotgaudi.graphs.mixers.families import mixer_of, require_mixer
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import CONFIG_KEYS, require_block_size, rows_of
+from aotgaudi.spec.rows import (
+    CONFIG_KEYS,
+    Compression,
+    compressions_of,
+    family_of,
+    require_block_size,
+    rows_of,
+)
 
 StepEntry = Union[PromptEntry, DecodeEntry]
 
@@ -141,11 +149,12 @@ def any_blocks() -> dict[int, Any]:
 
 
 def export_step(
-    model: Any, entry: StepEntry, limits: ServingLimits, *, is_invariant: bool = False
+    model: Any, entry: StepEntry, limits: ServingLimits, *, is_invariant: bool = False, n_splits: int = 1
 ) -> torch.export.ExportedProgram:
     """Exports the step of `entry`. Inputs: those of `step_inputs`, then the caches by name, with any number of blocks.
 
-    `is_invariant`: in the batch-invariant form (`invariant.py`).
+    `is_invariant`: in the batch-invariant form (`invariant.py`). `n_splits`: into how many partial sums hyper-connections
+    are split.
     """
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
@@ -155,7 +164,7 @@ def export_step(
     specs = step_inputs(model, entry, limits)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
     caches = {spec.name: zero_cache(spec) for spec in cache_specs(config, limits, dtype)}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), splitting(model, n_splits):
         warnings.simplefilter("ignore")
         try:
             exported = export(
@@ -177,10 +186,17 @@ def export_step(
 
 def step_inputs(model: Any, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
     """Returns every input that the step of `entry` may take. A program lists those that its graph uses."""
-    windows = _windows(model.config.get_text_config())
+    config = model.config.get_text_config()
+    windows, compressions = _windows(config), _compressions(described_by(config, "float32"))
     if isinstance(entry, PromptEntry):
-        return prompt_inputs(entry, limits.block_size, windows)
-    return decode_inputs(entry, limits.block_size, windows)
+        return prompt_inputs(entry, limits.block_size, windows, compressions)
+    return decode_inputs(entry, limits.block_size, windows, compressions)
+
+
+def _compressions(described: ModelSpec) -> tuple[Compression, ...]:
+    if family_of(described) != "compressed":
+        return ()
+    return tuple(compression for compression in compressions_of(described) if compression)
 
 
 def _windows(config: Any) -> tuple[Window, ...]:
@@ -200,7 +216,7 @@ class _Step(nn.Module):
     def masks(self, inputs: dict[str, Tensor]) -> Masks:
         return {window: inputs[mask_name(window)] for window in self.windows}
 
-    def logits(self, inputs: dict[str, Tensor], paged: PagedState, keep: Tensor | int) -> Tensor:
+    def logits(self, inputs: dict[str, Tensor], paged: object, keep: Tensor | int) -> Tensor:
         with batch_invariant() if self.is_invariant else contextlib.nullcontext():
             out = self.model(
                 input_ids=inputs["input_ids"][None],

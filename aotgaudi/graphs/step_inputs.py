@@ -16,7 +16,24 @@ mask                [b, 1, q, c * B + q]    bool     what a query sees: cached t
 mask_w<W>           [b, 1, q, c * B + q]    bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
-Decode ``(b, 1, n)``, flat over n blocks as in vLLM-Gaudi's flat paged attention:
+With layers that compress r tokens into an entry, made of S tokens (`aotgaudi.spec.rows`), also these. A chunk closes at
+most w = ceil(q / r) windows of r tokens, wherever it starts; a decode step at most w = 1 a row, with q = 1:
+
+====================  ===================================  =====  ============================================
+windows_r<r>          [b, w, S]                            int64  slots of what each window is made of, up to
+                                                                  its last token; 0 where nothing is
+windows_seen_r<r>     [b, w, S]                            bool   False before the sequence's first token, and
+                                                                  where no window closes
+entry_slots_r<r>      [b * w]                              int64  ``block * (B / r) + offset`` to write the
+                                                                  entry to; padding goes to block 0
+entry_positions_r<r>  [b * w]                              int64  the window's first token, 0 where padded
+mask_w<W>_r<r>        [b, 1, q, c * (B + B / r) + q + w]   bool   (prompt) of each cached block its tokens, then
+                                                                  its entries; then new tokens; then new entries
+mask_w<W>_r<r>        [n, B + B / r]                       bool   (decode) of each block its tokens, then its
+                                                                  entries
+====================  ===================================  =====  ============================================
+
+An entry is seen from its last token on. Decode ``(b, 1, n)``, flat over n blocks as in vLLM-Gaudi's flat paged attention:
 
 ==================  ======================  =======  ======================================================
 input_ids           [b]                     int64    the newest token of every row
@@ -60,11 +77,14 @@ layer independent of the context, so that all buckets with the same number of to
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Optional
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.spec.rows import Compression
 from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, SamplerSignature, SamplerWork
 
 CONSTRAINT_INPUTS = ("token_mask", "bias_token_ids", "biases")
@@ -72,36 +92,107 @@ Window = Optional[int]
 """A sliding window in tokens, the token itself included; None: no window."""
 
 
+_COUNT = "[1-9][0-9]{0,8}"
+_MASK = re.compile(f"mask(?:_w(?P<window>{_COUNT})(?:_r(?P<every>{_COUNT}))?)?")
+_OF_ENTRIES = re.compile(f"(?P<kind>windows|windows_seen|entry_slots|entry_positions)_r(?P<every>{_COUNT})")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskKind:
+    """What a mask is over: tokens under `window`, and entries for `every` so many tokens (None: tokens only)."""
+
+    window: Window
+    every: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the input."""
+        window = "" if self.window is None else f"_w{self.window}"
+        return f"mask{window}" if self.every is None else f"mask{window}_r{self.every}"
+
+    @classmethod
+    def of(cls, name: str) -> MaskKind | None:
+        """Returns the kind of a mask by its name; None for another input."""
+        found = _MASK.fullmatch(name)
+        if found is None:
+            return None
+        window, every = found["window"], found["every"]
+        return cls(None if window is None else int(window), None if every is None else int(every))
+
+
 def mask_name(window: Window) -> str:
-    """Returns the name of the mask input for a window."""
-    return "mask" if window is None else f"mask_w{window}"
+    """Returns the name of the mask input over tokens, for a window."""
+    return MaskKind(window).name
 
 
-def mask_window(name: str) -> Window:
-    """Returns the window of a mask input: the inverse of `mask_name`."""
-    return None if name == "mask" else int(name.removeprefix("mask_w"))
+def entries_input(name: str) -> tuple[str, int] | None:
+    """Returns the kind and the r of an input that says which entries a step makes; None for another input."""
+    found = _OF_ENTRIES.fullmatch(name)
+    return None if found is None else (found["kind"], int(found["every"]))
 
 
-def prompt_inputs(entry: PromptEntry, block_size: int, windows: Iterable[Window]) -> tuple[TensorSpec, ...]:
-    """Returns the inputs of a prefill step, in order."""
+def num_closing(query_len: int, every: int) -> int:
+    """Returns how many windows of `every` tokens a chunk of `query_len` tokens closes at most, wherever it starts."""
+    return -(-query_len // every)
+
+
+def prompt_inputs(
+    entry: PromptEntry,
+    block_size: int,
+    windows: Iterable[Window],
+    compressions: Iterable[Compression] = (),
+) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a prefill step, in order. `compressions`: those of the model's layers."""
     b, q, c = entry.batch_size, entry.query_len, entry.num_ctx_blocks
     return (
         *(_ids(name, b * q) for name in ("input_ids", "positions", "slots")),
         *([_ids("ctx_blocks", b, c)] if c else []),
         _ids("logits_indices", b),
         *(_flags(mask_name(window), b, 1, q, c * block_size + q) for window in windows),
+        *_compressed(
+            compressions,
+            b,
+            q,
+            lambda every, w: (b, 1, q, c * (block_size + block_size // every) + q + w),
+        ),
     )
 
 
-def decode_inputs(entry: DecodeEntry, block_size: int, windows: Iterable[Window]) -> tuple[TensorSpec, ...]:
-    """Returns the inputs of a decode step, in order."""
+def decode_inputs(
+    entry: DecodeEntry,
+    block_size: int,
+    windows: Iterable[Window],
+    compressions: Iterable[Compression] = (),
+) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a decode step, in order. `compressions`: as in `prompt_inputs`."""
     b, n = entry.batch_size, entry.num_blocks
     return (
         *(_ids(name, b) for name in ("input_ids", "positions", "slots")),
         *(_ids(name, n) for name in ("block_list", "block_rows")),
         _flags("row_blocks", b, n),
         *(_flags(mask_name(window), n, block_size) for window in windows),
+        *_compressed(compressions, b, 1, lambda every, _: (n, block_size + block_size // every)),
     )
+
+
+def _compressed(
+    compressions: Iterable[Compression],
+    batch_size: int,
+    query_len: int,
+    mask_shape: Callable[[int, int], tuple[int, ...]],
+) -> Iterator[TensorSpec]:
+    """Yields the inputs of each ratio. `mask_shape` is a function of the ratio and of the windows that may close."""
+    num_read: dict[tuple[int, int], int] = {}
+    for compression in compressions:
+        key = compression.every, compression.window
+        num_read[key] = max(num_read.get(key, 0), compression.num_read)
+    for (every, window), size in num_read.items():
+        w = num_closing(query_len, every)
+        yield _ids(f"windows_r{every}", batch_size, w, size)
+        yield _flags(f"windows_seen_r{every}", batch_size, w, size)
+        yield _ids(f"entry_slots_r{every}", batch_size * w)
+        yield _ids(f"entry_positions_r{every}", batch_size * w)
+        yield _flags(MaskKind(window, every).name, *mask_shape(every, w))
 
 
 def sampler_inputs(

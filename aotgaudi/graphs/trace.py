@@ -20,7 +20,7 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEn
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.export import export
-from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph
+from aotgaudi.graphs.hyper_connections import class_text
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.layer_reuse import reusing_layers
 from aotgaudi.graphs.mixers.families import require_modes
@@ -64,7 +64,7 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits, *, n_splits: in
     `n_splits`: into how many partial sums a step splits the model's hyper-connections. An ``mhc`` entry says its own.
     """
     if isinstance(entry, (PromptEntry, DecodeEntry)):
-        return _trace_step(entry, model, limits)
+        return _trace_step(entry, model, limits, n_splits)
     if isinstance(entry, SamplerEntry):
         return _trace_sampler(entry, model)
     if isinstance(entry, DefragEntry):
@@ -78,9 +78,11 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits, *, n_splits: in
     )
 
 
-def _trace_step(entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
+def _trace_step(
+    entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits, n_splits: int
+) -> TracedProgram:
     tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype)
-    split = tracer.split(entry, limits)
+    split = tracer.split(entry, limits, n_splits)
     used = {name for piece in split.pieces for name in piece.inputs}
     _require_paged(model, _caches(model, limits), used)
     specs = step_inputs(tracer.module, entry, limits)
@@ -135,12 +137,12 @@ def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> 
 
 
 def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
-    """Two units: one reads the streams, one writes the sublayer's output back to them.
+    """The unit that all steps of the entry's class call, over as many tokens as the entry says.
 
-    The weights are inputs of the step, not of the checkpoint, so one program serves every layer. Attention and
-    feed-forward entries give equal units. Outputs: the sublayer's input, and the next streams.
+    Its weights are inputs of the step, not of the checkpoint, so one program serves every layer. Attention and feed-forward
+    entries give equal programs. Outputs: how to write a sublayer's output back, and the sublayer's input.
     """
-    if model.batch_invariant:
+    if model.batch_invariant and entry.n_splits > 1:
         raise SpecError(
             f"entry {entry}", "splits its sums by the number of tokens", "model.batch_invariant = false"
         )
@@ -148,39 +150,18 @@ def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
     if streams is None:
         raise SpecError(f"entry {entry}", f"{model.model_type!r} has no hyper-connections", "another spec")
     t, h, d, n = entry.num_tokens, streams.hc_mult, streams.hidden_size, streams.num_mixes
-    residual = TensorSpec(name="residual", shape=(t, h, d), dtype=model.dtype)
-    weights = (
+    inputs = (
+        TensorSpec(name="residual", shape=(1, t, h, d), dtype=model.dtype),
         TensorSpec(name="fn", shape=(n, h * d), dtype="float32"),
         TensorSpec(name="scale", shape=(3,), dtype="float32"),
         TensorSpec(name="base", shape=(n,), dtype="float32"),
     )
-    output = TensorSpec(name="layer_output", shape=(t, d), dtype=model.dtype)
-    mixes = (
-        TensorSpec(name="0.0", shape=(t, h), dtype="float32"),
-        TensorSpec(name="0.1", shape=(t, h, h), dtype="float32"),
-    )
-    pre, post = HcPreGraph(streams, entry.n_splits), HcPostGraph()
-    pieces = (
-        Piece(_text(pre, residual, *weights), _steps(residual, *weights), ("0.0", "0.1", "0.2"), "hc_pre"),
-        Piece(
-            _text(post, output, residual, *mixes),
-            (*_steps(output, residual), "tmp:0.0", "tmp:0.1"),
-            ("1.0",),
-            "hc_post",
-        ),
-    )
+    outputs = ("0.0", "0.1", "0.2")
+    text = class_text(streams, entry.n_splits, getattr(torch, model.dtype))
+    piece = Piece(text, _steps(*inputs), outputs, "hc_pre")
     return TracedProgram(
-        inputs=(residual, *weights, output),
-        weights=(),
-        caches=(),
-        pieces=pieces,
-        outputs=("0.2", "1.0"),
-        constants=None,
+        inputs=inputs, weights=(), caches=(), pieces=(piece,), outputs=outputs, constants=None
     )
-
-
-def _text(module: nn.Module, *specs: TensorSpec) -> str:
-    return to_text(_export(module, tuple(_zeros(spec) for spec in specs)).graph)
 
 
 def _steps(*specs: TensorSpec) -> tuple[str, ...]:
@@ -202,23 +183,24 @@ class _StepTracer:
         self._stored = stored_names(module)
         self._can_reuse: dict[type[StepEntry], bool] = {}
 
-    def split(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
+    def split(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         """Returns the step of `entry` in pieces."""
         kind = type(entry)
         if kind not in self._can_reuse:
-            full = self._full(entry, limits)
-            guess = self._reusing(entry, limits)
+            full = self._full(entry, limits, n_splits)
+            guess = self._reusing(entry, limits, n_splits)
             self._can_reuse[kind] = (guess.pieces, guess.outputs) == (full.pieces, full.outputs)
             return full
-        return self._reusing(entry, limits) if self._can_reuse[kind] else self._full(entry, limits)
+        is_full = not self._can_reuse[kind]
+        return (self._full if is_full else self._reusing)(entry, limits, n_splits)
 
-    def _full(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
-        exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant)
+    def _full(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
+        exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant, n_splits=n_splits)
         return split_step(exported, self._stored, quantization=self._quantization)
 
-    def _reusing(self, entry: StepEntry, limits: ServingLimits) -> SplitStep:
+    def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         with reusing_layers(self.module):
-            return self._full(entry, limits)
+            return self._full(entry, limits, n_splits)
 
 
 @functools.lru_cache(maxsize=2)

@@ -143,6 +143,16 @@ class ModelSpec(SpecValue):
         return self._count("head_dim")
 
     @property
+    def sliding_window(self) -> int:
+        """How many tokens back a layer with a window reads, the token itself included."""
+        return self._count("sliding_window")
+
+    @property
+    def index_head_dim(self) -> int:
+        """Width of a key of the indexer."""
+        return self._count("index_head_dim")
+
+    @property
     def latent_dim(self) -> int | None:
         """Width of the latent vector that multi-head latent attention caches per token; None for other models."""
         if not self.states("kv_lora_rank"):

@@ -9,20 +9,26 @@ every model, because nothing outside this module and the graphs knows what a blo
 
 * ``uniform``: keys and values of attention, two planes, a row for each token and KV head;
 * ``latent``: multi-head latent attention, one plane and one head. A token's row is its compressed keys and values
-  (``kv_lora_rank``), then the key's rotated part (``qk_rope_head_dim``).
+  (``kv_lora_rank``), then the key's rotated part (``qk_rope_head_dim``);
+* ``compressed``: DeepSeek V4, one plane and one head, keys that are values too. Every layer has a row a token, read through
+  a window. Layers with a compressor add an *entry* for every r tokens, in the same cache, and keep in ``raw`` what entries
+  are made of: values and gates of each token, in float32. Where an indexer chooses among entries, an entry is made of 2r
+  tokens in two series, ``index`` has its key, and ``raw`` what keys are made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
+from pydantic import JsonValue
+
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.model import ModelSpec
 
-Family = Literal["uniform", "latent"]
+Family = Literal["uniform", "latent", "compressed"]
 """Models that keep the same kinds of rows, and so have one mixer."""
 
 CONFIG_KEYS = (
@@ -36,12 +42,20 @@ CONFIG_KEYS = (
     "sliding_window",
     "layer_types",
     "index_topk",
+    "index_head_dim",
     "compress_rates",
     "compress_ratios",
 )
 """What is read of a config here. Where a config leaves one out, transformers' default decides."""
 
-_SLIDING = "sliding_attention"
+_SLIDING, _SPARSE, _HEAVY = (
+    "sliding_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+)
+_OF_RATIO = MappingProxyType({0: _SLIDING, 4: _SPARSE, 128: _HEAVY})
+"""The type of layer that a published config's ``compress_ratios`` mean, layer by layer. It may have more than there are."""
+
 _OTHER_STATE: Mapping[str, str] = MappingProxyType(
     {
         "linear_attention": "the recurrent state of its linear attention",
@@ -111,13 +125,35 @@ class CacheRows:
         return self.planes * self.heads * self.rows_per_block(block_size) * self.width
 
 
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How a layer makes entries: one for `every` tokens, of the last `num_read` tokens up to its last.
+
+    `is_indexed`: an indexer chooses among them; otherwise a query sees all. `window`: how many tokens back the layer reads
+    tokens themselves.
+    """
+
+    every: int
+    num_read: int
+    is_indexed: bool
+    window: int
+
+
 def family_of(model: ModelSpec) -> Family:
     """Returns the family whose rows the model keeps, as far as its config says."""
+    if _makes_entries(model):
+        return "compressed"
     return "uniform" if model.latent_dim is None else "latent"
 
 
 def rows_of(model: ModelSpec) -> tuple[CacheRows, ...]:
     """Returns the rows of each layer, in the layers' order. Raises SpecError for a size that the config lacks."""
+    if family_of(model) == "compressed":
+        return tuple(
+            cache
+            for layer, compression in enumerate(compressions_of(model))
+            for cache in _compressed(layer, compression, model)
+        )
     latent_dim, windows = model.latent_dim, _windows(model)
     planes, heads, width = (
         (2, model.num_kv_heads, model.head_dim) if latent_dim is None else (1, 1, latent_dim)
@@ -128,13 +164,60 @@ def rows_of(model: ModelSpec) -> tuple[CacheRows, ...]:
     )
 
 
+def compressions_of(model: ModelSpec) -> tuple[Compression | None, ...]:
+    """Returns how each layer of a compressed model makes entries; None where it has tokens only.
+
+    Raises SpecError for a layer of unknown type.
+    """
+    types = _layer_types(model) or tuple(map(_type_of_ratio, _list_of(model, "compress_ratios")))
+    if len(types) < model.num_layers:
+        raise SpecError(
+            "model.config.layer_types",
+            f"has {len(types)} layers of {model.num_layers}",
+            "a type for each layer, or compress_ratios",
+        )
+    return tuple(_compression(model, kind) for kind in types[: model.num_layers])
+
+
+def _type_of_ratio(ratio: object) -> str:
+    return _OF_RATIO.get(ratio, f"compressed by {ratio}") if isinstance(ratio, int) else str(ratio)
+
+
+def _compression(model: ModelSpec, kind: str) -> Compression | None:
+    if kind == _SLIDING:
+        return None
+    if kind not in (_SPARSE, _HEAVY):
+        known = f"{_SLIDING}, {_SPARSE} or {_HEAVY}"
+        raise SpecError("model.config.layer_types", f"a layer is {kind!r}, which is not known", known)
+    rates = model.config_value("compress_rates")
+    published = next(ratio for ratio, name in _OF_RATIO.items() if name == kind)
+    every = rates.get(kind, published) if isinstance(rates, dict) else published
+    if type(every) is not int or every < 1:
+        raise SpecError(f"model.config.compress_rates.{kind}", f"is {every!r}", "a positive integer")
+    is_indexed = kind == _SPARSE
+    return Compression(every, 2 * every if is_indexed else every, is_indexed, model.sliding_window)
+
+
+def _compressed(layer: int, compression: Compression | None, model: ModelSpec) -> Iterator[CacheRows]:
+    width, tokens = model.head_dim, Rows(reach=model.sliding_window)
+    if compression is None:
+        yield CacheRows(layer, 1, 1, width, rows=(tokens,))
+        return
+    entries = Rows(every=compression.every)
+    yield CacheRows(layer, 1, 1, width, rows=(tokens, entries))
+    series = 2 if compression.is_indexed else 1
+    made = width + (model.index_head_dim if compression.is_indexed else 0)
+    raw = Rows(reach=compression.num_read)
+    yield CacheRows(layer, 1, 1, 2 * series * made, part="raw", rows=(raw,), dtype="float32")
+    if compression.is_indexed:
+        yield CacheRows(layer, 1, 1, model.index_head_dim, part="index", rows=(entries,))
+
+
 def rows_missing(model: ModelSpec) -> str | None:
     """Returns what the model keeps that no kind of row describes, as a phrase; None if the config tells of nothing."""
-    if model.states("compress_rates") or model.states("compress_ratios"):
-        return "entries that stand for several tokens, and the rows that they are made of"
     types = _layer_types(model)
     found = next((what for name, what in _OTHER_STATE.items() if name in types), None)
-    if found is None and model.states("index_topk"):
+    if found is None and model.states("index_topk") and not _makes_entries(model):
         return _OTHER_STATE["indexed_attention"]
     return found
 
@@ -151,9 +234,17 @@ def require_block_size(caches: Iterable[CacheRows], block_size: int) -> None:
                 )
 
 
+def _makes_entries(model: ModelSpec) -> bool:
+    return model.states("compress_rates") or model.states("compress_ratios")
+
+
 def _layer_types(model: ModelSpec) -> tuple[str, ...]:
-    types = model.config_value("layer_types")
-    return tuple(map(str, types)) if isinstance(types, list) else ()
+    return tuple(map(str, _list_of(model, "layer_types")))
+
+
+def _list_of(model: ModelSpec, name: str) -> list[JsonValue]:
+    values = model.config_value(name)
+    return values if isinstance(values, list) else []
 
 
 def _windows(model: ModelSpec) -> dict[int, int]:

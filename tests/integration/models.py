@@ -57,6 +57,33 @@ _LATENT = {
     "moe_intermediate_size": 32,
     "first_k_dense_replace": 1,
 }
+_COMPRESSED = {
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "q_lora_rank": 24,
+    "o_groups": 2,
+    "o_lora_rank": 16,
+    "partial_rotary_factor": 0.25,
+    "sliding_window": 12,
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+    ],
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16},
+    "index_n_heads": 8,
+    "index_head_dim": 16,
+    "index_topk": 6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 48,
+}
 _EXPERTS = {"num_experts_per_tok": 2, "num_local_experts": 4}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -72,6 +99,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**_LATENT, "q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1},
     "deepseek_v3": {**_LATENT, "q_lora_rank": 24, "n_group": 2, "topk_group": 1},
     "glm4_moe_lite": {**_LATENT, "q_lora_rank": 24, "n_group": 1, "topk_group": 1},
+    "deepseek_v4": _COMPRESSED,
 }
 BLOCK_SIZE = 16
 
@@ -95,14 +123,28 @@ def random_model(config: dict[str, Any], seed: int) -> Any:
     ).eval()
     generator = torch.Generator().manual_seed(seed)
     around = 0.0 if config["model_type"].startswith("gemma") else 1.0
-    for parameter in model.parameters():
+    scales = _SCALES if config["model_type"] == "deepseek_v4" else {}
+    for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
-        parameter.data = 0.15 * noise if parameter.dim() > 1 else around + 0.1 * noise
+        usual = (0.0, 0.15) if parameter.dim() > 1 else (around, 0.1)
+        middle, scale = next((found for end, found in scales.items() if name.endswith(end)), usual)
+        parameter.data = middle + scale * noise
     for name, buffer in model.named_buffers():
+        if name.endswith("tid2eid"):
+            rows = (torch.randperm(model.config.n_routed_experts, generator=generator) for _ in buffer)
+            buffer.data = torch.stack([row[: buffer.shape[1]] for row in rows])
         if name.endswith("e_score_correction_bias"):
             buffer.data = 0.1 * torch.randn(buffer.shape, generator=generator)
     model.tie_weights()
     return model
+
+
+_SCALES = {
+    **dict.fromkeys(("hc.scale", "hc_scale"), (1.0, 0.3)),
+    **dict.fromkeys(("hc.base", "hc_base", "sinks", "position_bias"), (0.0, 0.5)),
+    **dict.fromkeys(("hc.fn", "hc_fn"), (0.0, 0.05)),
+}
+"""What weights of DeepSeek V4 lie around, and how far, by the end of their names: they make its choices lively."""
 
 
 def spec_of(

@@ -21,6 +21,7 @@ from torch._inductor.runtime.runtime_utils import cache_dir  # type: ignore[attr
 
 from aotgaudi.backends.base import CompiledUnit, Executable, Target, Unit
 from aotgaudi.backends.inductor import (
+    choose_entries,
     linear,
     packed_linear,
     paged_decode,
@@ -119,6 +120,7 @@ def _our_lowerings() -> Iterator[None]:
     """While active, inductor compiles our operators, and others with better code than its own."""
     known: dict[Any, Any] = lowering.lowerings
     ours = {
+        **choose_entries.LOWERINGS,
         **linear.LOWERINGS,
         **packed_linear.LOWERINGS,
         **quantized_linear.LOWERINGS,

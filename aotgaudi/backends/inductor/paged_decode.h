@@ -265,8 +265,9 @@ struct PagedDecode {
   }
 
   // `query` is [G][D], `output` [G][V], `sinks` [G] or null; `keys` and `values` are the head's in block 0.
+  template <typename S>
   static void attend(const T* query, const T* keys, const T* values, int64_t block_stride, const int64_t* block_list,
-                     const int64_t* block_rows, const bool* seen, int64_t num_blocks, int64_t row, const T* sinks,
+                     const int64_t* block_rows, const bool* seen, int64_t num_blocks, int64_t row, const S* sinks,
                      float scaling, float softcap, T* output) {
     alignas(64) float out[G * VP] = {}, scores[G * BP];
     float top[G], total[G];

@@ -19,8 +19,8 @@ _CALL = r"""
     const int64_t row = task / {{groups}}, of_row = task % {{groups}}, head = of_row / {{groups // kv_heads}};
     const {{dtype}}* keys = cache + head * {{block_size * head_size}};
     Decode::attend(query + task * {{group * head_size}}, keys, keys + values, block, block_list, block_rows, seen,
-                   {{num_blocks}}, row, {{"sinks + of_row * %d" % group if has_sinks else "nullptr"}}, {{scaling}}f,
-                   {{softcap}}f, output + task * {{group * value_size}});
+                   {{num_blocks}}, row, {{"sinks + of_row * %d" % group if has_sinks else "(const float*)nullptr"}},
+                   {{scaling}}f, {{softcap}}f, output + task * {{group * value_size}});
   }
 """
 

@@ -73,13 +73,13 @@ class Mixer(Protocol):
 
     def prompt_state(
         self, caches: Mapping[str, Tensor], inputs: Mapping[str, Tensor], masks: Masks
-    ) -> PagedState:
-        """Returns the state of a prompt step."""
+    ) -> object:
+        """Returns the state of a prompt step, which travels as ``paged``."""
         ...
 
     def decode_state(
         self, caches: Mapping[str, Tensor], inputs: Mapping[str, Tensor], masks: Masks
-    ) -> PagedState:
+    ) -> object:
         """Returns the state of a decode step."""
         ...
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from aotgaudi.entries import MhcEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import from_text
-from aotgaudi.graphs.hyper_connections import HcPostGraph, HcPreGraph, split_sums
+from aotgaudi.graphs.hyper_connections import HcPreGraph, split_sums
 from aotgaudi.graphs.trace import TracedProgram, trace
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.model import ModelSpec
@@ -56,19 +56,6 @@ def test_hc_pre_is_transformers_hyper_connection(family: str, prefix: str, iters
 
     for got, want in zip(actual, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=TOLERANCE)
-
-
-def test_hc_post_is_what_transformers_decoder_layer_does_in_line() -> None:
-    output, residual, post, comb = (
-        random(T, D),
-        random(T, H, D, seed=1),
-        random(T, H, seed=2),
-        random(T, H, H, seed=3),
-    )
-
-    expected = post.unsqueeze(-1) * output.unsqueeze(-2) + torch.matmul(comb.transpose(-1, -2), residual)
-
-    torch.testing.assert_close(HcPostGraph()(output, residual, post, comb), expected, rtol=0, atol=TOLERANCE)
 
 
 @given(st.integers(1, 7), st.integers(1, 700), st.integers(1, 12))
@@ -112,7 +99,6 @@ def test_streams_of_no_tokens_stay_empty() -> None:
     post, comb, layer_input = HcPreGraph(streams, 3)(residual, fn, torch.ones(3), torch.zeros(24))
 
     assert (post.shape, comb.shape, layer_input.shape) == ((0, H), (0, H, H), (0, D))
-    assert HcPostGraph()(layer_input, residual, post, comb).shape == (0, H, D)
 
 
 def model_of(dtype: Any = "bfloat16", **config: Any) -> ModelSpec:
@@ -142,13 +128,13 @@ def test_a_traced_program_computes_the_graphs(n_splits: int) -> None:
     program = trace(MhcEntry(T, n_splits, "attn"), model_of(), LIMITS)
     given_ = step_inputs(program)
 
-    layer_input, written = run(program, given_)
+    actual = run(program, given_)
 
     pre = HcPreGraph(HyperConnections(H, D, 20, 1e-6, 1e-6), n_splits)
-    post, comb, expected = pre(*(given_[name] for name in ("residual", "fn", "scale", "base")))
-    assert torch.equal(layer_input, expected)
-    assert torch.equal(written, HcPostGraph()(given_["layer_output"], given_["residual"], post, comb))
-    assert written.dtype is torch.bfloat16
+    residual, *weights = (given_[name] for name in ("residual", "fn", "scale", "base"))
+    for got, want in zip(actual, pre(residual[0], *weights), strict=True):
+        assert torch.equal(got[0], want)
+    assert [got.dtype for got in actual] == [torch.float32, torch.float32, torch.bfloat16]
 
 
 def test_all_weights_are_inputs_of_the_program_and_nothing_is_a_constant() -> None:
@@ -157,11 +143,10 @@ def test_all_weights_are_inputs_of_the_program_and_nothing_is_a_constant() -> No
 
     shapes = {spec.name: (spec.shape, spec.dtype) for spec in program.inputs}
     assert shapes == {
-        "residual": ((T, H, D), "bfloat16"),
+        "residual": ((1, T, H, D), "bfloat16"),
         "fn": ((24, H * D), "float32"),
         "scale": ((3,), "float32"),
         "base": ((24,), "float32"),
-        "layer_output": ((T, D), "bfloat16"),
     }
     assert (program.weights, program.caches, program.constants) == ((), (), None)
     assert program.pieces[0].inputs == ("step:residual", "step:fn", "step:scale", "step:base")
@@ -178,8 +163,8 @@ def test_attention_and_ffn_share_their_units() -> None:
     assert texts(MhcEntry(T, 2, "attn")) == texts(MhcEntry(T, 2, "ffn"))
 
 
-def test_what_a_unit_depends_on_is_in_its_text() -> None:
-    pre, post = texts(MhcEntry(T, 2, "attn"))
+def test_what_a_unit_depends_on_is_in_its_text_and_the_number_of_tokens_is_not() -> None:
+    (pre,) = texts(MhcEntry(T, 2, "attn"))
 
     for entry, config in (
         (MhcEntry(T, 3, "attn"), {}),
@@ -187,10 +172,8 @@ def test_what_a_unit_depends_on_is_in_its_text() -> None:
         (MhcEntry(T, 2, "attn"), {"rms_norm_eps": 1e-5}),
         (MhcEntry(T, 2, "attn"), {"hc_sinkhorn_iters": 19}),
     ):
-        other_pre, other_post = texts(entry, **config)
-        assert other_pre != pre
-        assert other_post == post
-    assert texts(MhcEntry(T + 1, 2, "attn"))[1] != post
+        assert texts(entry, **config) != [pre]
+    assert texts(MhcEntry(T + 1, 2, "attn")) == texts(MhcEntry(1, 2, "attn")) == [pre]
 
 
 def test_a_model_without_hyper_connections_is_refused() -> None:

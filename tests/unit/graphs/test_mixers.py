@@ -57,7 +57,6 @@ def _config(model_type: str) -> dict[str, Any]:
         ("glm5_next", "recurrent state of its linear attention"),
         ("kimi_linear", "recurrent state of its linear attention"),
         ("qwen3_next", "recurrent state of its linear attention"),
-        ("deepseek_v4", "entries that stand for several tokens"),
         ("mamba", "recurrent state"),
     ],
 )
@@ -97,20 +96,21 @@ def _longcat() -> dict[str, Any]:
     return {"model_type": "longcat_flash", **sizes, "num_layers": 1, "vocab_size": 64, "n_routed_experts": 4}
 
 
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "deepseek_v4"])
 @pytest.mark.parametrize(
     ("changes", "where"),
     [({"batch_invariant": True}, "model.batch_invariant"), ({"quantization": "int8"}, "model.quantization")],
 )
-def test_modes_that_were_not_shown_for_latent_attention_are_refused(
-    changes: dict[str, Any], where: str
+def test_modes_that_were_not_shown_for_a_family_are_refused(
+    architecture: str, changes: dict[str, Any], where: str
 ) -> None:
-    spec = spec_of(reference("deepseek_v3"), **changes)
+    spec = spec_of(reference(architecture), **changes)
 
-    with pytest.raises(SpecError, match=f"{where}: 'deepseek_v3'"):
+    with pytest.raises(SpecError, match=f"{where}: '{architecture}'"):
         trace(DECODE, spec.model, spec.limits)
 
 
-@pytest.mark.parametrize("architecture", LATENT)
+@pytest.mark.parametrize("architecture", [*LATENT, "deepseek_v4"])
 def test_every_weight_has_the_dtype_that_transformers_loads_it_in(architecture: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

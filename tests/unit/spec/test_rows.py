@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import CacheRows, Rows, family_of, require_block_size, rows_missing, rows_of
+from aotgaudi.spec.rows import (
+    CacheRows,
+    Compression,
+    Rows,
+    compressions_of,
+    family_of,
+    require_block_size,
+    rows_missing,
+    rows_of,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -20,6 +29,16 @@ LLAMA = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "hidden_size": 64,
+}
+COMPRESSED = {
+    **LLAMA,
+    "model_type": "deepseek_v4",
+    "num_key_value_heads": 1,
+    "head_dim": 512,
+    "sliding_window": 128,
+    "index_head_dim": 128,
+    "index_topk": 512,
+    "compress_ratios": [0, 4, 128, 0],
 }
 LATENT = {**LLAMA, "model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
@@ -54,6 +73,51 @@ def test_latent_attention_keeps_one_row_a_token_however_many_heads_there_are() -
     assert rows_of(model) == tuple(CacheRows(layer, planes=1, heads=1, width=576) for layer in range(3))
 
 
+def test_compressed_attention_keeps_tokens_entries_and_what_entries_are_made_of() -> None:
+    """As published: ratios by layer, of which there is one more than layers."""
+    model = model_of(COMPRESSED)
+    token = Rows(reach=128)
+
+    assert family_of(model) == "compressed"
+    assert rows_missing(model) is None
+    assert rows_of(model) == (
+        CacheRows(0, 1, 1, 512, rows=(token,)),
+        CacheRows(1, 1, 1, 512, rows=(token, Rows(every=4))),
+        CacheRows(1, 1, 1, 2 * 2 * (512 + 128), "raw", rows=(Rows(reach=8),), dtype="float32"),
+        CacheRows(1, 1, 1, 128, "index", rows=(Rows(every=4),)),
+        CacheRows(2, 1, 1, 512, rows=(token, Rows(every=128))),
+        CacheRows(2, 1, 1, 2 * 512, "raw", rows=(Rows(reach=128),), dtype="float32"),
+    )
+    assert [cache.rows_per_block(128) for cache in rows_of(model)] == [128, 160, 128, 32, 129, 128]
+
+
+def test_types_and_rates_of_layers_say_the_same_as_published_ratios() -> None:
+    kinds = ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"]
+    rates = {"compressed_sparse_attention": 8, "heavily_compressed_attention": 64}
+
+    model = model_of(COMPRESSED, compress_ratios=None, layer_types=kinds, compress_rates=rates)
+
+    assert compressions_of(model) == (None, Compression(8, 16, True, 128), Compression(64, 64, False, 128))
+    assert [cache.name for cache in rows_of(model)] == ["0", "1", "1.raw", "1.index", "2", "2.raw"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"compress_ratios": [0, 4]}, r"layer_types: has 2 layers of 3"),
+        ({"compress_ratios": [0, 4, 32]}, r"layer_types: a layer is 'compressed by 32'"),
+        (
+            {"compress_rates": {"compressed_sparse_attention": 0}},
+            r"compress_rates\.compressed_sparse_attention: is 0",
+        ),
+        ({"sliding_window": None}, "sliding_window"),
+    ],
+)
+def test_a_layer_of_which_nothing_is_known_is_an_error(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        rows_of(model_of(COMPRESSED, **changes))
+
+
 def test_the_language_models_part_of_a_config_decides() -> None:
     nested = {"model_type": "vl", "text_config": LATENT}
 
@@ -79,7 +143,6 @@ def test_a_window_of_no_layer_in_particular_says_nothing_about_reach() -> None:
         ({"layer_types": ["conv", "full_attention"]}, "convolutions"),
         ({"kv_lora_rank": 512, "index_topk": 2048}, "indexer"),
         ({"layer_types": ["indexed_attention"] * 3}, "indexer"),
-        ({"compress_ratios": [0, 4, 128]}, "several tokens"),
     ],
 )
 def test_what_no_row_describes_is_named(changes: dict[str, Any], what: str) -> None:

@@ -1,0 +1,60 @@
+"""Which entries a step of compressed attention makes: its inputs, from lengths and block tables (graphs/step_inputs.py).
+
+A window of r tokens, aligned to the sequence's begin, closes in the step that computes its last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from aotgaudi.engine.sampler import to_ids
+from aotgaudi.graphs.program import TensorSpec
+
+Chunk = tuple[int, int, Sequence[int]]
+"""A row's new tokens: the position of the first, how many there are, and the block table."""
+
+
+class ClosingWindows:
+    """The windows of `every` tokens that a step closes: for each of b rows w candidates, those that close first."""
+
+    def __init__(self, chunks: Sequence[Chunk], num_candidates: int, every: int, block_size: int) -> None:
+        self._chunks, self._every, self._block_size = chunks, every, block_size
+        starts = to_ids([start for start, _, _ in chunks])[:, None]
+        ends = to_ids([start + number for start, number, _ in chunks])[:, None]
+        self._numbers = starts // every + torch.arange(num_candidates)
+        self._is_closing = self._numbers < ends // every
+
+    def tensor(self, kind: str, spec: TensorSpec) -> Tensor:
+        """Returns the input of a kind."""
+        if kind == "windows_seen":
+            return self._read(spec.shape[2])[1]
+        if kind == "windows":
+            positions, is_seen = self._read(spec.shape[2])
+            return torch.where(is_seen, self._slots(positions, 1), 0)
+        positions = torch.where(self._is_closing, self._numbers * self._every, 0)
+        if kind == "entry_positions":
+            return positions.flatten()
+        padding = torch.arange(positions.shape[1]) % (self._block_size // self._every)
+        return torch.where(self._is_closing, self._slots(positions, self._every), padding).flatten()
+
+    def _read(self, size: int) -> tuple[Tensor, Tensor]:
+        """Returns the positions that each window reads, and which of them there are, both [b, w, S]."""
+        ends = ((self._numbers + 1) * self._every)[..., None]
+        positions = ends - size + torch.arange(size)
+        return positions, self._is_closing[..., None] & (positions >= 0)
+
+    def _slots(self, positions: Tensor, every: int) -> Tensor:
+        """Returns ``block * (B / every) + offset`` of positions in each row; of positions outside the row, anything."""
+        slots, size = torch.zeros_like(positions), self._block_size
+        for row, (_, _, table) in enumerate(self._chunks):
+            if not self._is_closing[row, 0]:
+                continue
+            mine = positions[row].clamp_min(0)
+            first = int(mine.min()) // size
+            blocks = to_ids(table[first : int(mine.max()) // size + 1])
+            numbers = (mine // size - first).clamp_max(len(blocks) - 1)
+            slots[row] = blocks[numbers] * (size // every) + mine % size // every
+        return slots
