@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 import pydantic
 
+from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.digest import Digest
 from aotgaudi.document import first_problem
-from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, Call, Program, TensorSpec, weight_names
 from aotgaudi.graphs.step_inputs import MaskKind, decode_inputs, prompt_inputs, sampler_inputs
+from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.rows import Compression
 
@@ -144,6 +146,34 @@ def _takes_slots(cache: CacheSpec, have_tokens: Container[str], block_size: int)
         return True
     rows = cache.shape[3]
     return isinstance(rows, int) and rows >= block_size and _layer_of(cache) in have_tokens
+
+
+def split_problems(spec: BuildSpec, programs: Mapping[Entry, Program]) -> Iterator[tuple[Entry, str]]:
+    """Yields each step that does not call the hyper-connection unit of its class in all its layers, with what is wrong.
+
+    A class's unit is the one that its ``mhc`` entries name. Of a class without such an entry in `programs` nothing is said.
+    """
+    splits = StepSplits.of(spec)
+    if splits is None:
+        return
+    units: dict[int, set[str]] = {}
+    for entry, program in programs.items():
+        if isinstance(entry, MhcEntry):
+            units.setdefault(entry.n_splits, set()).update(program.unit_keys())
+    num_calls = len(MHC_SUBLAYERS) * spec.model.num_layers
+    for entry, program in programs.items():
+        n_splits = splits.of_entry(entry) if isinstance(entry, (PromptEntry, DecodeEntry)) else None
+        if n_splits not in units:
+            continue
+        where = f"{entry} has the hyper-connections of {n_splits} partial sums"
+        others = {unit: n for n, keys in units.items() for unit in keys - units[n_splits]}
+        called = [call.unit for call in program.calls]
+        wrong = next((number for number, unit in enumerate(called) if unit in others), None)
+        num_own = sum(unit in units[n_splits] for unit in called)
+        if wrong is not None:
+            yield entry, f"{where}; call {wrong} is of {others[called[wrong]]}"
+        elif num_own != num_calls or len(units[n_splits]) > 1:
+            yield entry, f"{where}; it calls the unit of its class {num_own} times, should be {num_calls}"
 
 
 def constants_of(program: Program) -> frozenset[str]:

@@ -23,6 +23,7 @@ from aotgaudi.bundle.programs import (
     constants_of,
     load_program,
     program_objects,
+    split_problems,
     tensor_names,
 )
 from aotgaudi.bundle.receipt import Receipt
@@ -214,6 +215,14 @@ def _check_programs(bundle: Bundle, receipt: Receipt) -> _CheckedPrograms:
         if problem is not None:
             faults[digest] = Fault("corrupt", f"cannot run: {problem}")
         programs[digest] = found
+    sound = {
+        entry: programs[digest]
+        for digest, served in entries_of.items()
+        if digest in programs and digest not in faults
+        for entry in served
+    }
+    for entry, problem in split_problems(bundle.manifest.spec, sound):
+        faults.setdefault(receipt.programs[entry.id], Fault("corrupt", f"cannot run: {problem}"))
     return _CheckedPrograms(programs, needs, faults)
 
 

@@ -14,10 +14,12 @@ from pathlib import Path
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import build_target
+from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.part import built_entries, sealed_part
+from aotgaudi.bundle.programs import load_program, split_problems
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
@@ -28,7 +30,7 @@ from aotgaudi.compile.run import BuildOutcome, Deadline, Extent, Progress, Watch
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
-from aotgaudi.errors import BuildInterruptedError, CompileError, NotWarmError
+from aotgaudi.errors import BuildInterruptedError, CompileError, CorruptError, NotWarmError
 from aotgaudi.machine import available_cores
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.manifest.manifest import dumps as dump_manifest
@@ -251,8 +253,8 @@ def seal(
 
     With `part`, only what it has for these entries, and under which limits they are closed, unless they are all.
     With `model` the bundle is bound to the files of that model directory. Raises SpecError where they are of another model,
-    NotWarmError when entries are missing, unless `allow_missing`, or where a part can serve nothing; MissingPackageError
-    where torch or transformers is not installed.
+    NotWarmError when entries are missing, unless `allow_missing`, or where a part can serve nothing; CorruptError where a
+    step calls the hyper-connections of another class; MissingPackageError where torch or transformers is not installed.
     """
     require_key_parts()
     receipt = make_receipt(manifest, plan_manifest(manifest, store, part))
@@ -265,9 +267,20 @@ def seal(
             f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
             "(run: aotgaudi build cache MANIFEST)"
         )
+    _check_splits(manifest, receipt, store)
     if model is not None:
         receipt = receipt.model_copy(update={"model": bind_model(model, manifest.spec)})
     return pack_bundle(dump_manifest(manifest), manifest.id, receipt, store.objects, out, signing)
+
+
+def _check_splits(manifest: Manifest, receipt: Receipt, store: Store) -> None:
+    """Raises CorruptError if a step calls another hyper-connection than its class's."""
+    if StepSplits.of(manifest.spec) is None:
+        return
+    found = ((entry, receipt.programs.get(entry.id)) for entry in manifest.entries)
+    programs = {entry: load_program(store.objects.read(d), d) for entry, d in found if d is not None}
+    for _, problem in split_problems(manifest.spec, programs):
+        raise CorruptError(f"{problem} (build it again in another store)")
 
 
 def _manifest(spec: PathLike | BuildSpec, phases: Phases) -> Manifest:

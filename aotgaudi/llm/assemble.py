@@ -5,6 +5,7 @@ Importing this module imports torch, which takes as long as hashing the bundle. 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import torch
 
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
+from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.part import Outside, describe_part
@@ -30,6 +32,7 @@ from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.grammars import LaterGrammars
+from aotgaudi.llm.hyper_connections import SplitCounter, prewarm
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
@@ -83,6 +86,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
 
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, observers.phases, pinned, executables, guard)
+    splits = _prewarmed(served, executables, observers.phases)
     runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
     outside = what_is_outside(manifest, served, options.outside_policy)
     with observers.phases.time("engine"):
@@ -111,9 +115,15 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
 
     def warmth() -> Warmth:
         num_built = 0 if builder is None else builder.num_built
-        num_samplers = executables.num_samplers_used
+        steps = {entry: counters.steps.num for entry, counters in engine.stats().counters.entries.items()}
         return Warmth(
-            len(executables), num_total, num_built, guard.compilations(), guard.layers, num_samplers
+            len(executables),
+            num_total,
+            num_built,
+            guard.compilations(),
+            guard.layers,
+            executables.num_samplers_used,
+            splits.counts(steps),
         )
 
     return RunningModel(
@@ -162,6 +172,14 @@ def _load(
         environment=options.environment,
         signed=None if options.acceptance.signatures is None else receipt,
     )
+
+
+def _prewarmed(served: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:
+    """Prewarms hyper-connections. Returns what counts steps by their classes."""
+    splits = StepSplits.of(served.spec)
+    with contextlib.nullcontext() if splits is None else phases.time("prewarm"):
+        warm = prewarm(served.entries, executables.get)
+    return SplitCounter(splits, served.entries, warm)
 
 
 def make_engine(  # noqa: PLR0913 - one argument a setting

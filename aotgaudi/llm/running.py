@@ -89,13 +89,24 @@ class Observers:
     phases: Phases = field(default_factory=Phases)
 
 
+@dataclass(frozen=True, slots=True)
+class SplitCounts:
+    """What steps of one class of hyper-connections did; their tokens, padding included. `is_warm`: it was prewarmed."""
+
+    n_splits: int
+    num_steps: int
+    num_tokens: int
+    is_warm: bool
+
+
 @dataclass(frozen=True)
 class Warmth:
     """How warm a running model is, and what guards it against compiling.
 
     `num_not_warmed` counts steps whose entry was not loaded when it was needed; `compilations` counts by cause, see
     `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest; empty before it is armed.
-    `num_samplers_used` counts the sampler entries that steps have used.
+    `num_samplers_used` counts the sampler entries that steps have used. `splits` has the classes of hyper-connections; none
+    for a model without them.
     """
 
     num_warm: int
@@ -104,6 +115,12 @@ class Warmth:
     compilations: Mapping[Cause, int]
     layers: tuple[Layer, ...] = ()
     num_samplers_used: int = 0
+    splits: tuple[SplitCounts, ...] = ()
+
+    @property
+    def num_cold_splits(self) -> int:
+        """Steps of a class of hyper-connections that was not prewarmed."""
+        return sum(counts.num_steps for counts in self.splits if not counts.is_warm)
 
     def beside(self, guard: Guard) -> Warmth:
         """Returns the sum with the counts of `guard`, which is another server process's."""

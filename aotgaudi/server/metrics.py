@@ -325,8 +325,23 @@ def _warmth_families(warmth: Warmth) -> Iterator[Metric]:
         "Steps whose entry was not loaded when it was needed.",
         warmth.num_not_warmed,
     )
+    yield from _split_families(warmth)
     yield GaugeMetricFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
     yield GaugeMetricFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
+
+
+def _split_families(warmth: Warmth) -> Iterator[Metric]:
+    steps = {str(counts.n_splits): float(counts.num_steps) for counts in warmth.splits}
+    tokens = {str(counts.n_splits): float(counts.num_tokens) for counts in warmth.splits}
+    text = "Steps, by the partial sums of their hyper-connections."
+    yield _labelled(CounterMetricFamily, "mhc_steps", text, "n_splits", steps)
+    text = "Tokens of these steps, padding included."
+    yield _labelled(CounterMetricFamily, "mhc_tokens", text, "n_splits", tokens)
+    yield CounterMetricFamily(
+        "aotgaudi_mhc_cold_steps",
+        "Steps of a class of hyper-connections that was not prewarmed; 0 under --require-warm.",
+        warmth.num_cold_splits,
+    )
 
 
 def _labelled(kind: type[_Simple], name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from aotgaudi.engine.output import ErrorEvent, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import RequestError
-from aotgaudi.llm.running import Warmth
+from aotgaudi.llm.running import SplitCounts, Warmth
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.generation import Generation
@@ -476,6 +476,18 @@ def test_compilations_are_counted_by_cause(make_service: Callable[..., Service])
     assert samples["aotgaudi_compilations_total", (("cause", "process"),)] == 1
     assert samples["aotgaudi_compilations_total", (("cause", "import"),)] == 0
     assert samples["aotgaudi_not_warmed_total", ()] == 2
+
+
+def test_steps_with_hyper_connections_are_counted_by_class(make_service: Callable[..., Service]) -> None:
+    splits = (SplitCounts(1, 2, 320, is_warm=True), SplitCounts(4, 3, 12, is_warm=False))
+    warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), splits=splits)
+
+    samples = _samples(TestClient(create_app(make_service(warmth=lambda: warmth))))
+
+    assert samples["aotgaudi_mhc_steps_total", (("n_splits", "1"),)] == 2
+    assert samples["aotgaudi_mhc_tokens_total", (("n_splits", "1"),)] == 320
+    assert samples["aotgaudi_mhc_steps_total", (("n_splits", "4"),)] == 3
+    assert samples["aotgaudi_mhc_cold_steps_total", ()] == 3
 
 
 def test_a_guard_that_the_kernel_has_no_part_in_is_told(make_service: Callable[..., Service]) -> None:
