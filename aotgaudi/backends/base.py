@@ -7,7 +7,7 @@ A device is one folder with three files: ``probe.py`` (the target), ``compiler.p
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
-from aotgaudi.digest import Key
+from aotgaudi.digest import Digest, Key
 from aotgaudi.document import Value
 from aotgaudi.errors import MissingPackageError
 
@@ -136,8 +136,72 @@ RunPlan = Callable[[Sequence[Any]], list[Any]]
 """Runs a plan on its inputs; returns its outputs. One thread at a time."""
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The memory that a server needs on its device: `weights_bytes`, and `block_bytes` for each of `num_blocks`."""
+
+    weights_bytes: int
+    block_bytes: int
+    num_blocks: int
+
+
+class Placement(Protocol):
+    """Where tensors are when units run on them. Almost nothing is to be done on the CPU."""
+
+    def require(self, room: Room) -> None:
+        """Raises TargetError unless the device has that much memory left."""
+        ...
+
+    def put(self, tensor: Any) -> Any:
+        """Returns a tensor on the device: this one if it is there, else a copy."""
+        ...
+
+    def get(self, tensor: Any) -> Any:
+        """Returns a tensor on the CPU: this one if it is there, else a copy."""
+        ...
+
+    def clear(self, cache: Any, blocks: Sequence[int], block_size: int) -> None:
+        """Fills blocks of a cache with zeros, without compiling anything."""
+        ...
+
+
+class HostPlacement:
+    """Memory of this process, where all tensors are."""
+
+    def require(self, room: Room) -> None:
+        """Does nothing: caches get their pages when they are made."""
+
+    def put(self, tensor: Any) -> Any:
+        """Returns the tensor."""
+        return tensor
+
+    def get(self, tensor: Any) -> Any:
+        """Returns the tensor."""
+        return tensor
+
+    def clear(self, cache: Any, blocks: Sequence[int], block_size: int) -> None:
+        """Fills blocks of a cache [planes, blocks, ...] with zeros."""
+        cache[:, list(blocks)] = 0
+
+
 class Runtime(Protocol):
     """Online half of a device. Never compiles."""
+
+    @property
+    def placement(self) -> Placement:
+        """Where the tensors of this device's units are."""
+        ...
+
+    def restore(self, files: Iterable[tuple[str, Digest, Path]]) -> None:
+        """Takes the verified files (name, digest, path) of all units, before the first of them is loaded."""
+        ...
+
+    def rehearse(self, runs: Mapping[str, Callable[[], object]]) -> None:
+        """Runs programs (label -> run) as the device needs before anything is served.
+
+        Raises TargetError if that compiled anything. `num_compiled` counts from there on.
+        """
+        ...
 
     def load(self, files: Mapping[str, Path]) -> Executable:
         """Loads a verified artifact. Raises TargetError or CorruptError."""

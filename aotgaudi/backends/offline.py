@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from aotgaudi.backends.base import Compiler, Target
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.gaudi.identity import find_cards
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.target import TargetSpec
+from aotgaudi.store.location import default_store_root
 
-AVAILABLE = ("cpu", "fake")
+AVAILABLE = ("cpu", "hpu", "fake")
 
 _PACKING_BACKENDS = ("cpu", "fake")
 """Backends whose linear layers can take packed weights (``graphs/quantization.py``)."""
 
 HPU_NEEDS = (
-    "it takes a Gaudi, and the HPU backend, which this version lacks; `aotgaudi build plan --target FILE` plans it,"
-    " with what `aotgaudi doctor --hpu --write-target FILE` wrote on a Gaudi"
+    "it takes a Gaudi; elsewhere `aotgaudi build plan --target FILE` plans it, with what"
+    " `aotgaudi doctor --hpu --write-target FILE` wrote on one"
 )
-"""The requirements of compiling for hpu, for error messages."""
+"""What compiling for hpu takes, for error messages."""
 
 
 def build_target(spec: BuildSpec, described: Target | None = None) -> Target:
@@ -98,12 +102,29 @@ def probe_target(spec: TargetSpec) -> Target:
         from aotgaudi.backends.fake.probe import probe as fake_probe
 
         return fake_probe()
-    needs = f": {HPU_NEEDS}" if spec.backend == "hpu" else ""
+    if spec.backend == "hpu":
+        return _hpu_target()
     raise SpecError(
         "target.backend",
-        f"{spec.backend!r} cannot be compiled for yet{needs}",
+        f"{spec.backend!r} cannot be compiled for yet",
         f"available: {', '.join(AVAILABLE)}",
     )
+
+
+def _hpu_target() -> Target:
+    """Raises SpecError where this machine has no Gaudi: then a spec for one can be planned, but not built."""
+    from aotgaudi.backends.hpu.probe import probe
+
+    try:
+        find_cards().device_type()
+    except TargetError as error:
+        without_gaudi = ", ".join(name for name in AVAILABLE if name != "hpu")
+        raise SpecError(
+            "target.backend",
+            f"'hpu' cannot be compiled for here: {HPU_NEEDS} ({str(error).removeprefix('target: ')})",
+            f"available here: {without_gaudi}",
+        ) from error
+    return probe(os.environ, default_store_root())
 
 
 def with_isa(target: Target, isa: str) -> Target:
@@ -123,6 +144,35 @@ def make_compiler(target: Target) -> Compiler:
         from aotgaudi.backends.fake.compiler import FakeCompiler
 
         return FakeCompiler(target)
+    if target.backend == "hpu":
+        from aotgaudi.backends.hpu.compiler import HpuCompiler
+
+        return HpuCompiler(target)
     from aotgaudi.backends.inductor.compiler import InductorCompiler
 
     return InductorCompiler(target)
+
+
+def what_is_compared(target: Target) -> str:
+    """Returns what `differences` compares, for people."""
+    if target.backend != "hpu":
+        return "bytes"
+    return "keys of recipes and numbers; a recipe's bytes hold a counter of the process that compiled it"
+
+
+def differences(target: Target, stored: Mapping[str, Path], rebuilt: Mapping[str, Path]) -> tuple[str, ...]:
+    """Returns the files in which two compilations of a unit differ, where they must agree: names, sorted."""
+    if target.backend == "hpu":
+        from aotgaudi.gaudi.recipes import RecipeName
+
+        # Their names hold the keys; unit.json lists them (docs/adr/0090-hpu-bytes.md).
+        recipes = {name for name in {*stored, *rebuilt} if RecipeName.parse(name) is not None}
+    else:
+        recipes = set()
+
+    def differs(name: str) -> bool:
+        if name not in stored or name not in rebuilt:
+            return True
+        return name not in recipes and stored[name].read_bytes() != rebuilt[name].read_bytes()
+
+    return tuple(name for name in sorted({*stored, *rebuilt}) if differs(name))

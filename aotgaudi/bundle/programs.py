@@ -44,7 +44,7 @@ def load_program(data: bytes, digest: Digest) -> Program:
 
 
 def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
-    """Returns the objects that `program` needs: its constants and its units' files, each once.
+    """Returns the objects that `program` needs: its constants, its units' files and the receipt's recipes, each once.
 
     Raises ManifestError if the receipt lacks one of its units, or a digest cannot be read.
     """
@@ -57,6 +57,7 @@ def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
         if unit is None:
             raise ManifestError(f"unit {key:.12}... of the program is not in the receipt")
         digests.extend(unit.artifact.values())
+    digests.extend(receipt.recipes.values())
     return tuple(dict.fromkeys(digests))
 
 

@@ -8,6 +8,8 @@
      "programs":    {entry id: digest of the program's JSON},
      "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float,
                                 "layouts": {number of an input: its layout}}},     absent where there are none
+     "recipes":     {relative file name: digest},     what programs need beyond the files of their units (hpu: recipes with
+                                                       keys that depend on what ran before); absent where there is nothing
      "builder":     {component: version},
      "model":       {file name: digest},     absent where no model is bound
      "part":        {"limits":   limits, under which the entries that have programs are closed,
@@ -15,8 +17,8 @@
                      "settings": [place of a sampler setting in the spec, ...]}}    absent where all entries have programs
     limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
 
-Versions: 1 (first; `model`, `layouts` and `part`, which may be absent, came later: receipts without them have the bytes that
-they always had).
+Versions: 1 (first; `model`, `layouts`, `part` and `recipes`, which may be absent, came later: receipts without them have the
+bytes that they always had).
 
 A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
 host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
@@ -167,6 +169,7 @@ class Receipt(Document):
     target: Target
     programs: dict[EntryId, DigestField]
     units: Mapping[Sha256, SealedUnit]
+    recipes: dict[FileName, DigestField] = Field(default_factory=dict)
     builder: dict[str, str]
     model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
     part: SealedPart | None = None
@@ -174,8 +177,8 @@ class Receipt(Document):
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
-        for name in ("model", "part"):
-            if getattr(self, name) is None:
+        for name in ("model", "part", "recipes"):
+            if not getattr(self, name):
                 values.pop(name, None)
         return values
 

@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.offline import AVAILABLE
 from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.captures import built_captures, captures_what_if
@@ -29,10 +28,12 @@ from aotgaudi.store.store import Store
 
 Command = Callable[..., Any]
 
-_ONLY_PLANNED = (
-    "nothing of it can be compiled yet: the HPU backend is not in this version. When it comes, keys will be others, for they"
-    " hold the digest of the code that makes graphs"
-)
+_UNMEASURED = "how long that takes is not known: no record of this store is of units compiled on a Gaudi"
+
+
+def _can_estimate(plan: Plan) -> bool:
+    """Whether seconds are known: those of the table were measured on CPUs."""
+    return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.seen)
 
 
 def what_if_option(function: Command) -> Command:
@@ -164,7 +165,7 @@ def _document(plan: Plan, jobs: int) -> dict[str, Any]:
             for key, label in plan.missing_units.items()
         ],
         "num_jobs": jobs,
-        "estimate_seconds": plan.estimate_seconds(jobs) if plan.target.backend in AVAILABLE else None,
+        "estimate_seconds": plan.estimate_seconds(jobs) if _can_estimate(plan) else None,
     }
 
 
@@ -180,6 +181,6 @@ def _lines(document: dict[str, Any]) -> list[str]:
     if len(lines) == 1:
         return [*lines, "nothing to do"]
     if document["estimate_seconds"] is None:
-        return [*lines, _ONLY_PLANNED]
+        return [*lines, _UNMEASURED]
     later = ", and then the units that tracing finds" if document["trace"] else ""
     return [*lines, f"about {document['estimate_seconds']:.0f} s on {document['num_jobs']} workers{later}"]

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Union
+from typing import Protocol, Union
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, read_programs, read_units, record, unit_key
@@ -236,8 +236,28 @@ def _cpu_seconds() -> float:
     )
 
 
+class _Placed(Protocol):
+    """What the edge of a job needs of it."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def store_root(self) -> Path: ...
+
+    @property
+    def log_path(self) -> Path: ...
+
+
 @contextlib.contextmanager
-def _errors_of(job: BuildJob) -> Iterator[None]:
+def logged_errors(job: _Placed) -> Iterator[None]:
+    """Sends the output of the job to its log, and turns errors into ours."""
+    with _errors_of(job), _logged(job.log_path):
+        yield
+
+
+@contextlib.contextmanager
+def _errors_of(job: _Placed) -> Iterator[None]:
     """Turns any error of the job into one of ours: others may not survive the way to the parent."""
     try:
         yield

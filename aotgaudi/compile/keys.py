@@ -10,6 +10,7 @@ Records are JSON values:
 
 * program key -> `ProgramRow`: the program's digest and its units.
 * unit key -> `UnitRow`: the artifact's files, the cost of compiling and the result of the check.
+* key of a proof -> `ProofRow`: that programs of a device with a cache compile nothing in a new process.
 
 A record is a claim, which is checked against the objects: if an object is gone, the record is a miss. Failures are never
 recorded.
@@ -32,7 +33,7 @@ from aotgaudi.backends.base import Target, require_installed, version_of
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes, sha256_source
-from aotgaudi.document import Sha256, Value
+from aotgaudi.document import DigestField, Sha256, Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import ObjectStore
@@ -40,6 +41,9 @@ from aotgaudi.store.store import Store
 
 FIXED_NUM_BLOCKS = frozenset({"hpu"})
 """Backends whose graphs fix the size of the KV cache. Others leave it open (graphs/canonical.py)."""
+
+PROVED_BACKENDS = frozenset({"hpu"})
+"""Backends whose artifacts are a cache of the device's: a bundle is sealed once new processes have found all in it."""
 
 LIMITS_EXCLUDED = {
     "max_num_seqs": "bounds which entries exist, not what one computes",
@@ -228,10 +232,26 @@ class UnitRow(UnitRecord):
         yield from self.artifact.values()
 
 
-RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow])
+class ProofRow(Value):
+    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/proof.py).
+
+    `recipes` has what programs need beyond the artifacts of their units: file name -> digest. `num_recipes` counts all.
+    """
+
+    recipes: dict[str, DigestField]
+    num_recipes: int
+    num_rounds: int
+    label: str = "proof"
+
+    def digests(self) -> Iterator[Digest]:
+        """Yields the files."""
+        yield from self.recipes.values()
 
 
-def record(store: Store, key: str, row: ProgramRow | UnitRow) -> None:
+RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow, ProofRow])
+
+
+def record(store: Store, key: str, row: ProgramRow | UnitRow | ProofRow) -> None:
     """Records the result of a job. Of two results the first stays, unless one of its objects is gone.
 
     Raises StoreError if it cannot be written.
@@ -252,6 +272,11 @@ def read_programs(store: Store, keys: Iterable[str]) -> dict[str, ProgramRow]:
 def read_units(store: Store, keys: Iterable[str]) -> dict[str, UnitRow]:
     """Returns the intact rows of `keys`, which are unit keys, in their order. Keys without one are left out."""
     return _read(UnitRow, store, keys)
+
+
+def read_proof(store: Store, key: str) -> ProofRow | None:
+    """Returns the intact proof of `key`."""
+    return _read(ProofRow, store, (key,)).get(key)
 
 
 def _read(kind: type[RowT], store: Store, keys: Iterable[str]) -> dict[str, RowT]:

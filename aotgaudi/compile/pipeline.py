@@ -23,20 +23,23 @@ from aotgaudi.bundle.programs import load_program, split_problems
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.compile.cards import local_pool
 from aotgaudi.compile.jobs import BuildJob
-from aotgaudi.compile.keys import builder_versions, require_key_parts
+from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, builder_versions, require_key_parts
 from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
+from aotgaudi.compile.proof import find_proof, prove, require_proof
 from aotgaudi.compile.run import BuildOutcome, Deadline, Extent, Progress, Watch, run_plan
-from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool, Pool
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Pool
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
-from aotgaudi.errors import BuildInterruptedError, CompileError, CorruptError, NotWarmError
+from aotgaudi.errors import BuildInterruptedError, CompileError, CorruptError, NotWarmError, SpecError
 from aotgaudi.machine import available_cores
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.phases import Phase, Phases
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.location import default_store_root
+from aotgaudi.store.scratch import locked_directory
 from aotgaudi.store.store import Store
 
 PathLike = str | os.PathLike[str]
@@ -60,13 +63,18 @@ class Workers:
         """Worker processes on this machine."""
         return self.jobs or available_cores()
 
-    def pool(self, store: Store, backend: str) -> Pool[BuildJob]:
-        """Returns what runs jobs of `store` for targets of `backend`. Raises SpecError for an impossible `ray_store`."""
+    def pool(self, store: Store, target: Target) -> Pool[BuildJob]:
+        """Returns what runs jobs of `store` for `target`. Raises SpecError for an impossible `ray_store`."""
         if self.ray is None:
-            return LocalPool(self.num_local, store.root / "toolcache", timeout_seconds=self.timeout_seconds)
+            scratch, cache_dir = locked_directory(store.root), store.root / "toolcache"
+            return local_pool(target, scratch, self.num_local, cache_dir, self.timeout_seconds)
+        if target.backend == "hpu":
+            raise SpecError(
+                "--ray", "distributes jobs among CPUs, and an hpu build needs cards", "leave it out"
+            )
         from aotgaudi.compile.ray import RayPlace, RayPool
 
-        place = RayPlace(self.ray, backend, self.ray_store)
+        place = RayPlace(self.ray, target.backend, self.ray_store)
         return RayPool(place, store, num_workers=self.jobs, timeout_seconds=self.timeout_seconds)
 
 
@@ -209,20 +217,28 @@ def _compile(
 ) -> BuildOutcome:
     with phases.time("plan"):
         target = build_target(manifest.spec)
-        if is_known_complete(entries, manifest.spec, target, store):
+        is_proved = target.backend in PROVED_BACKENDS
+        if not is_proved and is_known_complete(entries, manifest.spec, target, store):
             return BuildOutcome()
         plan = make_plan(entries, manifest.spec, target, store)
-        if plan.is_complete:
+        if plan.is_complete and is_proved and (proof := find_proof(plan, store)):
+            return BuildOutcome(proof=proof)
+        if plan.is_complete and not is_proved:
             remember_complete(plan, store)
             return BuildOutcome()
     store.require_writable()
     with phases.time("run"):
-        pool = workers.pool(store, target.backend)
-        return run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
+        pool = workers.pool(store, target)
+        outcome = run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
+    if target.backend not in PROVED_BACKENDS or outcome.interrupted or outcome.failures:
+        return outcome
+    with phases.time("prove"):
+        proof = prove(make_plan(entries, manifest.spec, target, store), store, workers.timeout_seconds)
+    return replace(outcome, proof=proof)
 
 
-def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
-    """Returns the receipt of the complete programs of `plan`."""
+def make_receipt(manifest: Manifest, plan: Plan, proof: ProofRow | None = None) -> Receipt:
+    """Returns the receipt of the complete programs of `plan`, with what `proof` says that they need besides."""
     programs: dict[str, Digest] = {}
     units = {}
     for state in plan.programs:
@@ -235,6 +251,7 @@ def make_receipt(manifest: Manifest, plan: Plan) -> Receipt:
         target=plan.target,
         programs=programs,
         units=units,
+        recipes={} if proof is None else proof.recipes,
         builder=builder_versions(),
     )
 
@@ -257,7 +274,8 @@ def seal(
     step calls the hyper-connections of another class; MissingPackageError where torch or transformers is not installed.
     """
     require_key_parts()
-    receipt = make_receipt(manifest, plan_manifest(manifest, store, part))
+    plan = plan_manifest(manifest, store, part)
+    receipt = make_receipt(manifest, plan, require_proof(plan, store))
     missing = receipt.missing(manifest.entries)
     if missing and part is not None:
         built = built_entries(manifest, receipt)

@@ -1,4 +1,6 @@
-"""Compiles units again and compares bytes: does this machine still produce what the store has?
+"""Compiles units again and compares them: does this machine still produce what the store has?
+
+Bytes are compared, except for recipes (`aotgaudi.backends.offline.what_is_compared`).
 
 Processes, directories and the compiler's caches are all fresh. Nothing is published.
 """
@@ -8,12 +10,15 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from aotgaudi.backends.offline import differences
+from aotgaudi.compile.cards import local_pool
 from aotgaudi.compile.jobs import CompileJob, compile_again
 from aotgaudi.compile.plan import Plan
-from aotgaudi.compile.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
+from aotgaudi.compile.workers import Done, JobTimeoutError, WorkerDiedError
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CompileError, NotWarmError
 from aotgaudi.store.cas import ObjectStore
@@ -82,17 +87,16 @@ class RecheckJob:
         job = self.job
         objects = ObjectStore(job.store_root, job.lower)
         with tempfile.TemporaryDirectory(prefix="unit-", dir=self.scratch) as work_dir:
-            files = compile_again(job, Path(work_dir)).files
-            rebuilt = {name: path.read_bytes() for name, path in files.items()}
-        found = []
-        for name in sorted({*self.artifact, *rebuilt}):
-            stored, data = self.artifact.get(name), rebuilt.get(name)
-            digest = None if data is None else Digest.of(data)
-            if stored != digest:
-                before = objects.read(stored) if stored else b""
-                offset = first_difference(before, data or b"")
-                found.append(Difference(job.key, job.label, name, offset, _text(stored), _text(digest)))
-        return tuple(found)
+            rebuilt = compile_again(job, Path(work_dir)).files
+            there = {name: objects.path(digest) for name, digest in self.artifact.items()}
+            names = differences(job.target, there, rebuilt)
+            return tuple(self._difference(name, objects, rebuilt.get(name)) for name in names)
+
+    def _difference(self, name: str, objects: ObjectStore, path: Path | None) -> Difference:
+        stored, data = self.artifact.get(name), None if path is None else path.read_bytes()
+        offset = first_difference(objects.read(stored) if stored else b"", data or b"")
+        rebuilt = None if data is None else Digest.of(data)
+        return Difference(self.job.key, self.job.label, name, offset, _text(stored), _text(rebuilt))
 
 
 def _text(digest: Digest | None) -> str | None:
@@ -109,7 +113,10 @@ def _run(jobs: list[RecheckJob], scratch: Path, num_workers: int) -> tuple[Diffe
     """Runs all jobs; their differences come in the order of the jobs."""
     found: dict[int, tuple[Difference, ...]] = {}
     num_started = 0
-    with LocalPool(min(num_workers, len(jobs)), scratch / "toolcache") as pool:
+    pool = local_pool(
+        jobs[0].job.target, nullcontext(scratch), min(num_workers, len(jobs)), scratch / "toolcache"
+    )
+    with pool:
         while len(found) < len(jobs):
             while num_started < min(len(jobs), len(found) + pool.num_workers):
                 pool.submit(num_started, jobs[num_started])

@@ -38,7 +38,7 @@ from aotgaudi.compile.jobs import (
     is_busy,
     key_of,
 )
-from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, read_units
+from aotgaudi.compile.keys import ProgramRow, ProofRow, UnitRow, UnitSource, read_units
 from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
 from aotgaudi.entries import Entry
@@ -86,7 +86,7 @@ class BuildOutcome:
     """The result of a run. `interrupted`: it was asked to stop and did, at a unit boundary.
 
     `seconds` is the run's wall-clock time. `worker_seconds` is the time of all `num_workers` workers, by kind of job. It
-    includes failed jobs.
+    includes failed jobs. `proof` is what was proved, for backends that need it.
     """
 
     num_traced: int = 0
@@ -96,6 +96,7 @@ class BuildOutcome:
     interrupted: bool = False
     num_workers: int = 0
     worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
+    proof: ProofRow | None = None
 
     def after(self, first: BuildOutcome) -> BuildOutcome:
         """Returns the outcome of both runs, of which `first` came first and was not interrupted."""
@@ -110,6 +111,7 @@ class BuildOutcome:
                 kind: first.worker_seconds.get(kind, 0.0) + self.worker_seconds.get(kind, 0.0)
                 for kind in (*first.worker_seconds, *self.worker_seconds)
             },
+            proof=self.proof or first.proof,
         )
 
 

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -98,8 +98,15 @@ class LocalPool:
     """Processes on this machine, started when there is a job for them."""
 
     def __init__(
-        self, num_workers: int, cache_dir: Path, *, timeout_seconds: float = UNIT_TIMEOUT_SECONDS
+        self,
+        num_workers: int,
+        cache_dir: Path,
+        *,
+        timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
+        """`environment` is that of the workers; None: this process's."""
+        self._environment = environment
         self.num_workers = num_workers
         self._cache_dir = cache_dir
         self._timeout_seconds = timeout_seconds
@@ -121,7 +128,7 @@ class LocalPool:
             if worker.take(ticket, self._timeout_seconds, job):
                 return
             self._remove(worker)  # It died while idle.
-        worker = _start(self._cache_dir)
+        worker = _start(self._cache_dir, self._environment)
         self._workers.append(worker)
         if not worker.take(ticket, self._timeout_seconds, job):
             self._done.append(self._end_of(worker, ticket))
@@ -214,19 +221,21 @@ def _pause(busy: list[_Worker], timeout_seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _start(cache_dir: Path) -> _Worker:
+def _start(cache_dir: Path, environment: Mapping[str, str] | None) -> _Worker:
     try:
         ours, theirs = Pipe()
         with theirs:
-            return _Worker(_launch(theirs.fileno(), cache_dir), ours)
+            return _Worker(_launch(theirs.fileno(), cache_dir, environment), ours)
     except OSError as error:
         raise CompileError(f"cannot start worker processes: {error} (use fewer: -j N)") from error
 
 
-def _launch(descriptor: int, cache_dir: Path) -> subprocess.Popen[bytes]:
+def _launch(
+    descriptor: int, cache_dir: Path, environment: Mapping[str, str] | None
+) -> subprocess.Popen[bytes]:
     command = python_command("aotgaudi.compile.workers", str(descriptor), str(cache_dir), str(os.getpid()))
     with _blocked_signals():
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(descriptor,), env=environment)
 
 
 @contextlib.contextmanager

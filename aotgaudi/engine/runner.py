@@ -112,7 +112,7 @@ class ProgramRunner:
     def clear(self, blocks: Sequence[int]) -> None:
         """Fills blocks with zeros in every layer."""
         for cache in self._table.caches:
-            cache.index_fill_(1, to_ids(blocks), 0)
+            self._table.placement.clear(cache, blocks, self._block_size)
 
     def logits(self, step: Step) -> Tensor:
         """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""

@@ -120,7 +120,7 @@ class Sampler:
         wanted = [r for r, row in enumerate(rows) if row is not None]
         if wanted:
             self._sample(logits, rows, wanted, result)
-        result.invalid_rows.update(_invalid_rows(logits, result.token_ids))
+        result.invalid_rows.update(_invalid_rows(self._table.placement.get(logits), result.token_ids))
         return result
 
     def _sample(
@@ -134,7 +134,8 @@ class Sampler:
             size = next(s for s in self._sizes if s >= len(part))
             picked = part + part[:1] * (size - len(part))
             batch = [rows[r] or GREEDY_ROW for r in picked]
-            self._run(logits.index_select(0, to_ids(picked)), batch, dict(enumerate(part)), result)
+            some = self._table.placement.get(logits).index_select(0, to_ids(picked))
+            self._run(some, batch, dict(enumerate(part)), result)
 
     def _run(
         self, logits: Tensor, batch: Sequence[SamplingRow], places: dict[int, int], result: StepResult

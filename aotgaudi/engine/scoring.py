@@ -51,6 +51,8 @@ class Scorer:
                 "no decode entry is warm, and log-probabilities of prompts need the head of one"
             )
         places, widest = list(_places(step)), max(heads)
+        placement = self._table.placement
+        hidden = placement.get(hidden)
         found: dict[int, list[TokenLogprobs]] = {place.row: [] for place in places}
         for start in range(0, len(places), widest):
             part = places[start : start + widest]
@@ -58,7 +60,7 @@ class Scorer:
             tokens = [place.token for place in part]
             padded = tokens + tokens[:1] * (size - len(part))
             rows = hidden.index_select(-2, to_ids(padded))
-            logits = self._program_of(heads[size]).run_head(rows)
+            logits = placement.get(self._program_of(heads[size]).run_head(rows))
             for place, values in zip(part, _logprobs(logits[: len(part)], part), strict=True):
                 found[place.row].append(values)
         for row, all_values in found.items():

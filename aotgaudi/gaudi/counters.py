@@ -5,8 +5,6 @@ events and counts when asked (K-16), so it must be asked now and then. Both are 
 imports the module and passes it in. Source: ``metrics.py`` of the bridge.
 
 Compiling may continue in a thread of the bridge: synchronise with the device before you take a count.
-
-`require_found` has no caller in the product yet: the HPU backend will prove with it that a unit found its recipes.
 """
 
 from __future__ import annotations
@@ -94,6 +92,12 @@ class Counters:
         """Returns the totals since the process began, or since the metrics were reset."""
         eager_compiled = 0 if self._eager_cache_size is None else int(self._eager_cache_size())
         return counts_of(*map(self._stats, (COMPILATIONS, RECIPES, FALLBACKS)), eager_compiled=eager_compiled)
+
+    def stop(self, name: str) -> None:
+        """Ends a metric, whose events newer bridges queue until somebody asks."""
+        metric = self._metrics.metric_global(name)
+        if metric is not None:
+            metric.stop()
 
     def _stats(self, name: str) -> Mapping[str, Any]:
         metric = self._metrics.metric_global(name)

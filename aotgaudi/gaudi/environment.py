@@ -134,7 +134,7 @@ NEUTRAL: Mapping[str, str] = MappingProxyType(
 _PATH_VALUED = frozenset({"QUANT_CONFIG", "SYNAPSE_CONFIGURATION_FILE"})
 _MAX_CONFIG_BYTES = 16 << 20
 _LIST_VALUED = frozenset({"GC_KERNEL_PATH"})
-_CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
+CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ def process_environment(
     Raises:
         SpecError: the directory's path has a comma.
     """
-    card = {} if module_id is None else dict.fromkeys(_CARD_VARIABLES, str(module_id))
+    card = {} if module_id is None else dict.fromkeys(CARD_VARIABLES, str(module_id))
     return {**rules.applied(inherited), CACHE_VARIABLE: sealed_setting(cache_directory), **card}
 
 

@@ -1,8 +1,5 @@
 """The bridge's recipes on disk: names, complete pairs, collecting by key, sets, restoring, waiting until they are stored.
 
-`RecipeSet` and `materialise` have no caller in the product yet: the HPU backend will seal and restore recipes with them.
-Today only the tests on the double use them.
-
 The bridge writes a compiled graph as two files, in this order::
 
     <H>_<L>_syn<V>.recipe       H: the bridge's key, decimal; L: of its libraries, hex; V: Synapse's version

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aotgaudi.backends.online import make_runtime
+from aotgaudi.backends.online import builds_on_first_use, make_runtime
 from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.model import check_model
@@ -30,7 +30,7 @@ from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CoverageError
+from aotgaudi.errors import CoverageError, TargetError
 from aotgaudi.llm.grammars import LaterGrammars
 from aotgaudi.llm.hyper_connections import SplitCounter, prewarm
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
@@ -154,6 +154,11 @@ def _load(
     with phases.time("warm_checks"):
         sound = accept(verified.report, entries, options)
         declare_samplers(entries, executables)
+    if not (options.require_warm or builds_on_first_use(receipt.target)):
+        raise TargetError(
+            f"target: {receipt.target.backend} bundles are served with --require-warm alone: to compile on first use, a"
+            " builder would need the card that the server has"
+        )
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     pinned.prefetched.result()
@@ -161,6 +166,8 @@ def _load(
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(sound, artifacts, executables, phases)
     verified.objects.close()
+    with phases.time("rehearsal"):
+        loader.rehearse(executables, pinned.served.spec.limits.block_size)
     if options.require_warm:
         return None
     return FirstUseBuilder(

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from aotgaudi.backends.online import keeps_caches_on_host
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
 from aotgaudi.manifest.manifest import Manifest
@@ -52,6 +53,8 @@ def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phase
             weights.prefetch(specs, passing_weights(weight_bindings(programs)))
 
     def reserve() -> Mapping[str, memoryview]:
+        if not keeps_caches_on_host(bundle.require_programs().target):
+            return {}
         specs = {
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
         }

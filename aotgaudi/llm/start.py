@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 
-from aotgaudi.backends.online import check_target
+from aotgaudi.backends.online import check_target, prepare_process
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.part import served_manifest
@@ -33,6 +33,7 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
         check_target(receipt.target)
         served = served_manifest(bundle, options.outside_policy)
+        prepare_process(receipt.target)
     if observers.on_model is not None:
         observers.on_model(model)
     with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as parts:

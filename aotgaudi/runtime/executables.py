@@ -8,12 +8,12 @@ unit. One thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Optional
 
 from torch import Tensor
 
-from aotgaudi.backends.base import Executable, Plan, RunPlan, Step
+from aotgaudi.backends.base import Executable, HostPlacement, Placement, Plan, RunPlan, Step
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError
 from aotgaudi.graphs.program import Program, TensorSpec
@@ -31,6 +31,11 @@ def call_by_call(plan: Plan) -> None:
     del plan
 
 
+def stay(tensor: Tensor) -> Tensor:
+    """Leaves a tensor where it is."""
+    return tensor
+
+
 class BoundProgram:
     """One entry, ready to run."""
 
@@ -40,9 +45,14 @@ class BoundProgram:
         units: Mapping[str, Executable],
         tensors: Mapping[str, Tensor],
         join: Join = call_by_call,
+        put: Callable[[Tensor], Tensor] = stay,
     ) -> None:
-        """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError."""
+        """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError.
+
+        `put` is `aotgaudi.backends.base.Placement.put`, for the step's tensors; a plan that is joined needs none.
+        """
         self.inputs: tuple[TensorSpec, ...] = program.inputs
+        self._put = put
         self._slots: list[Optional[Tensor]] = []
         numbers: dict[str, int] = {}
         for spec in program.inputs:
@@ -88,7 +98,7 @@ class BoundProgram:
     ) -> list[Tensor]:
         slots = self._slots
         for slot, value in values.items():
-            slots[slot] = value
+            slots[slot] = self._put(value)
         for run, arguments, outputs in calls:
             for slot, value in zip(outputs, run([slots[i] for i in arguments]), strict=True):
                 slots[slot] = value
@@ -125,11 +135,12 @@ def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
 class ExecutableTable:
     """Entry -> bound program, for the entries that are warm. `add` may grow it between steps.
 
-    `caches` are the KV caches that the programs share, ``[2, num_blocks + 1, K, B, D]``, one a layer.
+    `caches` are the KV caches that the programs share; `placement` says where they and all results are.
     """
 
     def __init__(self) -> None:
         self.caches: list[Tensor] = []
+        self.placement: Placement = HostPlacement()
         self._programs: dict[Entry, BoundProgram] = {}
         self._samplers: dict[tuple[int, SamplerSignature], SamplerEntry] = {}
         self._serving: dict[tuple[int, SamplerSignature], SamplerEntry] = {}
@@ -152,6 +163,10 @@ class ExecutableTable:
     def get(self, entry: Entry) -> BoundProgram | None:
         """Returns the program, or None if the entry is not warm."""
         return self._programs.get(entry)
+
+    def programs(self) -> Iterator[tuple[Entry, BoundProgram]]:
+        """Yields each program once, with an entry that it serves."""
+        yield from {id(program): (entry, program) for entry, program in self._programs.items()}.values()
 
     @property
     def has_heads(self) -> bool:

@@ -7,10 +7,12 @@ or to put them in a layout of the device.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -19,7 +21,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from aotgaudi.backends.base import Executable, Runtime
+from aotgaudi.backends.base import Executable, Room, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
@@ -162,6 +164,10 @@ class Loader:
         programs = {
             digest: placed(artifacts.program(entry.id), artifacts.receipt) for digest, entry in fresh.items()
         }
+        with phases.time("restore"):
+            self._runtime.restore(_files(programs.values(), artifacts))
+            self._runtime.placement.require(self._room(programs.values()))
+        table.placement = self._runtime.placement
         with phases.time("layouts"):
             self._add_weights(programs.values())
             table.caches += self._add_caches(programs.values())
@@ -173,6 +179,15 @@ class Loader:
             for entry, digest in found:
                 table.add(entry, self._bound[digest])
 
+    def rehearse(self, table: ExecutableTable, block_size: int) -> None:
+        """Runs every program of `table` as the device needs before anything is served; see `Runtime.rehearse`."""
+        placement = self._runtime.placement
+        self._runtime.rehearse(
+            {str(entry): partial(_run_on_zeros, program) for entry, program in table.programs()}
+        )
+        for cache in table.caches:  # What a rehearsal has written there may be NaN, and padding reads it.
+            placement.clear(cache, [0], block_size)
+
     def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:
         for key in (key for program in programs for key in program.unit_keys()):
             if key not in self._units:
@@ -183,7 +198,7 @@ class Loader:
 
     def _bind(self, program: Program, artifacts: Artifacts) -> BoundProgram:
         tensors = {**self._tensors, **self._constants_of(program, artifacts)}
-        return BoundProgram(program, self._units, tensors, self._runtime.join)
+        return BoundProgram(program, self._units, tensors, self._runtime.join, self._runtime.placement.put)
 
     def _constants_of(self, program: Program, artifacts: Artifacts) -> Mapping[str, Tensor]:
         if program.constants is None:
@@ -191,7 +206,8 @@ class Loader:
         digest = Digest.parse(program.constants)
         if digest not in self._constants:
             tensors = load_tensors(artifacts.read(digest))
-            self._constants[digest] = {f"const:{name}": value for name, value in tensors.items()}
+            put = self._runtime.placement.put
+            self._constants[digest] = {f"const:{name}": put(value) for name, value in tensors.items()}
         return self._constants[digest]
 
     def _add_weights(self, programs: Collection[Program]) -> None:
@@ -200,23 +216,52 @@ class Loader:
         if fresh:
             wanted = {name: specs[name] for binding in fresh for name in binding.names}
             stored = load_weights(self._weights, wanted.values(), passing_weights(fresh))
-            self._tensors |= bind_weights(fresh, stored, self._runtime.prepare)
+            bound, put = bind_weights(fresh, stored, self._runtime.prepare), self._runtime.placement.put
+            while bound:  # One by one, so that no more than one is in memory twice.
+                text, tensor = bound.popitem()
+                self._tensors[text] = put(tensor)
 
     def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
         """Makes one zeroed cache per layer and returns the new ones. Padding reads block 0, which must not hold NaNs."""
         specs = {spec.name: spec for program in programs for spec in program.caches}
         missing = [spec for name, spec in specs.items() if f"kv:{name}" not in self._tensors]
-        memory = {
-            **cache_memory((s for s in missing if s.name not in self._reserved), self._num_blocks),
-            **{s.name: self._reserved.pop(s.name) for s in missing if s.name in self._reserved},
-        }
-        fresh = {f"kv:{spec.name}": self._cache(spec, memory[spec.name]) for spec in missing}
+        fresh = {f"kv:{spec.name}": self._runtime.placement.put(self._cache(spec)) for spec in missing}
         self._tensors.update(fresh)
         return list(fresh.values())
 
-    def _cache(self, spec: CacheSpec, memory: memoryview) -> Tensor:
+    def _cache(self, spec: CacheSpec) -> Tensor:
+        memory = self._reserved.pop(spec.name, None)
+        if memory is None:
+            memory = cache_memory([spec], self._num_blocks)[spec.name]
         flat = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype))
         return flat.reshape(spec.sizes(self._num_blocks))
+
+    def _room(self, programs: Collection[Program]) -> Room:
+        """Returns what all tensors of `programs` that stay take."""
+        weights = {spec.name: spec for program in programs for spec in program.weights}
+        caches = {spec.name: spec for program in programs for spec in program.caches}
+        return Room(
+            weights_bytes=sum(_num_bytes(spec.shape, spec.dtype) for spec in weights.values()),
+            block_bytes=sum(_num_bytes(spec.sizes(0), spec.dtype) for spec in caches.values()),
+            num_blocks=self._num_blocks,
+        )
+
+
+def _run_on_zeros(program: BoundProgram) -> None:
+    program.run([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in program.inputs])
+
+
+def _num_bytes(shape: Iterable[int], dtype: str) -> int:
+    return math.prod(shape) * getattr(torch, dtype).itemsize  # type: ignore[no-any-return]
+
+
+def _files(programs: Iterable[Program], artifacts: Artifacts) -> Iterator[tuple[str, Digest, Path]]:
+    """Yields the files of all units of `programs`, and the recipes that only whole programs need."""
+    receipt = artifacts.receipt
+    keys = dict.fromkeys(key for program in programs for key in program.unit_keys())
+    for files in (*(receipt.units[key].artifact for key in keys), receipt.recipes):
+        for name, digest in files.items():
+            yield name, digest, artifacts.path(digest)
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:

@@ -1,1 +1,1 @@
-"""Intel Gaudi. So far its target, with which manifests are planned; what compiles and what serves come with the backend."""
+"""Intel Gaudi: dense decoder models in bfloat16 or float32, on one card, by torch.compile with static shapes."""

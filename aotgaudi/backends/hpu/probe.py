@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from aotgaudi.backends.base import Target, version_of
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, sealed_variables
 from aotgaudi.gaudi.identity import (
     PLUGIN,
@@ -21,6 +21,7 @@ from aotgaudi.gaudi.identity import (
     DigestMemory,
     Installation,
     LibraryDigests,
+    find_cards,
     python_version,
 )
 
@@ -44,6 +45,9 @@ KeyMode = Literal["stable", "pinned"]
 """By themselves; or with FX's counter pinned (K-09)."""
 ENVIRONMENT = "env."
 """With this before their names, the variables that may change code are flags."""
+
+LEARNT = frozenset({"toolchain.synapse", f"flags.{KEY_MODE}"})
+"""Components that only a process with a card can know; a server compares them once it has one."""
 
 _DIGESTS = ("bridge", "bridge-python", "graph-compiler", "kernels")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -73,14 +77,80 @@ def hpu_target(
         SpecError: a variable names a file that cannot be read.
         StoreError: a library cannot be read.
     """
-    libraries = LibraryDigests.of(Installation.find(environment, root).components(), DigestMemory(memory))
-    toolchain = {
-        **{package: version_of(package) for package in ("torch", PLUGIN)},
-        "python": python_version(),
-        "synapse": synapse,
-        **libraries.components,
-    }
+    toolchain = {**_versions(), "synapse": synapse, **_libraries(environment, memory, root)}
     return assemble(device_type, toolchain, key_mode, sealed_variables(ENGINE_RULES.applied(environment)))
+
+
+def probe(environment: Mapping[str, str], memory: Path, root: Path = Path("/")) -> Target:
+    """Returns the target of this machine. Starts a process that asks a card, unless `memory` has its answer.
+
+    Raises as `hpu_target` does, and TargetError where no card can be acquired.
+    """
+    from aotgaudi.backends.hpu.learn import learn
+
+    device_type = find_cards(root).device_type()
+    libraries = _libraries(environment, memory, root)
+    sealed = sealed_variables(ENGINE_RULES.applied(environment))
+    learnt = learn({"machine": device_type, **_versions(), **libraries, **sealed}, environment, memory)
+    if learnt.device_type != device_type:
+        raise TargetError(f"target.machine: the driver shows {device_type}, the bridge {learnt.device_type}")
+    toolchain = {**_versions(), "synapse": learnt.synapse, **libraries}
+    return assemble(device_type, toolchain, learnt.key_mode, sealed)
+
+
+def require_satisfied(
+    target: Target, environment: Mapping[str, str], machine: Target | None = None, memory: Path | None = None
+) -> None:
+    """Raises TargetError, naming the component, unless a machine can serve what was compiled for `target`.
+
+    Args:
+        target: What was compiled.
+        environment: What a server here would inherit.
+        machine: Another machine, as it was written down; None: this one, of which `LEARNT` is not known yet.
+        memory: Where digests of libraries are remembered.
+    """
+    try:
+        for one in (target,) if machine is None else (target, machine):
+            require_whole(one)
+        here = _here(environment, memory) if machine is None else {}
+    except (SpecError, TargetError) as error:
+        raise TargetError(
+            f"target: compiled for the backend 'hpu': {str(error).removeprefix('target: ')}"
+        ) from error
+    if machine is None:
+        found, whose, unknown = here, "this machine", LEARNT
+    else:
+        found, whose, unknown = _named(machine), "that machine", frozenset[str]()
+    wanted = _named(target)
+    for name in sorted({*wanted, *found} - unknown):
+        if wanted.get(name) != found.get(name):
+            raise TargetError(
+                f"target.{name}: compiled for {wanted.get(name, 'none')}, {whose} has {found.get(name, 'none')}"
+            )
+
+
+def _here(environment: Mapping[str, str], memory: Path | None) -> dict[str, str]:
+    toolchain = {**_versions(), **_libraries(environment, memory)}
+    sealed = sealed_variables(ENGINE_RULES.applied(environment))
+    return {
+        "machine": find_cards().device_type(),
+        **{f"toolchain.{name}": value for name, value in toolchain.items()},
+        **{f"flags.{ENVIRONMENT}{name}": value for name, value in sealed.items()},
+    }
+
+
+def _named(target: Target) -> dict[str, str]:
+    names = {name.removeprefix("target."): value for name, value in target.components()}
+    return {name: value for name, value in names.items() if name not in ("backend", "isa")}
+
+
+def _versions() -> dict[str, str]:
+    return {**{package: version_of(package) for package in ("torch", PLUGIN)}, "python": python_version()}
+
+
+def _libraries(environment: Mapping[str, str], memory: Path | None, root: Path = Path("/")) -> dict[str, str]:
+    files = Installation.find(environment, root).components()
+    return dict(LibraryDigests.of(files, DigestMemory(memory)).components)
 
 
 def assemble(

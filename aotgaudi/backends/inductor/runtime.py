@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from aotgaudi.backends.base import Plan, RunPlan, Target
+from aotgaudi.backends.base import HostPlacement, Plan, RunPlan, Target
 from aotgaudi.backends.inductor import native
 from aotgaudi.backends.inductor.levels import TILE_FEATURE
 from aotgaudi.backends.inductor.probe import require_satisfied
+from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, TargetError
 
 ARTIFACT_FILE = "unit.so"
@@ -56,6 +57,17 @@ class InductorRuntime:
                 "target: compiled for AMX, and the kernel does not give this process its tiles"
                 " (arch_prctl is not allowed, or the kernel is older than 5.16)"
             )
+
+    @property
+    def placement(self) -> HostPlacement:
+        """Units run on the tensors of this process's memory."""
+        return HostPlacement()
+
+    def restore(self, files: Iterable[tuple[str, Digest, Path]]) -> None:
+        """Does nothing: a unit is loaded from its own files."""
+
+    def rehearse(self, runs: Mapping[str, Callable[[], object]]) -> None:
+        """Does nothing: a unit that is loaded can only run."""
 
     def load(self, files: Mapping[str, Path]) -> InductorExecutable:
         """Maps a verified object. Raises TargetError if the loader refuses it."""

@@ -26,7 +26,8 @@ def test_a_backend_that_cannot_be_built_for_is_refused_with_what_is_there(backen
 
     assert caught.value.where == "target.backend"
     assert backend in caught.value.problem
-    assert "cpu, fake" in caught.value.remedy
+    assert caught.value.remedy.startswith("available")
+    assert "cpu" in caught.value.remedy
 
 
 def test_the_fake_target_is_the_same_everywhere_and_its_compiler_needs_no_torch() -> None:

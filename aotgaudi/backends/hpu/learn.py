@@ -1,0 +1,75 @@
+"""Finds out what only a process with a card can know: its type, Synapse's version, and how the keys of recipes repeat.
+
+`learn` starts such a process (``main`` of `frontend`) once for each installation of the software, and keeps the answer.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+from aotgaudi.backends.hpu.probe import KeyMode
+from aotgaudi.child import python_command
+from aotgaudi.digest import canonical_json, sha256_bytes
+from aotgaudi.errors import CompileError, TargetError
+from aotgaudi.files import make_directories, write_atomic
+from aotgaudi.gaudi.environment import process_environment
+from aotgaudi.gaudi.identity import DeviceType
+
+_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a card said."""
+
+    device_type: DeviceType
+    synapse: str
+    key_mode: KeyMode
+
+
+def learn(software: Mapping[str, str], environment: Mapping[str, str], memory: Path) -> Learnt:
+    """Returns what is known of this machine's cards, from `memory` if a process has asked one with the same `software`.
+
+    Raises TargetError where no card can be acquired, CompileError where keys do not repeat.
+    """
+    path = memory / f"learnt-{sha256_bytes(canonical_json(dict(software)))[:16]}.json"
+    try:
+        return Learnt(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        found = _ask(environment)
+    make_directories(memory)
+    write_atomic(path, canonical_json(asdict(found)))
+    return found
+
+
+def _ask(environment: Mapping[str, str]) -> Learnt:
+    with tempfile.TemporaryDirectory(prefix="aotgaudi-learn-") as scratch:
+        result = Path(scratch, "result.json")
+        done = subprocess.run(
+            python_command("aotgaudi.backends.hpu.frontend", str(result)),
+            env=process_environment(environment, Path(scratch, "recipes")),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            timeout=_SECONDS,
+            check=False,
+            text=True,
+            errors="replace",
+        )
+        try:
+            found = json.loads(result.read_bytes())
+        except (OSError, ValueError) as error:
+            last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise TargetError(f"target: no card could be asked: {last[-1][:500]}") from error
+    if "problem" in found:
+        raise (CompileError if found["is_unstable"] else TargetError)(str(found["problem"]))
+    if found["device_type"] not in get_args(DeviceType):
+        raise TargetError(f"target.machine: the card is called {found['device_type']!r}, which is not known")
+    return Learnt(**found)

@@ -1,0 +1,116 @@
+"""Runs whole programs in a new process, on stand-ins for weights and caches, and says which recipes it did not find.
+
+A recipe's key may depend on what produced a unit's inputs (K-10), so that a unit needs other recipes in a program than
+alone. Numbers do not count here: keys follow from shapes, and one tensor of zeros stands for all of a shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.hpu import frontend
+from aotgaudi.backends.hpu.artifact import read_unit
+from aotgaudi.backends.hpu.card import acquired, put, recipe_directory
+from aotgaudi.backends.hpu.compiler import FromCpu
+from aotgaudi.backends.hpu.probe import KEY_MODE
+from aotgaudi.backends.inductor.check import check
+from aotgaudi.gaudi.recipes import collect, scan
+from aotgaudi.graphs.canonical import InputSpec, from_text
+from aotgaudi.graphs.program import Call, Program
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a process saw: how many recipes it found, and what was compiled: (label of a unit, key)."""
+
+    num_found: int
+    compiled: tuple[tuple[str, str], ...]
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """The recipes that were compiled, as far as the directory could be written to."""
+
+
+@dataclass(frozen=True)
+class StoredUnit:
+    """A unit's files, and whether its recipes are another compilation's, so that its numbers must be compared again."""
+
+    label: str
+    files: Mapping[str, Path]
+    is_foreign: bool
+
+
+def look(programs: Iterable[Program], units: Mapping[str, StoredUnit], target: Target) -> Looked:
+    """Runs every program. Raises CompileError for wrong numbers, TargetError where no card can be acquired."""
+    card = acquired()
+    card.require(target)
+    known = {pair.key for pair in scan(recipe_directory()).pairs}
+    stage = _Stage(target)
+    loaded = {key: stage.load(unit) for key, unit in units.items()}
+    compiled: dict[tuple[str, str], None] = {}
+    for program in programs:
+        results: dict[str, Tensor] = {}
+        for call in program.calls:
+            before = card.counts()
+            loaded[call.unit].run(call, results)
+            counts, unit = card.counts().since(before), loaded[call.unit]
+            new = counts.misses.keys() - set(unit.uncached)
+            if not card.counters.knows_recipes and counts.compiled > len(unit.uncached):
+                new = {"of unknown key"}
+            compiled.update(dict.fromkeys((unit.label, key) for key in sorted(new)))
+    card.flush()
+    keys = {key for _, key in compiled}
+    if not card.counters.knows_recipes:
+        keys = {pair.key for pair in scan(recipe_directory()).pairs} - known
+    there = {pair.key for pair in scan(recipe_directory()).pairs}
+    files = collect(recipe_directory(), keys & there).files
+    return Looked(len(card.counts().hits), tuple(compiled), files)
+
+
+class _Stage:
+    """Loads units; keeps one stand-in a shape and dtype."""
+
+    def __init__(self, target: Target) -> None:
+        self.key_mode = target.flags[KEY_MODE]
+        self._stand_ins: dict[tuple[str, tuple[object, ...]], Tensor] = {}
+
+    def load(self, unit: StoredUnit) -> _Loaded:
+        text, descriptor = read_unit(unit.files)
+        graph, specs = from_text(text)
+        run = frontend.compiled(graph, text, self.key_mode)  # type: ignore[arg-type]
+        if unit.is_foreign:
+            check(graph, specs, FromCpu(run), unit.label)
+        return _Loaded(self, unit.label, run, specs, descriptor.uncached)
+
+    def stand_in(self, spec: InputSpec) -> Tensor:
+        dtype, sizes, _ = spec
+        name = dtype, tuple(sizes)
+        if name not in self._stand_ins:
+            zeros = torch.zeros([int(size) for size in sizes], dtype=getattr(torch, dtype))
+            self._stand_ins[name] = put(zeros)
+        return self._stand_ins[name]
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    stage: _Stage
+    label: str
+    compiled: frontend.Run
+    specs: list[InputSpec]
+    uncached: tuple[str, ...]
+
+    def run(self, call: Call, results: dict[str, Tensor]) -> None:
+        """Runs the unit on results of earlier calls, and on stand-ins for all else."""
+        inputs = [
+            results.get(binding.removeprefix("tmp:")) if binding.startswith("tmp:") else None
+            for binding in call.inputs
+        ]
+        placed = [
+            self.stage.stand_in(spec) if tensor is None else tensor
+            for tensor, spec in zip(inputs, self.specs, strict=True)
+        ]
+        results.update(zip(call.outputs, self.compiled(placed), strict=True))

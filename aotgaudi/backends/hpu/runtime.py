@@ -1,0 +1,213 @@
+"""Runs units from recipes on this process's card. Online: the graph compiler must never run here.
+
+The bridge cannot be kept from compiling; what it compiles is counted (docs/adr/0091-placement-and-rehearsal.md). So all
+programs run before anything is served, each unit must find its recipes then, and afterwards the count is watched.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aotgaudi.backends.base import Plan, Room, RunPlan, Target
+from aotgaudi.backends.hpu import card, frontend
+from aotgaudi.backends.hpu.artifact import is_recipe, read_unit
+from aotgaudi.backends.hpu.probe import KEY_MODE
+from aotgaudi.digest import Digest
+from aotgaudi.errors import AotGaudiError, TargetError
+from aotgaudi.gaudi.counters import RECIPES, Counts, require_found
+from aotgaudi.gaudi.recipes import materialise
+from aotgaudi.graphs.canonical import from_text
+
+logger = logging.getLogger(__name__)
+
+RESERVED_SHARE = 0.1
+"""Of the card's memory, for recipes and their workspaces (vLLM for Gaudi keeps as much for graphs). Not measured by us."""
+
+
+class HpuRuntime:
+    """Loads units that were compiled for one target, on the card of this process. One thread."""
+
+    def __init__(self, target: Target) -> None:
+        """Acquires nothing yet: the bridge reads its directory of recipes when it acquires the card."""
+        self._target = target
+        self._placement: CardPlacement | None = None
+        self._is_serving = False
+        self._restored: dict[str, Digest] = {}
+        self._start = Counts()
+
+    @property
+    def placement(self) -> CardPlacement:
+        """The card's memory, once recipes are restored."""
+        if self._placement is None:
+            raise TargetError("target: the card is acquired once recipes are restored")
+        return self._placement
+
+    def restore(self, files: Iterable[tuple[str, Digest, Path]]) -> None:
+        """Makes the directory of recipes, which nothing can write to, and acquires the card.
+
+        If units bring a recipe in several forms, one answers for all: they are compilations of one graph.
+        """
+        chosen: dict[str, tuple[Digest, Path]] = {}
+        for name, digest, path in sorted(files, key=lambda file: (file[0], str(file[1]))):
+            if is_recipe(name):
+                chosen.setdefault(name, (digest, path))
+        if self._placement is not None:
+            if not chosen.keys() <= self._restored.keys():
+                raise TargetError("target: recipes cannot be added to a server that runs")
+            return
+        materialise(chosen, card.recipe_directory())
+        self._restored = {name: digest for name, (digest, _) in chosen.items()}
+        found = card.acquired()
+        found.require(self._target)
+        self._placement = CardPlacement(found)
+        logger.info("%d recipes restored, card %s acquired", len(chosen) // 2, found.device_type)
+
+    def load(self, files: Mapping[str, Path]) -> HpuExecutable:
+        """Prepares the front end of a unit, which runs at the unit's first run."""
+        text, unit = read_unit(files)
+        graph, _ = from_text(text)
+        run = frontend.compiled(graph, text, self._target.flags[KEY_MODE])  # type: ignore[arg-type]
+        return HpuExecutable(self, run, unit.recipes, unit.uncached)
+
+    def prepare(self, layout: str, tensor: Tensor) -> Tensor:
+        """Raises TargetError: units for a Gaudi take weights as they are stored."""
+        raise TargetError(f"target: a unit takes a weight in the layout {layout!r}, which is not known here")
+
+    def join(self, plan: Plan) -> RunPlan | None:
+        """Returns None: a plan is run call by call."""
+        return None
+
+    def rehearse(self, runs: Mapping[str, Callable[[], object]]) -> None:
+        """Runs every program twice; each unit must find its recipes. From then on compilations are counted.
+
+        Raises TargetError, naming the program, where a recipe was not found, or anything was compiled.
+        """
+        counters = self.placement.card.counters
+        for label, run in (row for _ in range(2) for row in runs.items()):
+            try:
+                run()
+            except TargetError as error:
+                raise TargetError(f"{label}: {error}") from error
+            except AotGaudiError:
+                raise
+            except Exception as error:  # The bridge's own errors have no common type.
+                raise TargetError(
+                    f"target: {label} does not run: {' '.join(str(error).split())[:500]}"
+                ) from error
+        self._start = self.placement.card.counts()
+        self._is_serving = True
+        if counters.knows_recipes:
+            logger.info("%d recipes found by the bridge, 0 compiled", len(self._start.hits))
+        else:
+            logger.info("0 graphs compiled; this bridge does not count recipes")
+        counters.stop(RECIPES)  # Newer bridges queue its events until somebody asks.
+        self.placement.require_headroom()
+
+    def num_compiled(self) -> int:
+        """Returns how many graphs and single operators the bridge has compiled since the rehearsal."""
+        if not self._is_serving:
+            return 0
+        counts = self.placement.card.counters.read()
+        return max(0, counts.compiled - self._start.compiled) + max(
+            0, counts.eager_compiled - self._start.eager_compiled
+        )
+
+    def run_unit(
+        self,
+        run: frontend.Run,
+        inputs: Sequence[Tensor],
+        recipes: tuple[str, ...],
+        uncached: tuple[str, ...],
+    ) -> list[Tensor]:
+        """Runs a unit. In the rehearsal it must find its recipes."""
+        if self._is_serving:
+            return run(inputs)
+        before = self.placement.card.counts()
+        outputs = run(inputs)
+        counts = self.placement.card.counts().since(before)
+        if not self.placement.card.counters.knows_recipes:
+            if counts.compiled > len(uncached):
+                raise TargetError(f"target: {counts.compiled} graphs were compiled: keys changed")
+        elif counts.misses.keys() - set(uncached) or counts.compiled > sum(counts.misses.values()):
+            require_found("a unit", recipes, counts, uncached)
+        if counts.fallbacks:
+            raise TargetError(f"target: {counts.fallbacks} operators fell back to the CPU")
+        return outputs
+
+
+class HpuExecutable:
+    """One unit."""
+
+    def __init__(
+        self, runtime: HpuRuntime, run: frontend.Run, recipes: tuple[str, ...], uncached: tuple[str, ...]
+    ) -> None:
+        self._runtime, self._run = runtime, run
+        self._recipes, self._uncached = recipes, uncached
+
+    def run(self, inputs: Sequence[Any]) -> list[Any]:
+        """Runs the unit on tensors of the card."""
+        return self._runtime.run_unit(self._run, inputs, self._recipes, self._uncached)
+
+
+class CardPlacement:
+    """The memory of a card. Nothing here compiles: tensors are made on the CPU and copied (K-17)."""
+
+    def __init__(self, acquired: card.Card) -> None:
+        self.card = acquired
+        self._room: Room | None = None
+
+    def require(self, room: Room) -> None:
+        """Raises TargetError, with the figures, where weights and KV caches do not fit."""
+        free, total = self.card.memory()
+        reserved = int(total * RESERVED_SHARE)
+        cache_bytes = room.block_bytes * (room.num_blocks + 1)
+        left = free - room.weights_bytes - reserved
+        self._room = room
+        if cache_bytes > left:
+            raise TargetError(
+                f"target: the model does not fit on the card: {_mib(free)} of {_mib(total)} MiB are free; weights take"
+                f" {_mib(room.weights_bytes)}, {room.num_blocks:,} KV blocks {_mib(cache_bytes)}, and {_mib(reserved)} are"
+                f" reserved for recipes and workspaces; {_fitting(left, room)}"
+            )
+
+    def require_headroom(self) -> None:
+        """Raises TargetError where the programs' workspaces have left less than a quarter of what was reserved."""
+        free, total = self.card.memory()
+        wanted = int(total * RESERVED_SHARE / 4)
+        if free < wanted and self._room is not None:
+            room = self._room
+            left = free - wanted + room.block_bytes * (room.num_blocks + 1)
+            raise TargetError(
+                f"target: after every program has run, {_mib(free)} of {_mib(total)} MiB are free, fewer than"
+                f" {_mib(wanted)}; weights take {_mib(room.weights_bytes)}, {room.num_blocks:,} KV blocks"
+                f" {_mib(room.block_bytes * (room.num_blocks + 1))}; {_fitting(left, room)}"
+            )
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor on the card."""
+        return card.put(tensor)
+
+    def get(self, tensor: Tensor) -> Tensor:
+        """Returns a tensor on the CPU."""
+        return card.get(tensor)
+
+    def clear(self, cache: Tensor, blocks: Sequence[int], block_size: int) -> None:
+        """Copies zeros over blocks of a cache with a row a slot."""
+        zeros = torch.zeros(block_size, *cache.shape[1:], dtype=cache.dtype)
+        for block in blocks:
+            cache[block * block_size : (block + 1) * block_size].copy_(zeros)
+
+
+def _fitting(left: int, room: Room) -> str:
+    most = left // room.block_bytes - 1
+    return f"limits.num_blocks may be {most:,} at most" if most > 0 else "no number of KV blocks would fit"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f}"

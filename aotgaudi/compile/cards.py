@@ -1,0 +1,140 @@
+"""Workers that hold accelerator cards: one a card, each with a directory of recipes of its own. Imports no torch.
+
+Tracing runs beside them, in as many processes as asked for, without the bridge. A card's worker gets its whole environment
+when it starts, since the bridge reads it when torch is imported (K-01). Both variables that name a card are set: by the
+first alone the bridge would take another one where this is busy (K-25).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+from aotgaudi.backends.base import Target
+from aotgaudi.compile.jobs import TraceJob
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
+from aotgaudi.errors import TargetError
+from aotgaudi.gaudi.environment import process_environment
+from aotgaudi.gaudi.identity import find_cards
+
+_VISIBLE = "HABANA_VISIBLE_MODULES"
+_WITHOUT_BRIDGE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PT_HPU_AUTOLOAD": "0"}
+_POLL_SECONDS = 0.02
+
+Module = int | None
+"""A card's module id; None: any free card."""
+
+
+def local_pool(
+    target: Target,
+    scratch: AbstractContextManager[Path],
+    num_workers: int,
+    cache_dir: Path,
+    timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
+) -> Pool[Job]:
+    """Returns what runs jobs for `target` on this machine. `scratch` gives a directory for the time that it runs."""
+    if target.backend != "hpu":
+        return LocalPool(num_workers, cache_dir, timeout_seconds=timeout_seconds)
+    return CardPool(scratch, num_workers, cache_dir, timeout_seconds)
+
+
+def visible_cards() -> tuple[Module, ...]:
+    """Returns the cards that this process may use: those that HABANA_VISIBLE_MODULES names, else all that are not busy.
+
+    Raises TargetError where there is none.
+    """
+    named = os.environ.get(_VISIBLE, "")
+    if named:
+        return tuple(int(part) for part in named.split(",") if part.strip().isdecimal())
+    inventory = find_cards()
+    inventory.device_type()
+    free = [card for card in inventory.cards if not card.is_busy]
+    if not free:
+        raise TargetError(f"target: all {len(inventory.cards)} cards of this machine are busy")
+    modules = tuple(card.module_id for card in free)
+    return (
+        modules if None not in modules else (None,)
+    )  # Without ids, one worker takes whichever card is free.
+
+
+def card_environment(directory: Path, module: Module) -> Mapping[str, str]:
+    """Returns the environment of a process that compiles on a card into `directory`."""
+    return process_environment(os.environ, directory, module)
+
+
+class CardPool:
+    """A worker a card for what runs on cards, and workers without the bridge for tracing.
+
+    Jobs that find no idle worker of their kind wait here.
+    """
+
+    def __init__(
+        self,
+        scratch: AbstractContextManager[Path],
+        num_tracing: int,
+        cache_dir: Path,
+        timeout_seconds: float,
+    ) -> None:
+        """Raises TargetError where no card can be used."""
+        self._cards, self._scratch, self._stack = visible_cards(), scratch, ExitStack()
+        self._cache_dir, self._timeout_seconds = cache_dir, timeout_seconds
+        self._tracing = LocalPool(
+            num_tracing,
+            cache_dir,
+            timeout_seconds=timeout_seconds,
+            environment={**os.environ, **_WITHOUT_BRIDGE},
+        )
+        self._pools: list[LocalPool] = []
+        self._running: dict[int, LocalPool] = {}
+        self._waiting: deque[tuple[int, Job]] = deque()
+        self.num_workers = num_tracing + len(self._cards)
+
+    def __enter__(self) -> CardPool:
+        directory = self._stack.enter_context(self._scratch)
+        self._pools = [self._stack.enter_context(self._tracing)]
+        for number, module in enumerate(self._cards):
+            environment = card_environment(directory / f"recipes-{number}", module)
+            pool = LocalPool(
+                1, self._cache_dir, timeout_seconds=self._timeout_seconds, environment=environment
+            )
+            self._pools.append(self._stack.enter_context(pool))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._stack.__exit__(kind, *rest)  # type: ignore[arg-type]
+
+    def submit(self, ticket: int, job: Job) -> None:
+        """See `Pool.submit`."""
+        self._waiting.append((ticket, job))
+        self._start()
+
+    def wait(self, timeout_seconds: float) -> list[Done]:
+        """See `Pool.wait`."""
+        deadline = time.monotonic() + timeout_seconds
+        while True:
+            done = [one for pool in {*self._running.values()} for one in pool.wait(0.0)]
+            for one in done:
+                del self._running[one.ticket]
+            self._start()
+            if done or time.monotonic() >= deadline:
+                return done
+            time.sleep(_POLL_SECONDS)
+
+    def _start(self) -> None:
+        for _ in range(len(self._waiting)):
+            ticket, job = self._waiting.popleft()
+            pool = self._free(job)
+            if pool is None:
+                self._waiting.append((ticket, job))
+                continue
+            self._running[ticket] = pool
+            pool.submit(ticket, job)
+
+    def _free(self, job: Job) -> LocalPool | None:
+        able = self._pools[:1] if isinstance(job, TraceJob) else self._pools[1:]
+        busy = list(self._running.values())
+        return next((pool for pool in able if busy.count(pool) < pool.num_workers), None)
