@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aotgaudi.backends.base import Plan
+from aotgaudi.backends.base import HostPlacement, Placement, Plan
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt
@@ -42,6 +42,13 @@ class RecordingRuntime:
     """Notes what it is given to load, as it was when it was loaded."""
 
     digests: list[Digest] = field(default_factory=list)
+    placement: Placement = field(default_factory=HostPlacement)
+
+    def restore(self, files: Iterable[tuple[str, Digest, Path]]) -> None:
+        """Units are loaded from their own files here."""
+
+    def rehearse(self, runs: Mapping[str, Callable[[], object]]) -> None:
+        """Nothing must have run."""
 
     def load(self, files: Mapping[str, Path]) -> Loaded:
         self.digests += [Digest.of(path.read_bytes()) for path in files.values()]
