@@ -344,6 +344,36 @@ def _unreadable(number: int, line: str, error: Exception) -> SpecError:
     return SpecError(f"bucketing.file, line {number}", f"{error}: {shortened(repr(line))}", _FORM)
 
 
+def cut_bucket_file(text: str, num: int) -> tuple[str, ...]:
+    """Returns `num` files that list what the file `text` lists, for servers that warm it up side by side.
+
+    Compiling a graph takes about as long whatever its size, and running it does not. So each file gets as many buckets as
+    the others, and they are dealt from the largest to the smallest, back and forth. Every file has buckets of both phases,
+    without which the plugin fails; that may be a bucket of another file.
+
+    Raises:
+        SpecError: there are fewer buckets than files.
+    """
+    listed = read_bucket_file(text, LITERAL)
+    phases = [
+        sorted(set(rows), key=lambda row: (row[0] * row[1], row[2]))
+        for rows in (listed.prompt, listed.decode)
+    ]
+    dealt = [row for rows in phases for row in reversed(rows)]
+    if num > len(dealt):
+        raise SpecError("--shards", f"is {num}, and there are {len(dealt)} buckets", f"at most {len(dealt)}")
+    turns = [*range(num), *reversed(range(num))]
+    files: list[set[Bucket]] = [set() for _ in range(num)]
+    for position, row in enumerate(dealt):
+        files[turns[position % len(turns)]].add(row)
+    for rows in phases:
+        for file in files:
+            if file.isdisjoint(rows):
+                file.update(rows[:1])
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    return tuple("".join(f"{line}\n" for line in (*comments, *bucket_lines(file))) for file in files)
+
+
 _LONGEST_LIST = 1_000
 """Numbers of one list; a line stays well below ``bucket_line.MAX_LINE_CHARS``."""
 

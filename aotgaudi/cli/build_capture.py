@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,18 @@ import click
 from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
+from aotgaudi.child import python_command
 from aotgaudi.cli.build_options import signing_options
 from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
 from aotgaudi.cli.progress import CaptureDisplay
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import counted
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, shaped_command
+from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard, shaped_command
 from aotgaudi.wrap.exercise import LEVELS, read_requests
 from aotgaudi.wrap.launch import Found, describe
 from aotgaudi.wrap.sandbox import DEFAULT_ROOT
+from aotgaudi.wrap.shards import MAX_SHARDS, Sharding, parse_shard
 
 _SHOWN_RESIDUALS = 3
 
@@ -52,6 +55,20 @@ class CaptureSettings:
         default=DEFAULT_ROOT,
         metavar="DIR",
     )
+    shards: int | None = option(
+        "Have this many servers warm up a part of the buckets each, side by side, as far as there are cards (vllm-gaudi).",
+        default=None,
+        type=click.IntRange(1, MAX_SHARDS),
+        metavar="N",
+    )
+    shard: str | None = option(
+        "Warm up part I of N only, and leave what it compiles in the store for --merge.",
+        default=None,
+        metavar="I/N",
+    )
+    merge: bool = option(
+        "With --shards: run none, but take what --shard I/N left in the store.", default=False
+    )
     ready_seconds: float = option(
         "How long a start may take until the server serves.",
         "--ready-timeout",
@@ -66,6 +83,37 @@ class CaptureSettings:
         given = [level for text in self.exercise for level in LEVELS if level == text]
         return given[-1] if given else "sampler" if self.shapes is None else "shapes"
 
+    def check(self, has_output: bool) -> None:
+        """Raises UsageError, SpecError for options that do not go together."""
+        if self.shard is not None:
+            parse_shard(self.shard)
+        if self.shards is not None and self.shard is not None:
+            raise click.UsageError("--shards runs all parts, --shard I/N one: give one of them.")
+        if self.merge and self.shards is None:
+            raise click.UsageError("--merge needs --shards N, which says how many parts there are.")
+        if not has_output and self.shard is None:
+            raise click.UsageError("Missing option '-o' / '--output'.")
+
+    def sharding(self, place: StorePlace, words: Sequence[str]) -> Sharding | None:
+        """Returns how the first start of the command `words` is shared."""
+        if self.shards is None:
+            return None
+        command = None if self.merge else partial(self._shard_command, place, words)
+        return Sharding(self.shards, command, dict(os.environ))
+
+    def _shard_command(self, place: StorePlace, words: Sequence[str], name: str) -> Sequence[str]:
+        given = [
+            "--shard",
+            name,
+            "--root",
+            str(self.sandbox_root),
+            "--ready-timeout",
+            str(self.ready_seconds),
+        ]
+        given += [] if self.shapes is None else ["--shapes", str(self.shapes)]
+        given += ["--no-repairs"] if self.no_repairs else []
+        return python_command("aotgaudi.cli.main", "build", "capture", *given, *place.words(), "--", *words)
+
     def own_requests(self) -> tuple[WarmUpRequest, ...]:
         """Returns the requests of the files. Raises SpecError."""
         files = [Path(text) for text in self.exercise if text not in LEVELS]
@@ -74,14 +122,14 @@ class CaptureSettings:
 
 @click.command("capture")
 @click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
-@path_option("-o", "--output", required=True, metavar="DIR", help="The bundle.")
+@path_option("-o", "--output", metavar="DIR", help="The bundle. Required without --shard.")
 @options_of(CaptureSettings, "settings")
 @signing_options
 @store_options
 @json_option("Print what was built as JSON.")
 def capture(
     words: tuple[str, ...],
-    output: Path,
+    output: Path | None,
     settings: CaptureSettings,
     signing: Signing | None,
     place: StorePlace,
@@ -92,8 +140,13 @@ def capture(
     It is started twice: from empty caches, and from what the first start left, alone. Only if the second one compiles
     nothing, makes no code and adds no file is anything sealed (else exit code 6). A launch that was captured before is
     only sealed again.
+
+    With --shards N the first start is shared: N servers warm up a part of the buckets each, and one more, from all that
+    they compiled, is asked everything.
     """
-    refuse_foreign(output)
+    settings.check(output is not None)
+    if output is not None:
+        refuse_foreign(output)
     display = CaptureDisplay(is_quiet=as_json)
     spec = None if settings.shapes is None else load_spec(settings.shapes)
     shaped = shaped_command(words, dict(os.environ), spec, settings.sandbox_root)
@@ -110,12 +163,16 @@ def capture(
     order = Order(
         found=found,
         launch=launch,
-        out=output,
+        out=output or Path(),
         signing=signing,
         ready_seconds=settings.ready_seconds,
         given=shaped.files,
+        sharding=settings.sharding(place, words),
     )
     try:
+        if settings.shard is not None:
+            build_shard(order, *parse_shard(settings.shard), store, display)
+            return
         built = build_capture(order, store, display)
     finally:
         display.clear()

@@ -70,6 +70,8 @@ class Setting:
         ready_seconds: How long it may take until it serves.
         progress: Shows how it goes on.
         secrets: What must not be shown of the server's output.
+        asks: Whether it is asked the launch's warm-up requests.
+        placed: Where a server starts beside others: what it is started with, given what it would be alone.
     """
 
     found: Found
@@ -80,6 +82,8 @@ class Setting:
     ready_seconds: float
     progress: Progress
     secrets: tuple[Secret, ...] = ()
+    asks: bool = True
+    placed: Callable[[Plan], Plan] = lambda plan: plan
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ def build_run(
         link_model(setting.found, setting.launch, sandbox)
         before(sandbox)
         sealed = {file.path: file.digest for file in files}
-        plan = plan_for(setting.found, setting.launch, sandbox, kind, sealed=sealed)
+        plan = setting.placed(plan_for(setting.found, setting.launch, sandbox, kind, sealed=sealed))
         for step in setting.found.adapter.build_steps(setting.launch) if kind == "cold" else ():
             _run_step(setting, plan, sandbox, step)
         ran = _run(setting, plan, sandbox, kind)
@@ -184,7 +188,7 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
 
 
 def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[AnswerDigests, ...]:
-    requests = setting.launch.exercise.requests
+    requests = setting.launch.exercise.requests if setting.asks else ()
 
     def answered() -> None:
         watch.num_answered += 1

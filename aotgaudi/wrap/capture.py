@@ -10,27 +10,28 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
 from aotgaudi.bundle.launch import Launch, WarmUp, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.errors import CaptureError, store_error
+from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
-from aotgaudi.wrap.build_run import Progress, Ran, Setting, build_run, describe_counts
+from aotgaudi.wrap.build_run import EndedEarlyError, Progress, Ran, Setting, build_run, describe_counts
 from aotgaudi.wrap.capture_records import (
     CaptureRow,
+    RowT,
     UnprovenRow,
     builder_versions,
     capture_key,
@@ -46,6 +47,7 @@ from aotgaudi.wrap.exercise import exercise, not_exercised
 from aotgaudi.wrap.launch import Found, features_of, find_server, weights_stamp
 from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.sandbox import Sandbox
+from aotgaudi.wrap.shards import Sharding, placed_beside_others, run_shards, shards_of, union
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
@@ -71,6 +73,7 @@ class Order:
         signing: The keys that sign it; None: none.
         ready_seconds: How long a start may take until the server serves.
         given: Path below the sandbox's root -> text of files that the launch needs; captured with the rest.
+        sharding: How the cold run is shared by several servers; None: there is one.
     """
 
     found: Found
@@ -79,6 +82,7 @@ class Order:
     signing: Signing | None = None
     ready_seconds: float = READY_SECONDS
     given: Mapping[str, str] = field(default_factory=dict)
+    sharding: Sharding | None = None
 
 
 def build_capture(order: Order, store: Store, progress: Progress) -> Built:
@@ -96,20 +100,28 @@ def build_capture(order: Order, store: Store, progress: Progress) -> Built:
         is_new = row is None
         if row is None:
             store.require_writable()
-            row, is_new = _alone(order, store, progress, key)
+            row, is_new = _once(
+                store, key, find_capture, lambda: _build(order, store, progress, key), progress
+            )
         return Built(_seal(order, store, row), row, is_new)
 
 
-def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[CaptureRow, bool]:
-    """Builds the capture, or waits for another build that does; returns its record, and whether it was built here."""
+def _once(
+    store: Store,
+    key: str,
+    find: Callable[[Store, str], RowT | None],
+    make: Callable[[], RowT],
+    progress: Progress,
+) -> tuple[RowT, bool]:
+    """Returns the record at `key`, and whether it was made here. Waits while another build makes it."""
     is_told = False
     while True:
         with store.locks.try_unit(key) as is_held:
-            row = find_capture(store, key)
+            row = find(store, key)
             if row is not None:
                 return row, False
             if is_held:
-                return _build(order, store, progress, key), True
+                return make(), True
         if not is_told:
             progress.warn("another build of this launch is under way; waiting for its result")
             is_told = True
@@ -119,13 +131,11 @@ def _alone(order: Order, store: Store, progress: Progress, key: str) -> tuple[Ca
 def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
     started = time.monotonic()
     unproven = unproven_key(order.launch, weights_stamp(order.found.model)).hex
+    shared = _shared(order, store, progress)
     with _log(store, key) as log:
         rules = _rules(order, progress)
-        root = Path(order.launch.place.root)
-        setting = Setting(
-            order.found, order.launch, root, store.objects, log, order.ready_seconds, progress, rules.secrets
-        )
-        cold = _cold(order, setting, rules, store, unproven)
+        setting = _setting(order, store, log, progress, rules)
+        cold = _cold(order, setting, rules, store, unproven, shared)
         try:
             proved = _proof(setting, rules, cold)
         except CaptureError:
@@ -134,6 +144,59 @@ def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureR
     row = _record(order, store, key, cold, proved, time.monotonic() - started)
     store.actions.discard(unproven)
     return row
+
+
+def build_shard(order: Order, number: int, num: int, store: Store, progress: Progress) -> UnprovenRow:
+    """Runs the shard of a number, from 1 to `num`, and returns its record. Nothing is sealed; `order.out` is not looked at.
+
+    Raises as `build_capture` does.
+    """
+    shard = shards_of(order.found, order.launch, order.given, num)[number - 1]
+
+    def run() -> UnprovenRow:
+        store.require_writable()
+        with _log(store, shard.key) as log:
+            rules = _rules(order, progress)
+            alone = _setting(order, store, log, progress, rules)
+            setting = replace(alone, asks=False, placed=placed_beside_others)
+            row, _ = _started(replace(order, given=shard.files), setting, rules, f"shard {shard.name}")
+        record_unproven(store, shard.key, row)
+        return row
+
+    progress.begin(f"shard {shard.name}")
+    with store.in_use():
+        row, is_new = _once(store, shard.key, find_unproven, run, progress)
+    progress.end(f"ready in {row.cold_seconds:.0f} s; {_size(row)}{'' if is_new else ' (done before)'}")
+    return row
+
+
+def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
+    """Returns what the shards of `order` left; runs those that have no record. Empty without shards."""
+    sharding = order.sharding
+    if sharding is None:
+        return ()
+    shards = shards_of(order.found, order.launch, order.given, sharding.num)
+    progress.begin(counted(sharding.num, "shard"))
+    missing = [shard for shard in shards if find_unproven(store, shard.key) is None]
+    if missing and sharding.command is not None:
+        servers = order.found.adapter.cards(order.launch, sharding.environ)
+        run_shards(missing, sharding.command, servers, sharding.environ, store.root / "logs", progress)
+    rows = [row for row in (find_unproven(store, shard.key) for shard in shards) if row is not None]
+    if len(rows) < len(shards):
+        names = ", ".join(shard.name for shard in shards if find_unproven(store, shard.key) is None)
+        raise CaptureError(
+            f"the store has no record of the shards {names} (build capture --shard I/N runs one)"
+        )
+    files = union(rows, order.given)
+    progress.end(f"{len(missing)} run; {len(files)} files")
+    return files
+
+
+def _setting(order: Order, store: Store, log: IO[Any], progress: Progress, rules: Rules) -> Setting:
+    root = Path(order.launch.place.root)
+    return Setting(
+        order.found, order.launch, root, store.objects, log, order.ready_seconds, progress, rules.secrets
+    )
 
 
 def _rules(order: Order, progress: Progress) -> Rules:
@@ -157,28 +220,54 @@ def _secrets(order: Order) -> tuple[Secret, ...]:
     return secrets_of(order.found.environ, order.found.words, order.launch.words)
 
 
-def _cold(order: Order, setting: Setting, rules: Rules, store: Store, key: str) -> UnprovenRow:
-    """Returns what a cold run leaves and answers: one now, or that of an earlier build which was stopped in its proof."""
+def _cold(
+    order: Order,
+    setting: Setting,
+    rules: Rules,
+    store: Store,
+    key: str,
+    shared: tuple[CapturedFile, ...],
+) -> UnprovenRow:
+    """Returns what a cold run leaves and answers: one now, or that of an earlier build which was stopped in its proof.
+
+    It begins with what shards left.
+    """
     progress = setting.progress
     progress.begin("1 cold")
     row = find_unproven(store, key)
     if row is not None:
         progress.end(f"done before, by a build that was stopped in its proof: {len(row.files)} files")
         return row
-    with build_run(
-        setting,
-        "cold",
-        before=partial(_put, order.given),
-        between=lambda sandbox: order.found.adapter.settle(sandbox.here),
-    ) as (ran, sandbox):
-        _require_agents(ran, setting)
-        found = collect(sandbox.here, rules.for_sandbox(sandbox), store.objects)
+    row, ran = _started(order, setting, rules, f"cold run of {_label(order.launch)}", shared)
+    record_unproven(store, key, row)
+    progress.end(
+        f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}; {_size(row)}"
+    )
+    return row
+
+
+def _started(
+    order: Order, setting: Setting, rules: Rules, label: str, files: tuple[CapturedFile, ...] = ()
+) -> tuple[UnprovenRow, Ran]:
+    """Starts the server with `files` in its caches, refusing nothing; returns what it left and what it did."""
+    try:
+        with build_run(
+            setting,
+            "measure" if files else "cold",
+            files,
+            before=partial(_put, order.given),
+            between=lambda sandbox: order.found.adapter.settle(sandbox.here),
+        ) as (ran, sandbox):
+            _require_agents(ran, setting)
+            found = collect(sandbox.here, rules.for_sandbox(sandbox), setting.objects)
+    except EndedEarlyError as early:
+        raise CaptureError(early.cause) from early
     for path in found.strays[:3]:
-        progress.warn(f"{path} was written to the server's home, which is not captured")
+        setting.progress.warn(f"{path} was written to the server's home, which is not captured")
     if not found.files:
         raise CaptureError("the server left nothing in its caches: there is nothing to capture")
     row = UnprovenRow(
-        label=f"cold run of {_label(order.launch)}",
+        label=label,
         files=found.files,
         left_out=found.left_out,
         answers=tuple(answer.whole for answer in ran.answers),
@@ -187,11 +276,7 @@ def _cold(order: Order, setting: Setting, rules: Rules, store: Store, key: str) 
         cold_counts={**ran.counts, "files": len(found.files)},
         places=dict(found.places),
     )
-    record_unproven(store, key, row)
-    progress.end(
-        f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}; {_size(row)}"
-    )
-    return row
+    return row, ran
 
 
 def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:

@@ -1,6 +1,7 @@
 """The store's records of captures, and the keys that find them. If an object that a record names is missing, it is a miss.
 
 * capture key -> `CaptureRow`: a proved capture, and how long its build took. The first record stays.
+* shard key -> `UnprovenRow`, without answers: the files of a server that warmed up a slice of the shapes. It stays.
 * unproven key -> `UnprovenRow`: the files of a cold run, so that a build which was stopped in its proof can go on from
   there. It is removed when the proof has ended, either way.
 
@@ -14,7 +15,7 @@ another capture. The path of a model's directory is not part of it: the server s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, TypeVar, Union, cast
 
 from pydantic import Field
@@ -22,7 +23,7 @@ from pydantic import Field
 from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut
 from aotgaudi.bundle.launch import Launch, load_launch
-from aotgaudi.digest import Digest, Key, canonical_json, sha256_source
+from aotgaudi.digest import Digest, Key, canonical_json, sha256_bytes, sha256_source
 from aotgaudi.document import DigestField, Value, load_document
 from aotgaudi.errors import ManifestError
 from aotgaudi.store.cas import ObjectStore
@@ -158,6 +159,13 @@ def unproven_key(launch: Launch, weights: str) -> Key:
     builder = [(f"builder.{name}", value) for name, value in sorted(builder_versions().items())]
     head = ("record", "aotgaudi.draft/2"), ("weights", weights)
     return Key.of([*head, *launch.components(), *_conditions(launch), *builder])
+
+
+def shard_key(launch: Launch, files: Mapping[str, str]) -> Key:
+    """Returns the key of what a server left that was given `files` in place of those of all shapes, and asked nothing."""
+    components = [(name, value) for name, value in launch.components() if name != "exercise"]
+    given = [(f"given.{path}", sha256_bytes(text.encode())) for path, text in sorted(files.items())]
+    return Key.of([("record", "aotgaudi.shard/1"), *components, *_conditions(launch), *given])
 
 
 def builder_versions() -> dict[str, str]:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, shaped_co
 from aotgaudi.wrap.launch import describe
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
+from aotgaudi.wrap.shards import Sharding
 from tests.environment import ROOT
 from tests.guests.capturing import Told
 from tests.guests_here import Here
@@ -82,7 +83,7 @@ class Bench:
         words = ("vllm", "serve", str(self.folder / "tiny"), "--port", str(free_port()))
         return shaped_command(words, self.environ(environ), self.spec, self.folder / "r")
 
-    def build(self, **environ: str) -> Built:
+    def order(self, **environ: str) -> Order:
         given = self.shaped(**environ)
         launch = describe(
             given.found,
@@ -90,8 +91,27 @@ class Bench:
             asked=given.asked("smoke"),
             manifest_id=given.manifest_id,
         )
-        order = Order(given.found, launch, self.folder / "out", ready_seconds=240, given=given.files)
-        return build_capture(order, Store.open(self.folder / "store"), self.told)
+        return Order(given.found, launch, self.folder / "out", ready_seconds=240, given=given.files)
+
+    @property
+    def store(self) -> Store:
+        return Store.open(self.folder / "store")
+
+    def build(self, **environ: str) -> Built:
+        return build_capture(self.order(**environ), self.store, self.told)
+
+    def shard_command(self, name: str) -> list[str]:
+        """What runs one shard in another process, where a card has to be shown, too."""
+        code = (
+            "import sys\nfrom pathlib import Path\nfrom aotgaudi.backends.base import Target\n"
+            "from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi\n"
+            "from aotgaudi.wrap.capture import build_shard\nfrom aotgaudi.wrap.shards import parse_shard\n"
+            "from tests.hpu.test_vllm_gaudi import Bench\n"
+            "VllmGaudi.target = lambda *_: Target(backend='hpu', machine='gaudi2')\n"
+            "bench = Bench(Path(sys.argv[1]), Path(sys.argv[2]))\n"
+            "build_shard(bench.order(), *parse_shard(sys.argv[3]), bench.store, bench.told)\n"
+        )
+        return [sys.executable, "-c", code, str(self.folder), str(self.double), name]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -216,3 +236,37 @@ def test_a_server_that_counts_its_blocks_anew_is_not_sealed(
 
     assert "hpu" in str(caught.value)
     assert not (bench.folder / "out").exists()
+
+
+def test_shards_are_run_side_by_side_and_their_union_is_proved(
+    captured: Bench, newest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One that was killed costs only itself; the server that starts from the union compiles nothing that a shard did."""
+    bench = Bench(tmp_path_factory.mktemp("s"), newest)
+    environ = bench.environ({"HABANA_VISIBLE_MODULES": "0,1,2", "AOTGAUDI_DOUBLE_CARDS": "3"})
+    order = replace(bench.order(), sharding=Sharding(3, None))
+    with pytest.raises(CaptureError, match=r"no record of the shards 1/3, 2/3, 3/3 \(build capture --shard"):
+        build_capture(order, bench.store, bench.told)
+
+    def dying(name: str) -> list[str]:
+        return (
+            [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"] if name == "2/3" else started(name)
+        )
+
+    asked: list[str] = []
+
+    def started(name: str) -> list[str]:
+        asked.append(name)
+        return bench.shard_command(name)
+
+    with pytest.raises(CaptureError, match="1 shard failed; the others are recorded"):
+        build_capture(replace(order, sharding=Sharding(3, dying, environ)), bench.store, bench.told)
+    assert asked == ["1/3", "3/3"]
+
+    built = build_capture(replace(order, sharding=Sharding(3, started, environ)), bench.store, bench.told)
+
+    assert asked == ["1/3", "3/3", "2/3"]
+    assert [line for line in bench.told.lines if line.startswith("3 shards: 1 run; ")]
+    assert built.row.cold_counts.get("hpu", 0) == 0
+    whole = open_bundle(captured.folder / "out").require_capture()
+    assert {file.path for file in built.bundle.require_capture().files} == {file.path for file in whole.files}

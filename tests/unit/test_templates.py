@@ -318,3 +318,25 @@ def test_the_image_of_a_wrapped_server_starts_it_by_its_own_command() -> None:
     for name in ("vllm-kubernetes.yaml", "vllm-compose.yaml"):
         (image,) = re.findall(r"image: (registry\S+)", (TEMPLATES / name).read_text(encoding="utf-8"))
         assert image in text
+
+
+def test_the_shards_of_a_capture_and_the_job_that_seals_them_agree() -> None:
+    shards, merge = documents("vllm-capture-jobs.yaml")
+    pods = [job["spec"]["template"]["spec"] for job in (shards, merge)]
+    (one,), (whole,) = (pod["containers"] for pod in pods)
+    num = shards["spec"]["completions"]
+    ran, sealed = (
+        list(commands(f"aotgaudi {c['command'][-1].partition('aotgaudi ')[2]}")) for c in (one, whole)
+    )
+
+    assert [*ran[0][:6], *ran[0][8:]] == [*sealed[0][:6], *sealed[0][11:]]
+    assert ran[0][6:8] == ["--shard", f"$((JOB_COMPLETION_INDEX + 1))/{num}"]
+    assert sealed[0][6:10] == ["--shards", str(num), "--merge", "-o"]
+    assert (shards["spec"]["completionMode"], shards["spec"]["parallelism"]) == ("Indexed", num)
+    assert pods[0]["volumes"] == pods[1]["volumes"]
+    for name in ("image", "resources", "securityContext", "volumeMounts", "env"):
+        assert one[name] == whole[name]
+    assert one["resources"]["limits"]["habana.ai/gaudi"] == 1
+    assert {mount["name"] for mount in one["volumeMounts"]} == {
+        volume["name"] for volume in pods[0]["volumes"]
+    }

@@ -266,6 +266,17 @@ class Adapter(Protocol):
         """
         ...
 
+    def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
+        """Returns the files of `Shapes` for each of `num` servers that share the shapes. Raises SpecError."""
+        ...
+
+    def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+        """Returns the variables that give each of several servers side by side the devices that it needs.
+
+        There are as many as servers fit on this machine. Raises TargetError if not one does.
+        """
+        ...
+
     def settle(self, root: Path) -> None:
         """Puts the caches below `root`, as we see it, in order, after the server has ended and before they are captured.
 
@@ -300,6 +311,11 @@ def flag_words(name: str, value: JsonValue) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (f"--{name}" if value else f"--no-{name}",)
     return f"--{name}", str(value)
+
+
+def no_slices(server: str) -> SpecError:
+    """Returns the error of a server whose shapes cannot be cut into slices."""
+    return SpecError("--shards", f"is of no use to {server}", "leave it out: only buckets can be cut")
 
 
 def no_shapes(server: str) -> SpecError:

@@ -12,7 +12,16 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
+from aotgaudi.wrap.adapters.base import (
+    Environment,
+    Flags,
+    Phase,
+    Repair,
+    SandboxRoot,
+    Shapes,
+    no_shapes,
+    no_slices,
+)
 from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.exercise import (
@@ -332,6 +341,14 @@ class Vllm:
     ) -> Shapes:
         """Raises SpecError: vLLM's graphs on these devices are not listed by shape."""
         raise no_shapes(self.name)
+
+    def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
+        """Raises SpecError: there is no list of shapes."""
+        raise no_slices(self.name)
+
+    def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+        """Returns that of one server."""
+        return ({},)
 
     def settle(self, root: Path) -> None:
         """Does nothing: vLLM leaves complete caches."""

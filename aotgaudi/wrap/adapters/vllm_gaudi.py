@@ -6,6 +6,7 @@ Nothing here has run on a card.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,10 +15,10 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE, cut_bucket_file
 from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
-from aotgaudi.errors import CompileError, SpecError, shown, store_error
+from aotgaudi.errors import CompileError, SpecError, TargetError, counted, shown, store_error
 from aotgaudi.gaudi.environment import (
     CACHE_VARIABLE,
     NEUTRAL,
@@ -111,6 +112,7 @@ RECIPES = "cache/hpu"
 METRICS = "tmp/hpu-metrics.json"
 """Where the bridge writes its counters when a process ends (``saver.py``)."""
 
+_MODULES = "HABANA_VISIBLE_MODULES"
 _FORCED_AOT = "VLLM_FORCE_AOT_LOAD"
 _ROOTS_OF_OTHER_DEVICES = frozenset(
     {"CUDA_CACHE_PATH", "FLASHINFER_WORKSPACE_BASE", "CUTE_DSL_CACHE_DIR", "AITER_JIT_DIR"}
@@ -234,6 +236,33 @@ class VllmGaudi(Vllm):
             ),
             variables={name: value for name, value in variables.items() if name not in environ},
             paths={FILE_VARIABLE: FILE},
+        )
+
+    def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
+        """Returns bucket files that together list the buckets of the one in `files`. Raises SpecError if there is none."""
+        if FILE not in files:
+            raise SpecError("--shards", "is given without --shapes", "--shapes SPEC, whose buckets are cut")
+        return tuple({**files, FILE: text} for text in cut_bucket_file(files[FILE], num))
+
+    def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
+        """Returns the variables of as many servers as there are cards for, a card for each rank (K-25: both variables).
+
+        The cards are those of ``HABANA_VISIBLE_MODULES``, if that lists any, else those that the driver shows.
+        """
+        listed = environ.get(_MODULES, "").replace(",", " ").split()
+        if not listed or not all(map(str.isdecimal, listed)):
+            shown = (card.module_id for card in find_cards().cards)
+            listed = [str(number) for number in shown if number is not None]
+        ranks = math.prod(launch.world.values())
+        groups = [listed[first : first + ranks] for first in range(0, len(listed) - ranks + 1, ranks)]
+        if not groups:
+            raise TargetError(
+                f"--shards: a server has {counted(ranks, 'rank')}, and {counted(len(listed), 'card')} can be used"
+                f" ({_MODULES} lists others)"
+            )
+        return tuple(
+            {_MODULES: ",".join(group), **({"HLS_MODULE_ID": group[0]} if ranks == 1 else {})}
+            for group in groups
         )
 
     def settle(self, root: Path) -> None:

@@ -15,6 +15,7 @@ from aotgaudi.bucketing.bucket_file import (
     FileStrategy,
     SkippedLine,
     bucket_lines,
+    cut_bucket_file,
     read_bucket_file,
 )
 from aotgaudi.bucketing.combine import ProductRules
@@ -304,3 +305,30 @@ def test_lists_and_ranges_stay_as_short_as_readers_take_them(dialect: Dialect) -
     found = read(list(bucket_lines([*progression, *irregular])), dialect)
 
     assert sorted(found) == [*progression, *irregular]
+
+
+ROWS = st.sets(
+    st.tuples(st.integers(1, 9), st.sampled_from([1, 1, 2, 64, 128]), st.integers(0, 40)), max_size=40
+)
+
+
+@given(ROWS, st.sets(st.integers(1, 64), min_size=1), st.integers(1, 12))
+def test_slices_hold_all_buckets_about_as_many_each_and_both_phases(
+    rows: set[Bucket], decodes: set[int], num: int
+) -> None:
+    wanted = rows | {(size, 1, size) for size in decodes} | {(1, 128, 0)}
+    text = "".join(f"{line}\n" for line in ("# of these limits", *bucket_lines(wanted)))
+    if num > len(wanted):
+        with pytest.raises(SpecError, match=f"there are {len(wanted)} buckets"):
+            cut_bucket_file(text, num)
+        return
+
+    files = cut_bucket_file(text, num)
+
+    listed = [read_bucket_file(file, LITERAL) for file in files]
+    assert all(file.startswith("# of these limits\n") for file in files)
+    assert all(one.prompt and one.decode for one in listed)
+    assert {row for one in listed for row in (*one.prompt, *one.decode)} == wanted
+    sizes = [len(one.prompt) + len(one.decode) for one in listed]
+    assert max(sizes) <= -(-len(wanted) // num) + 1
+    assert files == cut_bucket_file(text, num)

@@ -1,0 +1,181 @@
+"""A capture's cold run, cut into shards: servers that each warm up a slice of the shapes, side by side.
+
+A server gets the files of its slice in place of those of all shapes, devices and a port of its own, and is asked nothing.
+What it leaves is recorded in the store, so a shard that died is run again alone, a shard whose record is there is not run
+again, and machines that share a store may run some each (``--shard I/N``, then ``--merge``). What all of them left is the
+beginning of the capture's cold run: it warms up all shapes, is asked everything, and compiles what no shard did.
+
+Each shard is a process of ours, since servers are watched, signalled and reaped by process.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+
+from aotgaudi.bundle.capture_receipt import CapturedFile
+from aotgaudi.bundle.launch import Launch
+from aotgaudi.errors import CaptureError, SpecError, counted, store_error
+from aotgaudi.files import make_directories
+from aotgaudi.wrap.build_run import Progress
+from aotgaudi.wrap.capture_records import UnprovenRow, shard_key
+from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.output import last_line, tail_of
+from aotgaudi.wrap.session import Plan
+
+_POLL_SECONDS = 0.1
+MAX_SHARDS = 1024
+"""Bounds what a typing error can start."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `num` shards, from 1 on: what its server is given, and under which key its record is."""
+
+    number: int
+    num: int
+    files: Mapping[str, str]
+    key: str
+
+    @property
+    def name(self) -> str:
+        """``2/3``."""
+        return f"{self.number}/{self.num}"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a cold run is shared.
+
+    Attributes:
+        num: How many shards there are.
+        command: Returns the words that run the shard of a name, ``2/3``; None: all must be in the store.
+        environ: The environment of these commands.
+    """
+
+    num: int
+    command: Callable[[str], Sequence[str]] | None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Returns number and count of ``I/N``. Raises SpecError."""
+    number, _, num = text.partition("/")
+    if number.isdecimal() and num.isdecimal() and 1 <= int(number) <= int(num) <= MAX_SHARDS:
+        return int(number), int(num)
+    raise SpecError("--shard", f"is {text!r}", f"I/N, such as 1/4, with N up to {MAX_SHARDS}")
+
+
+def shards_of(found: Found, launch: Launch, files: Mapping[str, str], num: int) -> tuple[Shard, ...]:
+    """Returns the shards of a launch that is given `files` for its shapes. Raises SpecError if they cannot be cut so."""
+    slices = found.adapter.slices(files, num)
+    return tuple(
+        Shard(number, num, given, shard_key(launch, given).hex) for number, given in enumerate(slices, 1)
+    )
+
+
+def placed_beside_others(plan: Plan) -> Plan:
+    """Returns `plan` with a port that is free now, unless the server listens on a socket below its root."""
+    if plan.address.uds is not None:
+        return plan
+    with closing(socket.socket()) as probe:
+        probe.bind(("", 0))
+        port = int(probe.getsockname()[1])
+    return replace(plan, words=(*plan.words, "--port", str(port)), address=replace(plan.address, port=port))
+
+
+def run_shards(
+    shards: Sequence[Shard],
+    command: Callable[[str], Sequence[str]],
+    servers: Sequence[Mapping[str, str]],
+    environ: Mapping[str, str],
+    logs: Path,
+    progress: Progress,
+) -> None:
+    """Runs `shards`, at most one for each of `servers` at a time, whose variables it gets. Returns when all have ended well.
+
+    Raises:
+        CaptureError: Shards failed; the others were let to their end, and their records stay. Names each with its log.
+        StoreError: A log cannot be written.
+    """
+    waiting, free = list(shards), list(servers)
+    running: dict[str, _Running] = {}
+    failed: list[str] = []
+    num_done = 0
+    try:
+        while waiting or running:
+            while waiting and free:
+                shard, variables = waiting.pop(0), free.pop(0)
+                running[shard.name] = _start(
+                    command(shard.name), {**environ, **variables}, variables, _log_path(logs, shard)
+                )
+            time.sleep(_POLL_SECONDS)
+            for name, one in list(running.items()):
+                status = one.process.poll()
+                if status is None:
+                    continue
+                del running[name]
+                free.append(one.variables)
+                num_done += 1
+                if status != 0:
+                    failed.append(
+                        f"  shard {name}: exit code {status}: {one.last_line()} (all of it: {one.log})"
+                    )
+            progress.note(f"{num_done} of {counted(len(shards), 'shard')} ended, {len(running)} under way")
+    finally:
+        for one in running.values():
+            one.process.terminate()
+        for one in running.values():
+            one.process.wait()
+    if failed:
+        others = "; the others are recorded, and are not run again" if len(failed) < len(shards) else ""
+        raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
+
+
+@dataclass(frozen=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    variables: Mapping[str, str]
+    log: Path
+
+    def last_line(self) -> str:
+        return last_line(tail_of(self.log)) or "it said nothing"
+
+
+def _start(
+    words: Sequence[str], environ: Mapping[str, str], variables: Mapping[str, str], log: Path
+) -> _Running:
+    try:
+        make_directories(log.parent)
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                words, env=dict(environ), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+    except OSError as error:
+        raise store_error("start a shard with the log", log, error) from error
+    return _Running(process, variables, log)
+
+
+def _log_path(logs: Path, shard: Shard) -> Path:
+    return logs / f"shard-{shard.number}-of-{shard.num}-{shard.key[:16]}.log"
+
+
+def union(rows: Iterable[UnprovenRow], given: Iterable[str]) -> tuple[CapturedFile, ...]:
+    """Returns the files of all rows but those at the paths `given`, by path.
+
+    Several shards may have made the same graph, and its bytes may differ (K-13), so what belongs together by its name, such
+    as a recipe and its metadata, comes from one row: the first that has any of it.
+    """
+    left_out, owners = frozenset(given), dict[str, int]()
+    files: dict[str, CapturedFile] = {}
+    for number, row in enumerate(rows):
+        for file in row.files:
+            stem = str(PurePosixPath(file.path).with_suffix(""))
+            if file.path not in left_out and owners.setdefault(stem, number) == number:
+                files[file.path] = file
+    return tuple(files[path] for path in sorted(files))
