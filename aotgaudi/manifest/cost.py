@@ -37,7 +37,7 @@ from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.change import ValueChange, with_change
-from aotgaudi.spec.rows import rows_of
+from aotgaudi.spec.rows import CacheRows, rows_of
 
 MANY_STEPS = 2000
 """More prompt, decode and unified entries than this are worth a warning."""
@@ -173,16 +173,35 @@ def kv_bytes_per_token(spec: BuildSpec) -> int:
     return -(-max(_block_bytes(spec).values()) // spec.limits.block_size)
 
 
+def kv_bytes_read_per_token(spec: BuildSpec) -> int:
+    """Returns the bytes that a step reads for a token of its context, in all layers of a rank.
+
+    Windows count as whole contexts. A layer's second caches are left out where they are only read for the newest tokens.
+    """
+    read = (
+        num_bytes
+        for cache, num_bytes in _cache_bytes(spec)
+        if not cache.part or any(kind.reach is None for kind in cache.rows)
+    )
+    return -(-sum(read) // spec.limits.block_size)
+
+
 def _block_bytes(spec: BuildSpec) -> dict[int, int]:
     """Returns the bytes of a block in each layer of a rank."""
+    found: dict[int, int] = {}
+    for cache, num_bytes in _cache_bytes(spec):
+        found[cache.layer] = found.get(cache.layer, 0) + num_bytes
+    return found
+
+
+def _cache_bytes(spec: BuildSpec) -> Iterator[tuple[CacheRows, int]]:
+    """Yields each cache of a rank, and the bytes of a block in it."""
     quantization, parallel = spec.model.quantization, spec.parallel
     value_bytes = None if quantization is None else quantization.kv_value_bytes
-    found: dict[int, int] = {}
     for cache in rows_of(spec.model):
         own = replace(cache, heads=parallel.kv_heads_of_rank(cache.heads))
         each = value_bytes or _DTYPE_BYTES[spec.model.dtype] if own.dtype is None else _DTYPE_BYTES[own.dtype]
-        found[own.layer] = found.get(own.layer, 0) + own.values_per_block(spec.limits.block_size) * each
-    return found
+        yield own, own.values_per_block(spec.limits.block_size) * each
 
 
 @dataclass(frozen=True, slots=True)

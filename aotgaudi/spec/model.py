@@ -122,8 +122,8 @@ class ModelSpec(SpecValue):
 
     @property
     def intermediate_size(self) -> int:
-        """Width of a dense layer's feed-forward part."""
-        return self._count("intermediate_size")
+        """Width of a dense layer's feed-forward part; of an expert's, if the config says of no dense layer."""
+        return self._count("intermediate_size", "moe_intermediate_size")
 
     @property
     def num_attention_heads(self) -> int:

@@ -9,9 +9,10 @@ The work of an entry is a sum of integers. Let B be the block size::
 
 **Estimated** (`WorkModel.of`), in floating-point operations. A token passes all weights of attention and of the
 feed-forward part, two operations each; in a mixture of experts, those of the experts it is sent to. A row passes the
-head. A pair of query and key takes 4 operations per head, number of the head, and layer. Reading a key and its value from
-memory counts as the operations that the device could have done meanwhile (`Device.balance`). What every step costs,
-above all reading the weights, is the same for all tables and left out.
+head. A pair of query and key takes 2 operations per query head and number of the row that the layer keeps of a token, as a
+key and as a value (``spec/rows.py``); a layer that keeps a row for several tokens has so many fewer pairs. Windows count as
+whole contexts. Reading a token's rows from memory counts as the operations that the device could have done meanwhile
+(`Device.balance`). What every step costs, above all reading the weights, is the same for all tables and left out.
 
 **Measured** (`read_step_times`), in nanoseconds, with a fixed cost per step. The file is one of these:
 
@@ -43,10 +44,11 @@ from typing import Any, TypeVar
 from aotgaudi.entries import DecodeEntry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
-from aotgaudi.manifest.cost import kv_bytes_per_token
+from aotgaudi.manifest.cost import kv_bytes_read_per_token
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.rows import family_of, rows_of
 from aotgaudi.traffic.exposition import Sample, is_exposition, samples_of
 
 
@@ -115,11 +117,11 @@ class WorkModel:
         """
         model = spec.model
         whole = spec.model_copy(update={"parallel": ParallelSpec()})  # However many ranks share it.
-        weights, key_bytes = _weights_per_token(model), kv_bytes_per_token(whole) * model.num_layers
+        weights, key_bytes = _weights_per_token(model), kv_bytes_read_per_token(whole)
         terms = Terms(
             per_row=2 * model.hidden_size * model.vocab_size,
             per_token=2 * weights,
-            per_pair=4 * model.num_attention_heads * model.head_dim * model.num_layers,
+            per_pair=2 * model.num_attention_heads * _attended_per_token(model, spec.limits.block_size),
             per_key=key_bytes * device.balance,
         )
         weight_bytes = 2 * (weights + model.hidden_size * model.vocab_size)
@@ -161,14 +163,53 @@ class WorkModel:
 
 def _weights_per_token(model: ModelSpec) -> int:
     """The number of weights that a token passes, without embedding and head."""
-    heads = 2 * (model.num_attention_heads + model.num_kv_heads) * model.head_dim
     experts = model.config.get("num_experts_per_tok")
     wide = model.config.get("moe_intermediate_size") if isinstance(experts, int) else None
     width = wide if isinstance(wide, int) else model.intermediate_size
     num_experts = experts if isinstance(experts, int) and not isinstance(experts, bool) else 1
     if num_experts < 1:
         raise SpecError("model.config.num_experts_per_tok", f"is {num_experts}", "a positive integer")
-    return model.num_layers * model.hidden_size * (heads + 3 * num_experts * width)
+    return model.num_layers * (_projections(model) + 3 * model.hidden_size * num_experts * width)
+
+
+def _attended_per_token(model: ModelSpec, block_size: int) -> int:
+    """The numbers of all layers' rows of a token that a query head multiplies with: as keys, then as values."""
+    values = 0
+    for cache in rows_of(model):
+        if cache.part:  # What entries are made of, and the indexer's keys.
+            continue
+        width = 2 * cache.width
+        if family_of(model) == "latent":  # Values are a row's first part.
+            width -= _size(model, "qk_rope_head_dim")
+        values += width * cache.rows_per_block(block_size)
+    return values // block_size
+
+
+def _projections(model: ModelSpec) -> int:
+    """The weights of a layer's attention, as it is computed: latent attention multiplies by the halves of ``kv_b_proj``."""
+    family, heads, hidden = family_of(model), model.num_attention_heads, model.hidden_size
+    if family == "uniform":
+        return hidden * 2 * (heads + model.num_kv_heads) * model.head_dim
+    rank = model.config_value("q_lora_rank")
+    if family == "latent":
+        latent, rotated = _size(model, "kv_lora_rank"), _size(model, "qk_rope_head_dim")
+        unrotated, value = _size(model, "qk_nope_head_dim"), _size(model, "v_head_dim")
+        asked, kept = heads * (unrotated + rotated), latent + rotated
+        given = heads * (latent * (unrotated + value) + value * hidden)
+    else:
+        asked, kept = heads * model.head_dim, model.head_dim
+        given = _size(model, "o_lora_rank") * (asked + _size(model, "o_groups") * hidden)
+    queries = rank * (hidden + asked) if isinstance(rank, int) else hidden * asked
+    return queries + hidden * kept + given
+
+
+def _size(model: ModelSpec, name: str) -> int:
+    value = model.config_value(name)
+    if type(value) is not int or value < 1:
+        raise SpecError(
+            f"model.config.{name}", "is missing" if value is None else f"is {value!r}", "a positive integer"
+        )
+    return value
 
 
 _ENTRY = re.compile(r"\((prompt|decode), (\d{1,9}), (\d{1,9}), (\d{1,9})\)", re.ASCII)

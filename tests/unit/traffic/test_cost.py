@@ -13,7 +13,11 @@ from aotgaudi.engine.stats import GAP_BOUNDS, CounterSnapshot, EntryCounters, To
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.server.metrics import entry_families
-from aotgaudi.traffic.cost import read_step_times
+from aotgaudi.spec.parse import load_spec
+from aotgaudi.traffic.cost import DEVICES, WorkModel, read_step_times
+from tests.specs import spec_of
+
+MANIFESTS = Path(__file__).parents[3] / "manifests"
 
 PROMPTS = [PromptEntry(1, query, ctx) for query in (16, 32, 64) for ctx in (0, 4, 9)]
 DECODES = [DecodeEntry(batch, 1, blocks) for batch in (1, 2, 8) for blocks in (8, 20, 50)]
@@ -194,3 +198,44 @@ def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
     with pytest.raises(SpecError, match="is not UTF-8 text"):
         read_step_times(path)
+
+
+LATENT = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "vocab_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 512,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 20,
+}
+
+
+def test_latent_attention_costs_what_its_rows_say_whatever_the_width_of_a_head() -> None:
+    works = [_work({**LATENT, "head_dim": head_dim}) for head_dim in (8, 64)]
+
+    assert works[0] == works[1]
+    assert works[0].decode.per_pair == 2 * 4 * 2 * (40 + 32)
+    assert works[0].decode.per_key == 2 * 40 * 4 * DEVICES["cpu"].balance
+    projections = 64 * 4 * 24 + 64 * 40 + 4 * (32 * 36 + 20 * 64)
+    assert works[0].decode.per_token == 2 * 2 * (projections + 3 * 64 * 96)
+
+
+def test_entries_of_several_tokens_cost_a_part_of_a_pair_each() -> None:
+    model = load_spec(MANIFESTS / "tiny-v4.cpu.toml").model
+    work = _work(model.config)
+
+    rows = 16 + (16 + 4) + (16 + 1)  # Of a block: tokens, then entries.
+    assert work.decode.per_pair == 2 * 4 * (2 * 32 * rows // 16)
+    read = 32 * (16 + 20 + 17) + 16 * 4  # Rows of the layers, and keys of the indexer.
+    assert work.decode.per_key == -(-read * 4 // 16) * DEVICES["cpu"].balance
+
+
+def _work(config: dict[str, Any]) -> WorkModel:
+    spec = spec_of(model={"name": "m", "dtype": "float32", "config": config})
+    return WorkModel.of(spec, DEVICES["cpu"])
