@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -23,11 +23,22 @@ PROBES: tuple[Mapping[str, Any], ...] = (
 
 
 @dataclass(frozen=True)
+class Outcome:
+    """What came of an order: status, the text of each choice, the finish reasons, and the JSON that had them."""
+
+    status: int
+    texts: tuple[str, ...]
+    finish_reasons: tuple[str, ...]
+    events: Sequence[Mapping[str, Any]] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True)
 class Order:
     """One request of the traffic.
 
     `probe` is its number among `PROBES`, `leave_after` the number of lines of a stream after which its client goes,
-    `status` what the answer must have.
+    `status` what the answer must have, `is_right` what else must be true of an answer with it. Without `has_key`, the
+    client sends no API key.
     """
 
     path: str
@@ -35,56 +46,64 @@ class Order:
     probe: int | None = None
     leave_after: int | None = None
     status: int = 200
+    is_right: Callable[[Outcome], bool] | None = None
+    has_key: bool = True
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of an order: status, the text of each choice, and the finish reasons."""
-
-    status: int
-    texts: tuple[str, ...]
-    finish_reasons: tuple[str, ...]
+    def is_met_by(self, outcome: Outcome) -> bool:
+        """Returns whether `outcome` is what was asked for."""
+        return outcome.status == self.status and (self.is_right is None or self.is_right(outcome))
 
 
 Take = Callable[[Order, "Outcome | None"], None]
 """Gets each order with its outcome, as they come; None for one whose client has left."""
 
 
-async def send_all(base_url: str, orders: Iterable[Order], num_connections: int, take: Take) -> None:
+async def send_all(
+    base_url: str, orders: Iterable[Order], num_connections: int, take: Take, api_key: str = "none"
+) -> None:
     """Sends all orders, `num_connections` at a time."""
-    waiting = iter(orders)
+    waiting, key = iter(orders), {"Authorization": f"Bearer {api_key}"}
     async with httpx.AsyncClient(base_url=base_url, timeout=120) as client:
 
         async def work() -> None:
             for order in waiting:
-                take(order, await send(client, order))
+                take(order, await send(client, order, key if order.has_key else {}))
 
         await asyncio.gather(*(work() for _ in range(num_connections)))
 
 
-async def send(client: httpx.AsyncClient, order: Order) -> Outcome | None:
+async def send(client: httpx.AsyncClient, order: Order, headers: Mapping[str, str]) -> Outcome | None:
     """Sends one order. Returns what came of it, or None where its client has left."""
-    async with client.stream("POST", order.path, json=dict(order.body)) as response:
+    async with client.stream("POST", order.path, json=dict(order.body), headers=dict(headers)) as response:
         if not order.body.get("stream") or response.status_code != 200:
-            data = json.loads(await response.aread())
-            return outcome_of(response.status_code, data.get("choices", ()))
+            return outcome_of(response.status_code, [json.loads(await response.aread())])
         lines: list[str] = []
         async for line in response.aiter_lines():
             if order.leave_after is not None and len(lines) >= order.leave_after:
                 return None
             lines.append(line)
-        choices = [choice for event in events_of(iter(lines)) for choice in event["choices"]]
-        return outcome_of(response.status_code, choices)
+        is_named = any(line.startswith("event: ") for line in lines)
+        return outcome_of(response.status_code, [*(named_events if is_named else events_of)(iter(lines))])
 
 
-def outcome_of(status: int, choices: Sequence[Mapping[str, Any]]) -> Outcome:
+def named_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The JSON of each event of a response, the last of which ends it."""
+    event: dict[str, Any] = {"type": ""}
+    for line in lines:
+        if line.startswith("data: "):
+            yield (event := json.loads(line.removeprefix("data: ")))
+    assert event["type"] in ("response.completed", "response.incomplete"), event
+
+
+def outcome_of(status: int, events: Sequence[Mapping[str, Any]]) -> Outcome:
     """Puts the pieces of each choice together, whether whole or in chunks, of a completion or a chat."""
     texts: dict[int, str] = {}
     reasons: dict[int, str] = {}
-    for choice in choices:
+    for choice in (choice for event in events for choice in event.get("choices", ())):
         index = choice["index"]
         message = choice.get("message") or choice.get("delta") or {}
         texts[index] = texts.get(index, "") + (choice.get("text") or message.get("content") or "")
         if choice["finish_reason"]:
             reasons[index] = choice["finish_reason"]
-    return Outcome(status, tuple(texts[i] for i in sorted(texts)), tuple(reasons[i] for i in sorted(texts)))
+    indices = sorted(texts)
+    return Outcome(status, tuple(texts[i] for i in indices), tuple(reasons[i] for i in indices), events)

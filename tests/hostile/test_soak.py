@@ -1,4 +1,4 @@
-"""Requests for long: every admissible one and nine kinds of refusals at random, and short ones alone.
+"""Requests for long: everything served and a dozen kinds of refusals at random, with an API key; and short ones alone.
 
 Nothing compiles, leaks or differs. ``--requests 100000`` is the whole soak: the short ones take some fifteen minutes.
 """
@@ -10,16 +10,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any
 
 import psutil
 import pytest
+from tokenizers import Tokenizer
 
 from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Server, Workplace, eventually
 from tests.e2e.traffic import PROBES, Order, Outcome, Take, outcome_of, send_all
 from tests.hostile.attackers import CHAT, COMPLETIONS
+from tests.hostile.mix import TEMPLATE, Mix
 from tests.hostile.server import MUST_BE_ZERO
 from tests.hostile.witnesses import tree_bytes
 
@@ -41,7 +44,11 @@ REFUSALS: tuple[dict[str, Any], ...] = (
     {"logprobs": 6},
     {"n": 129},
     {"best_of": 2},
+    {"guided_json": {"type": "strin"}},
+    {"guided_regex": "("},
+    {"logit_bias": {"a": 1}},
 )
+API_KEY = "soak"
 SAMPLING: dict[str, tuple[Any, ...]] = {
     "temperature": (0, 1e-6, 0.3, 0.7, 1, 2),
     "top_p": (1e-9, 0.1, 0.8, 0.95, 1),
@@ -57,8 +64,9 @@ SAMPLING: dict[str, tuple[Any, ...]] = {
 }
 
 
-def orders(random: Random, number: int) -> Iterator[Order]:
-    """The mix."""
+def orders(mix: Mix, number: int) -> Iterator[Order]:
+    """The mix of all: a third is repeatable, a third asks for one thing beyond sampling."""
+    random = mix.random
     for _ in range(number):
         kind = random.random()
         if kind < 0.3:
@@ -66,7 +74,10 @@ def orders(random: Random, number: int) -> Iterator[Order]:
             yield Order(COMPLETIONS, {**PROBES[probe], "stream": random.random() < 0.5}, probe=probe)
         elif kind < 0.36:
             body = {"prompt": "a", "max_tokens": 1, **random.choice(REFUSALS)}
-            yield Order(COMPLETIONS, body, status=400)
+            has_key = random.random() < 0.9
+            yield Order(COMPLETIONS, body, status=400 if has_key else 401, has_key=has_key)
+        elif kind < 0.7:
+            yield mix.order()
         else:
             yield one(random)
 
@@ -128,21 +139,27 @@ def send_weighed(server: Server, traffic: Iterator[Order], take: Take) -> tuple[
     """Sends all orders, with the server on a scale. Returns the scale, and how many seconds it took."""
     scale, begun = Scale(server.process.pid), time.monotonic()
     scale.start()
-    asyncio.run(send_all(server.base_url, traffic, NUM_CONNECTIONS, take))
+    asyncio.run(send_all(server.base_url, traffic, NUM_CONNECTIONS, take, API_KEY))
     seconds = time.monotonic() - begun
     scale.is_done.set()
     return scale, seconds
 
 
 def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
-    workplace: Workplace, pytestconfig: pytest.Config, record: list[str]
+    workplace: Workplace, pytestconfig: pytest.Config, record: list[str], tmp_path: Path
 ) -> None:
     number, seed = pytestconfig.getoption("--requests"), pytestconfig.getoption("--soak-seed")
     counts: Counter[str] = Counter()
     wrong: list[str] = []
+    mix = Mix(Random(seed), Tokenizer.from_file(str(workplace.model / "tokenizer.json")))
+    template = tmp_path / "tools.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    tools = "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--chat-template", template
 
-    with workplace.serve() as server:
-        alone = [outcome_of(200, server.complete(**probe)["choices"]) for probe in PROBES]
+    with workplace.serve(*tools, "--api-key", API_KEY) as server:
+        server.client.headers["Authorization"] = f"Bearer {API_KEY}"
+        num_free = server.metric("aotgaudi_kv_blocks_free")
+        alone = [outcome_of(200, [server.complete(**probe)]) for probe in PROBES]
 
         def take(order: Order, outcome: Outcome | None) -> None:
             if outcome is None:
@@ -150,10 +167,11 @@ def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
                 return
             counts[f"status {outcome.status}"] += 1
             counts["probes"] += order.probe is not None
-            if outcome.status != order.status or (order.probe is not None and outcome != alone[order.probe]):
+            counts["checked"] += order.is_right is not None
+            if not order.is_met_by(outcome) or (order.probe is not None and outcome != alone[order.probe]):
                 wrong.append(f"{order} gave {outcome}")
 
-        scale, seconds = send_weighed(server, orders(Random(seed), number), take)
+        scale, seconds = send_weighed(server, orders(mix, number), take)
         drift_bytes = scale.drift_bytes(after_tenths=2)
         record.append(
             f"soak: {number} requests in {seconds:.0f} s (seed {seed}), {dict(counts)}, {len(wrong)} wrong, "
@@ -166,6 +184,7 @@ def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
         assert not wrong, "\n".join(wrong[:5])
         assert {name: server.metric(name) for name in MUST_BE_ZERO} == dict.fromkeys(MUST_BE_ZERO, 0.0)
         assert eventually(server.is_idle)
+        assert server.metric("aotgaudi_kv_blocks_free") == num_free
         assert drift_bytes <= MAX_DRIFT_BYTES
         assert "Traceback" not in server.log
 
