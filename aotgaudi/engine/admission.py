@@ -57,6 +57,7 @@ class RequestRules:
         check_token_ids(prompt_token_ids, self.vocab_size)
         check_token_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
         check_token_ids([token_id for token_id, _ in params.logit_bias], self.vocab_size, "logit_bias")
+        check_token_ids(params.stop_token_ids, self.vocab_size, "stop_token_ids")
         try:
             check_sampling(params, self.sampler)
             self._check_scoring(params)

@@ -225,7 +225,7 @@ class PlainMessage:
 
     def whole(self, event: TokenEvent) -> Json:
         """Returns the message with all its text."""
-        return {"role": "assistant", "content": event.text, "refusal": None}
+        return {"role": "assistant", "content": event.text, "refusal": None, "annotations": []}
 
     def finish_reason(self, event: TokenEvent) -> str | None:
         """Returns the engine's reason."""

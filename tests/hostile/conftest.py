@@ -48,11 +48,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_ROWS] = []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what is in this folder."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what is in this folder. A soak has the time that its requests take on a slow machine, ten a second."""
+    soak_seconds = 600 + config.getoption("--requests") / 10
     for item in items:
         if "tests/hostile/" in item.path.as_posix():
             item.add_marker(pytest.mark.hostile)
+            if item.path.name == "test_soak.py":
+                item.add_marker(pytest.mark.timeout(soak_seconds))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

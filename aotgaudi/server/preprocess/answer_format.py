@@ -5,9 +5,10 @@ Each becomes a `StructuredOutputs`, or None where any text will do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from aotgaudi.document import Value
@@ -75,7 +76,24 @@ class JsonSchemaFormat(_Option):
         return StructuredOutputs(json=cast("str", schema))
 
 
-ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Discriminator("type")]
+def _shape_of_format(value: object) -> str | None:
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    return f"<{kind}>" if kind in FORMAT_TYPES else None
+
+
+FORMAT_TYPES = ("text", "json_object", "json_schema")
+BY_FORMAT_TYPE = Discriminator(
+    _shape_of_format,
+    custom_error_type="format_type",
+    custom_error_message=f"Input should be an object whose 'type' is one of {', '.join(map(repr, FORMAT_TYPES))}",
+)
+"""Tells formats apart by their type; the tags have it in angle brackets, so that no path in an error has it, too."""
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("<text>")]
+    | Annotated[JsonObjectFormat, Tag("<json_object>")]
+    | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+    BY_FORMAT_TYPE,
+]
 
 
 class StructuredOutputsOption(_Option):

@@ -62,7 +62,8 @@ TextOnly = Annotated[object, neutral_only(["text"])]
 class Body(Value):
     """Frozen, strict, and closed: an unknown name is refused.
 
-    `not_yet` are names that clients of OpenAI and vLLM know, and that this server refuses unless their value is null.
+    `not_yet` are names that clients of OpenAI and vLLM know, and that this server refuses unless their value is null, false
+    or empty: some clients send every default.
 
     A validator is made when it is first used: never in the server's own process, which reads no bodies.
     """
@@ -84,7 +85,7 @@ class Body(Value):
                     "Unknown parameter: '{name}' ({remedy})",
                     {"name": name[:MAX_ECHO_CHARS], "remedy": cls._known_instead_of(name[:MAX_ECHO_CHARS])},
                 )
-            if value[name] is not None:
+            if not _asks_for_nothing(value[name]):
                 raise PydanticCustomError(
                     "unsupported_parameter",
                     "The parameter '{name}' {problem} (supported: {supported})",
@@ -105,6 +106,10 @@ class Body(Value):
     def _obeyed(cls) -> list[str]:
         """Returns the parameters whose value matters."""
         return [name for name, field in cls.model_fields.items() if field.annotation is not object]
+
+
+def _asks_for_nothing(value: object) -> bool:
+    return value is None or value is False or value in ([], {})
 
 
 def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:

@@ -84,6 +84,8 @@ BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=Tr
 LogitBias = Annotated[
     dict[Annotated[TokenId, Field(strict=False)], float], Field(max_length=NUM_BIASED_TOKENS)
 ]
+StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)]
+Priority = Annotated[object, neutral_only(0, why="requests run first come, first served")]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
@@ -133,11 +135,29 @@ class GenerationRequest(Body):
 
     not_yet: ClassVar[frozenset[str]] = frozenset(
         {
-            *("detokenize", "kv_transfer_params", "logits_processors"),
+            *("ec_transfer_params", "kv_transfer_params", "logits_processors"),
             *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
-            *("media_io_kwargs", "mm_processor_kwargs", "prompt_cache_retention"),
-            *("prompt_embeds", "repetition_detection", "request_id", "return_token_ids"),
-            *("return_tokens_as_token_ids", "thinking_token_budget", "vllm_xargs"),
+            *(
+                "logprob_token_ids",
+                "media_io_kwargs",
+                "mm_payload",
+                "mm_processor_kwargs",
+                "prompt_cache_retention",
+            ),
+            *(
+                "prompt_embeds",
+                "repetition_detection",
+                "request_id",
+                "return_mm_kwargs",
+                "return_prompt_text",
+            ),
+            *(
+                "return_token_ids",
+                "return_token_offsets",
+                "return_tokens_as_token_ids",
+                "routed_experts_prompt_start",
+            ),
+            *("session_id", "stream_interval", "thinking_token_budget", "vllm_xargs", "watermarking"),
         }
     )
 
@@ -152,7 +172,7 @@ class GenerationRequest(Body):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop | None = None
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=MAX_STOP_TOKEN_IDS)
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -179,10 +199,12 @@ class GenerationRequest(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
 
+    detokenize: OnOnly = None
     length_penalty: OneOnly = None
-    priority: Annotated[object, neutral_only(0, why="requests run first come, first served")] = None
+    priority: Priority = None
     use_beam_search: OffOnly = None
     spaces_between_special_tokens: OnOnly = None
+    truncation_side: Annotated[object, neutral_only("left")] = None
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> GenerationRequest:

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.server.preprocess.answer_format import NamedSchema
+from aotgaudi.server.preprocess.answer_format import BY_FORMAT_TYPE, NamedSchema, StructuredOutputsOption
 from aotgaudi.server.preprocess.body import (
     MAX_ECHO_CHARS,
     NOT_SUPPORTED,
@@ -33,8 +33,11 @@ from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
     Count,
     Int64,
+    LogitBias,
     Metadata,
+    Priority,
     Stop,
+    StopTokenIds,
 )
 from aotgaudi.server.preprocess.tools import (
     MAX_TOOLS,
@@ -258,18 +261,30 @@ class _ChosenTool(Body):
         return value
 
 
-class _AnyTextFormat(Body):
-    type: Literal["text", "json_object"]
+class _TextFormat(Body):
+    type: Literal["text"]
+
+
+class _ObjectFormat(Body):
+    type: Literal["json_object"]
 
 
 class _SchemaFormat(NamedSchema):
     type: Literal["json_schema"]
 
 
+_Format = Annotated[
+    Annotated[_TextFormat, Tag("<text>")]
+    | Annotated[_ObjectFormat, Tag("<json_object>")]
+    | Annotated[_SchemaFormat, Tag("<json_schema>")],
+    BY_FORMAT_TYPE,
+]
+
+
 class TextOptions(Body):
     """What the text of the answer is."""
 
-    format: Annotated[_AnyTextFormat | _SchemaFormat, Discriminator("type")] | None = None
+    format: _Format | None = None
     verbosity: Annotated[object, neutral_only("medium")] = None
 
 
@@ -293,12 +308,16 @@ class ResponsesRequest(Body):
 
     not_yet: ClassVar[frozenset[str]] = frozenset(
         {
-            "background",
-            "context_management",
-            "max_tool_calls",
-            "moderation",
-            "prompt_cache_retention",
-            "top_logprobs",
+            *("background", "context_management", "max_tool_calls", "moderation", "prompt_cache_retention"),
+            *("ec_transfer_params", "enable_response_messages", "kv_transfer_params", "media_io_kwargs"),
+            *(
+                "mm_payload",
+                "mm_processor_kwargs",
+                "previous_input_messages",
+                "request_id",
+                "return_mm_kwargs",
+            ),
+            *("session_id", "top_logprobs", "vllm_xargs", "watermarking"),
         }
     )
 
@@ -335,7 +354,13 @@ class ResponsesRequest(Body):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop | None = None
+    stop_token_ids: StopTokenIds | None = None
     ignore_eos: bool | None = None
+    include_reasoning: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    logit_bias: LogitBias | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: StructuredOutputsOption | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
 
@@ -343,6 +368,7 @@ class ResponsesRequest(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     include: NoList = None
+    priority: Priority = None
     prompt: NoValue = None
     service_tier: Annotated[object, neutral_only("auto", "default")] = None
     truncation: Annotated[object, neutral_only("disabled")] = None
@@ -423,7 +449,8 @@ class ResponsesRequest(Body):
 _SAME_IN_CHAT = {
     *("model", "temperature", "top_p", "stream", "parallel_tool_calls", "top_k", "min_p", "presence_penalty"),
     *("frequency_penalty", "repetition_penalty", "seed", "stop", "ignore_eos", "cache_salt"),
-    "chat_template_kwargs",
+    *("chat_template_kwargs", "include_reasoning", "include_stop_str_in_output", "logit_bias"),
+    *("skip_special_tokens", "stop_token_ids", "structured_outputs"),
 }
 
 

@@ -81,6 +81,7 @@ class ReadMessage:
             "role": "assistant",
             "content": None if is_silent else reply.content,
             "refusal": None,
+            "annotations": [],
         }
         if self._plan.has_reasoning:
             message["reasoning"] = message["reasoning_content"] = reply.reasoning or None

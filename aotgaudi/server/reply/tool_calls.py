@@ -102,12 +102,15 @@ def _read_named(text: Text, lead: str) -> Parsing[bool]:
 
 
 def _read_list(text: Text) -> Parsing[None]:
+    """Reads the array that a constraint makes of calls. The beginning of a call that was cut off is nothing."""
     space = yield from text.take_space()
-    if not text.rest.startswith("["):
-        yield Content(space)
-        yield from pass_rest(text, Content)
-    elif not (yield from _read_array(text, space)):
-        yield from pass_rest(text, Content)
+    if text.rest.startswith("["):
+        for part in _read_array(text, space):
+            if not isinstance(part, Content):
+                yield part
+    while not text.has_ended:
+        text.take(len(text.rest))
+        yield None
 
 
 def _read_array(text: Text, lead: str) -> Parsing[bool]:

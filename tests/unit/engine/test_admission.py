@@ -111,6 +111,7 @@ def test_a_token_id_too_long_to_be_written_is_refused_in_few_words() -> None:
     [
         (SamplingParams(allowed_token_ids=(3, 10)), "allowed_token_ids"),
         (SamplingParams(logit_bias=((10, 1.0),)), "logit_bias"),
+        (SamplingParams(stop_token_ids=(3, 10)), "stop_token_ids"),
     ],
 )
 def test_tokens_outside_the_vocabulary_cannot_be_constrained(params: SamplingParams, param: str) -> None:

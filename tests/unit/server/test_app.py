@@ -204,7 +204,12 @@ def test_chat(client: TestClient, engine) -> None:
     body = client.post("/v1/chat/completions", json=HI).json()
 
     assert body["object"] == "chat.completion"
-    assert body["choices"][0]["message"] == {"role": "assistant", "content": "Hello", "refusal": None}
+    assert body["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Hello",
+        "refusal": None,
+        "annotations": [],
+    }
     assert body["choices"][0]["finish_reason"] == "stop"
     assert engine.added[0].token_ids.count(256) == 1  # BOS comes from the template only
 

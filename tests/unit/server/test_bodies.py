@@ -61,7 +61,7 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "response_format": {"type": "xml"}}, "response_format", "'json_object'"),
     (
         {"prompt": "a", "response_format": {"type": "json_schema"}},
-        "response_format.json_schema.json_schema",
+        "response_format.json_schema",
         "Missing required parameter",
     ),
     ({"prompt": "a", "min_tokens": 17}, "min_tokens", "at most max_tokens = 16"),

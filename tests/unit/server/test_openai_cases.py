@@ -1,0 +1,291 @@
+"""Facts that vLLM's and SGLang's own tests of their OpenAI servers state, asked of ours.
+
+docs/openai-cases.md has a row for each case, ours and theirs, and says which test holds it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from aotgaudi.engine.output import TokenEvent
+from aotgaudi.engine.steps import TokenLogprobs
+from aotgaudi.server.app import create_app
+from aotgaudi.server.options import ReplyParsers
+from aotgaudi.server.service import Service
+
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+BASIC = {
+    COMPLETIONS: {"prompt": "a"},
+    CHAT: {"messages": [{"role": "user", "content": "a"}]},
+    RESPONSES: {"input": "a"},
+}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for each in messages %}{{ each.content }}{% endfor %}"
+)
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
+GRAMMAR = {"grammar": 'root ::= "a"'}
+
+
+@pytest.fixture
+def client(make_service: Callable[..., Service], engine: Any) -> TestClient:
+    """Of a server that calls tools and has room."""
+    engine._check = lambda *_: None
+    parsers = ReplyParsers(enable_auto_tool_choice=True, tool_call_parser="hermes")
+    return TestClient(create_app(make_service(TEMPLATE, 4096, parsers=parsers)))
+
+
+REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    # What a prompt may be.
+    (COMPLETIONS, {"prompt": None}, "prompt"),
+    (COMPLETIONS, {"prompt": []}, "prompt"),
+    (COMPLETIONS, {"prompt": [-1]}, "prompt[0]"),
+    (COMPLETIONS, {"prompt": [[-1]]}, "prompt[0][0]"),
+    (COMPLETIONS, {"max_tokens": -1}, "max_tokens"),
+    (CHAT, {"cache_salt": ""}, "cache_salt"),
+    # Streams.
+    (COMPLETIONS, {"stream": False, "stream_options": {"include_usage": None}}, "stream_options"),
+    (COMPLETIONS, {"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+    (COMPLETIONS, {"stream": False, "stream_options": {"continuous_usage_stats": None}}, "stream_options"),
+    (CHAT, {"stream": False, "stream_options": {"include_usage": True}}, "stream_options"),
+    # Numbers out of range.
+    (COMPLETIONS, {"logprobs": 21}, "logprobs"),
+    (COMPLETIONS, {"logprobs": 30, "stream": True}, "logprobs"),
+    (COMPLETIONS, {"prompt_logprobs": -1}, "prompt_logprobs"),
+    (CHAT, {"prompt_logprobs": -1}, "prompt_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21, "stream": True}, "top_logprobs"),
+    (CHAT, {"seed": 2**63}, "seed"),
+    (CHAT, {"seed": -(2**63) - 1}, "seed"),
+    (RESPONSES, {"seed": 2**63}, "seed"),
+    # Tokens.
+    (CHAT, {"logit_bias": {"not_a_token_id": 50}}, "logit_bias.not_a_token_id"),
+    (CHAT, {"logit_bias": {"1": "not_a_number"}}, "logit_bias.1"),
+    (CHAT, {"logit_bias": {"bad1": 50.0, "bad2": 20.0}}, "logit_bias.bad1"),
+    (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    # What the answer must be.
+    (COMPLETIONS, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format"),
+    (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
+    (COMPLETIONS, {"structured_outputs": {"json": {"properties": {"a": "b"}}}}, "structured_outputs"),
+    (COMPLETIONS, {"structured_outputs": {"regex": "[.*"}, "stop": ["\n"]}, "structured_outputs"),
+    (COMPLETIONS, {"structured_outputs": {"grammar": "root ::= nothing\n"}}, "structured_outputs"),
+    (CHAT, {"structured_outputs": {"regex": {"1": "Python", "2": "C++"}}}, "structured_outputs.regex"),
+    (RESPONSES, {"structured_outputs": GRAMMAR, "text": {"format": {"type": "json_object"}}}, "text.format"),
+    # Tools.
+    (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    (
+        CHAT,
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+    ),
+    (CHAT, {"tools": [TOOL], "tool_choice": {}}, "tool_choice.function"),
+    (CHAT, {"tools": [TOOL], "tool_choice": "bogus"}, "tool_choice"),
+    (CHAT, {"tools": [TOOL], "tool_choice": 123}, "tool_choice"),
+    (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
+    # Ours differ here: each has a row that says why.
+    (CHAT, {"messages": [{"role": "user", "content": "a", "extra_field": "0"}]}, "messages[0].extra_field"),
+    (CHAT, {"messages": [{"role": "my-custom-role", "content": "a"}]}, "messages[0].role"),
+    (CHAT, {"min_characters": 10}, "min_characters"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHAT, {"regex": "a+"}, "regex"),
+    (CHAT, {"separate_reasoning": False}, "separate_reasoning"),
+    (COMPLETIONS, {"use_beam_search": True, "n": 2}, "use_beam_search"),
+    (COMPLETIONS, {"prompt_embeds": ["a"]}, "prompt_embeds"),
+    (COMPLETIONS, {"return_token_ids": True}, "return_token_ids"),
+    (COMPLETIONS, {"truncate_prompt_tokens": 4, "truncation_side": "right"}, "truncation_side"),
+    (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
+    (RESPONSES, {"top_logprobs": 3}, "top_logprobs"),
+    (RESPONSES, {"enable_response_messages": True}, "enable_response_messages"),
+)
+
+
+@pytest.mark.parametrize(("path", "asked", "param"), REFUSED)
+def test_what_they_refuse_is_refused_by_name(
+    client: TestClient, path: str, asked: dict[str, Any], param: str
+) -> None:
+    answer = client.post(path, json={**BASIC[path], **asked})
+
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+@pytest.mark.parametrize("raw", ['"this is not valid json{{{"', '["not", "an", "object"]', "42", "null", "{"])
+@pytest.mark.parametrize("path", BASIC)
+def test_a_body_that_is_no_object_is_the_clients_mistake(client: TestClient, path: str, raw: str) -> None:
+    answer = client.post(path, content=raw, headers={"Content-Type": "application/json"})
+
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+TAKEN: tuple[tuple[str, dict[str, Any]], ...] = (
+    (COMPLETIONS, {"prompt": ["a"]}),
+    (COMPLETIONS, {"truncate_prompt_tokens": 4, "truncation_side": "left"}),
+    (COMPLETIONS, {"stream": True, "stream_options": {}}),
+    (CHAT, {"messages": [{"role": "system", "content": [{"type": "text", "text": "a"}]}]}),
+    (CHAT, {"response_format": {"type": "text"}}),
+    (CHAT, {"seed": -(2**63)}),
+    (CHAT, {"tools": [TOOL], "tool_choice": None}),
+    (CHAT, {"tools": [TOOL], "tool_choice": "none"}),
+    (CHAT, {"tool_choice": None, "structured_outputs": {"json": {"type": "object"}}}),
+    (CHAT, {"chat_template_kwargs": {"custom_param": "value"}}),
+    (CHAT, {"logprobs": False, "top_logprobs": None}),
+    (
+        CHAT,
+        {
+            "messages": [
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "x", "name": "f"},
+            ]
+        },
+    ),
+    # Ours differ here: it asks for nothing.
+    (CHAT, {"tool_choice": "auto"}),
+    (RESPONSES, {"structured_outputs": GRAMMAR}),
+    (RESPONSES, {"logit_bias": {"1": 1}, "stop_token_ids": [2], "include_reasoning": False}),
+    (RESPONSES, {"skip_special_tokens": False, "include_stop_str_in_output": True, "priority": 0}),
+    (RESPONSES, {"tools": [], "background": False}),
+    (
+        RESPONSES,
+        {
+            "input": [
+                {
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [{"type": "output_text", "text": "Acknowledged."}],
+                },
+                {"type": "reasoning", "summary": [], "encrypted_content": None},
+                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
+            ]
+        },
+    ),
+)
+
+
+@pytest.mark.parametrize(("path", "asked"), TAKEN)
+def test_what_they_take_is_taken(client: TestClient, path: str, asked: dict[str, Any]) -> None:
+    answer = client.post(path, json={**BASIC[path], **asked})
+
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", BASIC)
+def test_every_value_that_asks_for_nothing_is_taken(client: TestClient, path: str) -> None:
+    """A client that sends all defaults of vLLM's protocol."""
+    defaults = {
+        COMPLETIONS: {"return_token_ids": False, "detokenize": True, "vllm_xargs": {}, "session_id": None},
+        CHAT: {"return_token_ids": False, "documents": [], "mm_processor_kwargs": {}, "detokenize": None},
+        RESPONSES: {"enable_response_messages": False, "include": [], "vllm_xargs": {}, "mm_payload": None},
+    }[path]
+
+    assert client.post(path, json={**BASIC[path], **defaults}).status_code == 200
+
+
+def test_parameters_of_a_response_reach_the_engine(client: TestClient, engine: Any) -> None:
+    asked = {
+        "temperature": 0.8,
+        "top_p": 0.95,
+        "top_k": 50,
+        "max_output_tokens": 100,
+        "repetition_penalty": 1.2,
+        "seed": 42,
+        "stop": "STOP",
+        "stop_token_ids": [7],
+        "logit_bias": {"3": 2.0},
+        "structured_outputs": GRAMMAR,
+    }
+
+    client.post(RESPONSES, json={"input": "a", **asked})
+
+    params = engine.added[0].params
+    for name in ("temperature", "top_p", "top_k", "repetition_penalty", "seed"):
+        assert getattr(params, name) == asked[name]
+    assert (params.max_tokens, params.stop, params.stop_token_ids) == (100, ("STOP",), (7,))
+    assert params.logit_bias == ((3, 2.0),)
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.grammar == GRAMMAR["grammar"]
+
+
+def test_text_of_a_response_may_be_any_object(client: TestClient, engine: Any) -> None:
+    client.post(RESPONSES, json={"input": "a", "text": {"format": {"type": "json_object"}}})
+
+    assert engine.added[0].params.structured_outputs.json_object
+
+
+def lagging(request_id: str) -> list[TokenEvent]:
+    """Tokens "abc", " de" and "!", whose text comes a character late, as it does beside a stop string."""
+    values = TokenLogprobs(logprob=-1.0, rank=1, top=())
+    tokens = zip((97, 98, 99), ("", "a", "bc"), strict=True)
+    events = [
+        TokenEvent(request_id=request_id, text=text, token_ids=(token_id,), logprobs=(values,))
+        for token_id, text in tokens
+    ]
+    return [*events, TokenEvent(request_id=request_id, text="", token_ids=(), finish_reason="stop")]
+
+
+def test_text_offsets_are_those_of_the_tokens_streamed_or_not(client: TestClient, engine: Any) -> None:
+    engine.script = lagging
+    body = {"prompt": "a", "logprobs": 0, "stop": ["\n\n"]}
+
+    whole = client.post(COMPLETIONS, json=body).json()["choices"][0]["logprobs"]["text_offset"]
+    streamed = [
+        offset
+        for line in client.post(COMPLETIONS, json={**body, "stream": True}).text.splitlines()
+        if line.startswith("data: {")
+        for choice in json.loads(line.removeprefix("data: "))["choices"]
+        for offset in choice["logprobs"]["text_offset"]
+    ]
+
+    assert whole == streamed == [0, 1, 2]
+
+
+def cut_off(request_id: str) -> list[TokenEvent]:
+    return [TokenEvent(request_id=request_id, text="[", token_ids=(1,), finish_reason="length")]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_call_that_is_cut_off_ends_by_length(client: TestClient, engine: Any, choice: Any) -> None:
+    engine.script = cut_off
+    body = {**BASIC[CHAT], "tools": [TOOL], "tool_choice": choice, "max_completion_tokens": 1}
+
+    (answer,) = client.post(CHAT, json=body).json()["choices"]
+
+    assert answer["finish_reason"] == "length"
+    assert not answer["message"]["content"]
+
+
+def test_each_choice_of_a_chat_stream_has_one_role_and_one_end(client: TestClient) -> None:
+    body = {**BASIC[CHAT], "n": 2, "stream": True, "stream_options": {"include_usage": True}}
+
+    *lines, done = [line for line in client.post(CHAT, json=body).text.splitlines() if line]
+
+    events = [json.loads(line.removeprefix("data: ")) for line in lines]
+    choices = [choice for event in events for choice in event["choices"]]
+    for index in range(2):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[0]["delta"]["role"] == "assistant"
+        assert [choice["finish_reason"] for choice in own].count("stop") == 1
+        assert own[-1]["finish_reason"] == "stop"
+    assert done == "data: [DONE]"
+    assert (events[-1]["choices"], events[-1]["usage"]["total_tokens"] > 0) == ([], True)
+
+
+def test_the_table_names_tests_that_exist(pytestconfig: pytest.Config) -> None:
+    page = (pytestconfig.rootpath / "docs" / "openai-cases.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/]+\.py)::(\w+)`", page))
+
+    assert len(named) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in sorted(named)
+        if f"def {name}(" not in Path(pytestconfig.rootpath / "tests" / path).read_text(encoding="utf-8")
+    ]
+    assert missing == []
