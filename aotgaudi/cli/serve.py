@@ -371,6 +371,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 threads=threads,
                 listening=listening,
                 served_model_names=serving.names,
+                model_root=serving.given_model,
                 admission=admission,
                 seccomp=serving.seccomp,
                 stop_times=StopTimes(delay=serving.drain_delay),

@@ -270,6 +270,8 @@ class Api:
             "object": "model",
             "created": self._service.started_at,
             "owned_by": "aotgaudi",
+            "root": self._service.model.root or name,
+            "parent": None,
             "max_model_len": self._service.model.max_len,
         }
 

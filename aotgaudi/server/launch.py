@@ -55,11 +55,13 @@ class StartOptions:
 
     ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
     that builds an entry on first use may take any time. `chat_template` is a file; None: the model's own template.
+    `model_root` is where the model comes from, as clients are told.
     """
 
     require_warm: bool
     threads: Threads
     served_model_names: tuple[str, ...]
+    model_root: str = ""
     admission: AdmissionLimits = UNLIMITED
     seccomp: Seccomp = "auto"
     stall_seconds: float | None = None
@@ -193,6 +195,7 @@ def start_service(
     limits = running.rules.limits
     served = ServedModel(
         names=options.served_model_names,
+        root=options.model_root,
         max_len=limits.max_model_len,
         defaults=running.defaults,
         outside=running.outside,

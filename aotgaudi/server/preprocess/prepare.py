@@ -44,6 +44,7 @@ class ServedModel:
         defaults: Sampling parameters of requests that do not state them.
         outside: Why `max_len` is less than the manifest's; empty if it is not.
         parsers: How the model writes calls of tools, and what it thinks.
+        root: The directory or the hub id that the model was served from.
     """
 
     names: tuple[str, ...]
@@ -51,6 +52,7 @@ class ServedModel:
     defaults: Mapping[str, Any]
     outside: str = ""
     parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
+    root: str = ""
 
     def resolve(self, name: str | None) -> str:
         """Returns the name that an answer carries.

@@ -217,12 +217,13 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         max_model_len: int = MAX_MODEL_LEN,
         defaults: Mapping[str, object] = MappingProxyType({}),
         parsers: ReplyParsers = ReplyParsers(),  # noqa: B008 - a frozen value
+        root: str = "",
         **overrides: object,
     ) -> Service:
         tokenizer = Tokenizer(backend, [257])
         chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
         names = ("tiny", "org/tiny")
-        model = ServedModel(names=names, max_len=max_model_len, defaults=defaults, parsers=parsers)
+        model = ServedModel(names=names, max_len=max_model_len, defaults=defaults, parsers=parsers, root=root)
         fields: dict[str, object] = {
             "engine": engine,
             "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, make_grammars(), model)),

@@ -360,12 +360,14 @@ def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
     }
 
 
-def test_models(client: TestClient) -> None:
+def test_models(make_service: Callable[..., Service]) -> None:
+    client = TestClient(create_app(make_service(root="/models/tiny")))
     listed = client.get("/v1/models").json()
     one = client.get("/v1/models/org/tiny").json()
 
     assert [model["id"] for model in listed["data"]] == ["tiny", "org/tiny"]
     assert one["max_model_len"] == 64
+    assert (one["root"], one["parent"]) == ("/models/tiny", None)
     assert client.get("/v1/models/other").status_code == 404
 
 
