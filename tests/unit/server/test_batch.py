@@ -59,7 +59,7 @@ def run(
 
 def same(body: Mapping[str, Any]) -> dict[str, Any]:
     """What two answers to one request have in common: all but id and time."""
-    left_out = ("id", "created", "created_at", "output")
+    left_out = ("id", "created", "created_at", "completed_at", "output")
     return {name: value for name, value in body.items() if name not in left_out}
 
 
