@@ -19,8 +19,9 @@ from aotgaudi.digest import Digest
 from aotgaudi.document import first_problem
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
+from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, Call, Program, TensorSpec, weight_names
-from aotgaudi.graphs.step_inputs import MaskKind, decode_inputs, prompt_inputs, sampler_inputs
+from aotgaudi.graphs.step_inputs import MaskKind, decode_inputs, hpu_inputs, prompt_inputs, sampler_inputs
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.rows import Compression
@@ -65,7 +66,7 @@ class ProgramChecks:
     """Checks the programs of one bundle. Units and caches are shared, so their arities and shapes must agree in all."""
 
     def __init__(self, spec: BuildSpec) -> None:
-        self._spec = spec
+        self._spec, self._is_flat = spec, dialect_of(spec).name == "hpu"
         self._arities: dict[str, tuple[int, int]] = {}
         self._caches: tuple[CacheSpec, ...] = ()
 
@@ -120,12 +121,15 @@ class ProgramChecks:
         have_tokens = {_layer_of(cache) for cache in caches if cache.shape[3:4] == (limits.block_size,)}
         for cache in caches:
             shape = cache.shape
-            is_sound = len(shape) == 5 and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
-            if not is_sound or not _takes_slots(cache, have_tokens, limits.block_size):
-                yield (
-                    f"its cache {cache.name!r:.80} has shape {list(shape)!s:.80}, should be"
-                    f" [planes, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size} rows, width]"
-                )
+            if self._is_flat:
+                num_slots = (limits.num_blocks + 1) * limits.block_size
+                is_sound, wanted = len(shape) == 3 and shape[0] == num_slots, f"[{num_slots}, heads, width]"
+            else:
+                is_sound = len(shape) == 5 and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
+                is_sound = is_sound and _takes_slots(cache, have_tokens, limits.block_size)
+                wanted = f"[planes, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size} rows, width]"
+            if not is_sound:
+                yield f"its cache {cache.name!r:.80} has shape {list(shape)!s:.80}, should be {wanted}"
             if not _CACHE_NAME.fullmatch(cache.name):
                 yield f"it has a cache {cache.name!r:.80}, which is named neither for a layer nor for a part of one"
         if caches:
@@ -232,12 +236,14 @@ def _interface(
     entry: Entry, program: Program, spec: BuildSpec
 ) -> tuple[Mapping[str, TensorSpec] | None, int | None]:
     """The inputs that a server gives to `entry`, and the number of outputs that it takes; None where that is not known."""
-    block_size = spec.limits.block_size
+    block_size, dialect = spec.limits.block_size, dialect_of(spec)
     kinds = [kind for kind in (MaskKind.of(given.name) for given in program.inputs) if kind]
     windows = [kind.window for kind in kinds if kind.every is None]
     compressions = _compressions(program, kinds, block_size)
     inputs: tuple[TensorSpec, ...]
-    if isinstance(entry, PromptEntry):
+    if isinstance(entry, (PromptEntry, DecodeEntry)) and dialect.name == "hpu":
+        inputs, num_outputs = hpu_inputs(entry, dialect), 1
+    elif isinstance(entry, PromptEntry):
         inputs, num_outputs = prompt_inputs(entry, block_size, windows, compressions), 1
     elif isinstance(entry, DecodeEntry):
         inputs, num_outputs = decode_inputs(entry, block_size, windows, compressions), 1
@@ -250,7 +256,7 @@ def _interface(
             vocab_size = spec.model.vocab_size
         except SpecError:
             return None, num_outputs
-        inputs = sampler_inputs(entry.batch_size, entry.signature, vocab_size, spec.model.dtype)
+        inputs = sampler_inputs(entry.batch_size, entry.signature, vocab_size, spec.model.dtype, dialect)
     else:
         return None, None
     return {given.name: given for given in inputs}, num_outputs

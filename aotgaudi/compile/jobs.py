@@ -26,6 +26,7 @@ from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, read_programs
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError, store_error
+from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
@@ -69,6 +70,7 @@ class TraceJob:
     log_path: Path
     lower: tuple[Path, ...] = ()
     n_splits: int = 1
+    dialect: Dialect = ATEN
 
     @property
     def label(self) -> str:
@@ -148,7 +150,7 @@ def run_trace(job: TraceJob) -> ProgramRow:
         from aotgaudi.graphs.trace import trace
 
         _one_thread()
-        traced = trace(job.entry, job.model, job.limits, n_splits=job.n_splits)
+        traced = trace(job.entry, job.model, job.limits, job.dialect, n_splits=job.n_splits)
         objects = ObjectStore(job.store_root, job.lower, heals=True)
         constants = str(objects.put_bytes(traced.constants)) if traced.constants else None
         units: dict[str, UnitSource] = {}

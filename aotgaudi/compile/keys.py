@@ -35,6 +35,7 @@ from aotgaudi.bundle.receipt import UnitRecord
 from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes, sha256_source
 from aotgaudi.document import DigestField, Sha256, Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
@@ -61,7 +62,7 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "model": "its signature is in the key: the dtype, and the config but for CONFIG_KEYS_EXCLUDED",
         "limits": "they are in the key one by one, but for LIMITS_EXCLUDED",
         "scheduler": _CHOICE,
-        "bucketing": _CHOICE,
+        "bucketing": f"{_CHOICE}; contiguous_pa, which changes graphs for hpu, is in their keys where it is on",
         "sampler": f"{_CHOICE}, of which the signature is keyed: settings are tensors of the graph",
         "mhc": f"{_CHOICE}; the class of a step with hyper-connections is keyed as entry.n_splits",
         "vision": _CHOICE,
@@ -178,6 +179,8 @@ def _spec_components(spec: BuildSpec, target: Target) -> Iterator[tuple[str, str
             where = f"{section}.{name}" if name else section
             if where not in SPEC_EXCLUDED:
                 yield f"spec.{where}", canonical_json(value).decode()
+    if dialect_of(spec).is_contiguous:
+        yield "spec.bucketing.contiguous_pa", "true"
 
 
 def _builder_components(builder: Mapping[str, str] | None) -> Iterator[tuple[str, str]]:

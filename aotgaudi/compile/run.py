@@ -43,6 +43,7 @@ from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, ManifestError, SpecError, StoreError
+from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
@@ -361,7 +362,14 @@ class _Run:
         entry = state.entries[0]
         place = self._place(f"trace {entry}", state.key.hex)
         return TraceJob(
-            state.key, entry, spec.model, spec.limits, self._plan.target, *place, n_splits=state.n_splits
+            state.key,
+            entry,
+            spec.model,
+            spec.limits,
+            self._plan.target,
+            *place,
+            n_splits=state.n_splits,
+            dialect=dialect_of(spec),
         )
 
     def _place(self, label: str, key: str) -> tuple[Path, Path, tuple[Path, ...]]:

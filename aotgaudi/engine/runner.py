@@ -178,7 +178,8 @@ class _PromptInputs:
             chunks = [(row.start, len(row.token_ids), row.block_table) for row in self._rows]
             num = num_closing(self._entry.query_len, every)
             return ClosingWindows(chunks, num, every, self._block_size).tensor(name, spec)
-        return to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
+        made = to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
+        return made.to(torch.int32) if spec.dtype == "int32" else made
 
     def _mask(self, kind: MaskKind) -> Tensor:
         spans = [(row.start, len(row.token_ids)) for row in self._rows]
@@ -210,12 +211,20 @@ class _PromptInputs:
         q = self._entry.query_len
         return (r * q + max(len(row.token_ids) - 1, 0) for r, row in enumerate(self._rows))
 
+    def _starts(self) -> Iterable[int]:
+        return (row.start for row in self._rows)
+
+    def _lengths(self) -> Iterable[int]:
+        return (len(row.token_ids) for row in self._rows)
+
     _MAKERS: ClassVar[Mapping[str, Callable[[_PromptInputs], Iterable[int]]]] = {
         "input_ids": _input_ids,
         "positions": _positions,
         "slots": _slots,
         "ctx_blocks": _ctx_blocks,
         "logits_indices": _logits_indices,
+        "starts": _starts,
+        "lengths": _lengths,
     }
 
 
@@ -241,14 +250,17 @@ class _DecodeInputs:
         return to_ids(self._MAKERS[spec.name](self))
 
     def _mask(self, kind: MaskKind) -> Tensor:
-        size, n = self._block_size, self._entry.num_blocks
-        ends = list(chain.from_iterable(range(row.position + 1, 0, -size) for row in self._rows))
+        size, n, ends = self._block_size, self._entry.num_blocks, self._ends()
         hidden = None if kind.window is None else _padded([end - kind.window for end in ends], n)
         tokens = decode_mask(_padded(ends, n), size, hidden)
         if kind.every is None:
             return tokens
         num_entries = _padded([end // kind.every for end in ends], n)
         return torch.cat([tokens, decode_mask(num_entries, size // kind.every)], dim=1)
+
+    def _ends(self) -> list[int]:
+        """How many tokens a block's row has from the block's start on, for each block."""
+        return list(chain.from_iterable(range(row.position + 1, 0, -self._block_size) for row in self._rows))
 
     def _owners(self) -> list[int]:
         """The row of each block."""
@@ -266,12 +278,31 @@ class _DecodeInputs:
             yield row.block_table[row.position // size] * size + row.position % size
         yield from (i % size for i in range(self._entry.batch_size - len(self._rows)))
 
-    def _block_list(self) -> Iterable[int]:
+    def _blocks(self) -> list[int]:
         used = (row.block_table[:num] for row, num in zip(self._rows, self._num_blocks, strict=True))
-        return _padded(list(chain.from_iterable(used)), self._entry.num_blocks)
+        return list(chain.from_iterable(used))
+
+    def _block_list(self) -> Iterable[int]:
+        return _padded(self._blocks(), self._entry.num_blocks)
 
     def _block_rows(self) -> Iterable[int]:
         return _padded(self._owners(), self._entry.num_blocks)
+
+    def _block_ends(self) -> Iterable[int]:
+        return _padded(self._ends(), self._entry.num_blocks)
+
+    def _pool_rows(self) -> Iterable[int]:
+        return self._by_place(self._owners())
+
+    def _pool_ends(self) -> Iterable[int]:
+        return self._by_place(self._ends())
+
+    def _by_place(self, values: Sequence[int]) -> list[int]:
+        """Orders values of blocks by the place of the block in the cache, the padding block left out."""
+        placed = [0] * self._entry.num_blocks
+        for block, value in zip(self._blocks(), values, strict=True):
+            placed[block - 1] = value
+        return placed
 
     _MAKERS: ClassVar[Mapping[str, Callable[[_DecodeInputs], Iterable[int]]]] = {
         "input_ids": _input_ids,
@@ -279,6 +310,9 @@ class _DecodeInputs:
         "slots": _slots,
         "block_list": _block_list,
         "block_rows": _block_rows,
+        "block_ends": _block_ends,
+        "pool_rows": _pool_rows,
+        "pool_ends": _pool_ends,
     }
 
 

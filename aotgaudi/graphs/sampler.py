@@ -10,7 +10,7 @@ Tokens that tie with the last kept one are kept, so the choice does not depend o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Union
 
 import torch
@@ -27,9 +27,15 @@ class SamplerGraph(nn.Module):
     With log-probabilities: ``(token ids, theirs [b], the `num_logprobs` likeliest [b, N], theirs [b, N])``.
     """
 
-    def __init__(self, signature: SamplerSignature, num_logprobs: int = 0) -> None:
+    def __init__(
+        self,
+        signature: SamplerSignature,
+        num_logprobs: int = 0,
+        choose: Callable[..., Tensor] = SAMPLE_TOKENS,
+    ) -> None:
+        """`choose` samples: it takes what `sample_tokens` takes."""
         super().__init__()
-        self.signature, self.num_logprobs = signature, num_logprobs
+        self.signature, self.num_logprobs, self._choose = signature, num_logprobs, choose
         self.input_names = tuple(spec.name for spec in sampler_inputs(1, signature, 1, "float32"))
 
     @property
@@ -47,20 +53,18 @@ class SamplerGraph(nn.Module):
             logits = _penalised(logits, x)
         if self.signature.constraints:
             logits = _allowed(logits, x["token_mask"])
-        tokens = _sampled(logits, x, self.signature.work)
+        tokens = self._sampled(logits, x)
         return (
             (tokens, *_logprobs(x["logits"], tokens, self.num_logprobs))
             if self.signature.logprobs
             else tokens
         )
 
-
-def _sampled(logits_bV: Tensor, x: Mapping[str, Tensor], work: SamplerWork) -> Tensor:
-    if work == SamplerWork.GREEDY:
-        return logits_bV.float().argmax(-1)
-    filters = map(x.get, ("top_k", "top_p", "min_p"))
-    tokens: Tensor = SAMPLE_TOKENS(logits_bV, x["temperature"], x["noise"], *filters)
-    return tokens
+    def _sampled(self, logits_bV: Tensor, x: Mapping[str, Tensor]) -> Tensor:
+        if self.signature.work == SamplerWork.GREEDY:
+            return logits_bV.float().argmax(-1)
+        filters = map(x.get, ("top_k", "top_p", "min_p"))
+        return self._choose(logits_bV, x["temperature"], x["noise"], *filters)
 
 
 def _biased(logits_bV: Tensor, x: Mapping[str, Tensor]) -> Tensor:

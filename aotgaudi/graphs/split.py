@@ -68,6 +68,7 @@ def split_step(
     persistent: Mapping[str, str],
     *,
     quantization: Quantization | None = None,
+    finish: Callable[[fx.Graph], None] = lambda _: None,
 ) -> SplitStep:
     """Splits an exported step.
 
@@ -76,6 +77,7 @@ def split_step(
         persistent: The stored name of every tensor of a checkpoint (tied tensors share one). Other buffers are
             constants.
         quantization: How linear layers take packed weights; None: they take weights as stored.
+        finish: Changes the graph of a piece, but not its inputs and outputs.
     """
     graph_module = exported.graph_module
     bindings, weights, constants = _bindings(exported, persistent)
@@ -88,7 +90,7 @@ def split_step(
         node.meta[_ORIGIN] = node.name
     partitioner = _Partitioner()
     split = split_module(graph_module, graph_module, partitioner, keep_original_order=True)
-    pieces, outputs = _Assembly(split, bindings, markers, partitioner.places).pieces()
+    pieces, outputs = _Assembly(split, bindings, markers, partitioner.places, finish).pieces()
     used = {name for piece in pieces for name in piece.inputs}
     used_weights = {name for binding in used for name in weight_names(binding)}
     return SplitStep(
@@ -191,7 +193,9 @@ class _Assembly:
         bindings: dict[str, str],
         markers: Mapping[int, Marker],
         places: Sequence[_Place],
+        finish: Callable[[fx.Graph], None],
     ) -> None:
+        self._finish = finish
         self._split, self._bindings, self._markers, self._places = split, bindings, markers, places
         self._names: dict[fx.Node, str] = {}
         self._pieces: list[Piece] = []
@@ -223,6 +227,7 @@ class _Assembly:
         if markers:
             return self._reused(node, Marker.of(markers[0]), bound)
         outputs = self._name_outputs(node, [str(i) for i in range(len(_results(graph.output_node())))])
+        self._finish(graph)
         return [self._kept(Piece(to_text(graph), tuple(bound.values()), outputs, place.label), place, bound)]
 
     def _place(self, node: fx.Node) -> _Place:

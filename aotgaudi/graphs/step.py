@@ -18,26 +18,20 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.export import export
+from aotgaudi.graphs.forms import AtenForm, Form
 from aotgaudi.graphs.hyper_connections import splitting
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.mixers.base import ATTENTION_NAME, Masks, Mixer, paged_attention
 from aotgaudi.graphs.mixers.families import mixer_of, require_mixer
-from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
-from aotgaudi.graphs.step_inputs import Window, decode_inputs, mask_name, prompt_inputs
+from aotgaudi.graphs.program import CacheSpec, TensorSpec
+from aotgaudi.graphs.step_inputs import Window, mask_name
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import (
-    CONFIG_KEYS,
-    Compression,
-    compressions_of,
-    family_of,
-    require_block_size,
-    rows_of,
-)
+from aotgaudi.spec.rows import CONFIG_KEYS
 
 StepEntry = Union[PromptEntry, DecodeEntry]
 
-_TRACED_BLOCKS = 6
+_ATEN_FORM = AtenForm()
 
 STATIC_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
 """Rope variants whose frequencies follow from the configuration alone. ``dynamic`` does not export, and
@@ -100,7 +94,9 @@ def _keep_float32(model: Any) -> None:
             tensor.data = tensor.data.float()
 
 
-def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSpec, ...]:
+def cache_specs(
+    config: Any, limits: ServingLimits, dtype: str, form: Form = _ATEN_FORM
+) -> tuple[CacheSpec, ...]:
     """Returns the caches of every layer in order, as the rows of a transformers config say (`aotgaudi.spec.rows`).
 
     Raises SpecError for a model without attention heads, and for blocks that would end inside a row.
@@ -111,16 +107,7 @@ def cache_specs(config: Any, limits: ServingLimits, dtype: str) -> tuple[CacheSp
             f"{config.model_type!r} has no attention heads",
             "use a decoder-only text model",
         )
-    kept, size = rows_of(described_by(config, dtype)), limits.block_size
-    require_block_size(kept, size)
-    return tuple(
-        CacheSpec(
-            name=cache.name,
-            shape=(cache.planes, ANY_NUM_BLOCKS, cache.heads, cache.rows_per_block(size), cache.width),
-            dtype=cache.dtype or dtype,
-        )
-        for cache in kept
-    )
+    return form.caches(described_by(config, dtype), limits)
 
 
 def described_by(config: Any, dtype: str) -> ModelSpec:
@@ -135,41 +122,36 @@ def described_by(config: Any, dtype: str) -> ModelSpec:
     )
 
 
-def zero_cache(spec: CacheSpec) -> Tensor:
-    """Returns a cache to trace with. The graph does not depend on its number of blocks."""
-    return torch.zeros(spec.sizes(_TRACED_BLOCKS), dtype=getattr(torch, spec.dtype))
-
-
-def any_blocks() -> dict[int, Any]:
-    """Returns the dimension of a cache that an exported graph leaves open, in torch.export's form.
-
-    A server has the padding block and at least one more, so no graph is made for 0 or 1 blocks.
-    """
-    return {1: torch.export.Dim("num_blocks", min=2)}
-
-
 def export_step(
-    model: Any, entry: StepEntry, limits: ServingLimits, *, is_invariant: bool = False, n_splits: int = 1
+    model: Any,
+    entry: StepEntry,
+    limits: ServingLimits,
+    *,
+    is_invariant: bool = False,
+    n_splits: int = 1,
+    form: Form = _ATEN_FORM,
 ) -> torch.export.ExportedProgram:
-    """Exports the step of `entry`. Inputs: those of `step_inputs`, then the caches by name, with any number of blocks.
+    """Exports the step of `entry`. Inputs: those of `step_inputs`, then the caches by name.
 
     `is_invariant`: in the batch-invariant form (`invariant.py`). `n_splits`: into how many partial sums hyper-connections
     are split.
     """
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
-    dtype = str(model.dtype).removeprefix("torch.")
-    mixer = mixer_of(described_by(config, dtype), is_invariant=is_invariant)
-    wrapper = kind(model, mixer, _windows(config), limits.block_size, is_invariant)
-    specs = step_inputs(model, entry, limits)
+    mixer = form.mixer(described_by(config, _dtype(model)), limits, is_invariant=is_invariant)
+    zeros_below = limits.block_size if form.pads_with_zeros else 0
+    wrapper = kind(model, mixer, _windows(config), zeros_below, is_invariant)
+    specs = step_inputs(model, entry, limits, form)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
-    caches = {spec.name: zero_cache(spec) for spec in cache_specs(config, limits, dtype)}
+    traced = {
+        spec.name: form.cache_to_trace(spec) for spec in cache_specs(config, limits, _dtype(model), form)
+    }
+    caches = {name: cache for name, (cache, _) in traced.items()}
+    dynamic = {name: open_size for name, (_, open_size) in traced.items()}
     with warnings.catch_warnings(), splitting(model, n_splits):
         warnings.simplefilter("ignore")
         try:
-            exported = export(
-                wrapper, (inputs, caches), (dict.fromkeys(inputs), dict.fromkeys(caches, any_blocks()))
-            )
+            exported = export(wrapper, (inputs, caches), (dict.fromkeys(inputs), dynamic))
         except (
             torch._dynamo.exc.UserError,
             GuardOnDataDependentSymNode,
@@ -184,19 +166,16 @@ def export_step(
     return exported
 
 
-def step_inputs(model: Any, entry: StepEntry, limits: ServingLimits) -> tuple[TensorSpec, ...]:
-    """Returns every input that the step of `entry` may take. A program lists those that its graph uses."""
+def step_inputs(
+    model: Any, entry: StepEntry, limits: ServingLimits, form: Form = _ATEN_FORM
+) -> tuple[TensorSpec, ...]:
+    """Returns every input that the step's graph may take. A program lists those that its graphs use."""
     config = model.config.get_text_config()
-    windows, compressions = _windows(config), _compressions(described_by(config, "float32"))
-    if isinstance(entry, PromptEntry):
-        return prompt_inputs(entry, limits.block_size, windows, compressions)
-    return decode_inputs(entry, limits.block_size, windows, compressions)
+    return form.step_inputs(entry, limits, _windows(config), described_by(config, _dtype(model)))
 
 
-def _compressions(described: ModelSpec) -> tuple[Compression, ...]:
-    if family_of(described) != "compressed":
-        return ()
-    return tuple(compression for compression in compressions_of(described) if compression)
+def _dtype(model: Any) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _windows(config: Any) -> tuple[Window, ...]:
@@ -207,14 +186,15 @@ def _windows(config: Any) -> tuple[Window, ...]:
 
 class _Step(nn.Module):
     def __init__(
-        self, model: Any, mixer: Mixer, windows: tuple[Window, ...], block_size: int, is_invariant: bool
+        self, model: Any, mixer: Mixer, windows: tuple[Window, ...], zeros_below: int, is_invariant: bool
     ) -> None:
+        """Tokens whose slot is less than `zeros_below` are embedded as zeros."""
         super().__init__()
         self.model, self.mixer, self.windows = model, mixer, windows
-        self.block_size, self.is_invariant = block_size, is_invariant
+        self.zeros_below, self.is_invariant = zeros_below, is_invariant
 
     def masks(self, inputs: dict[str, Tensor]) -> Masks:
-        return {window: inputs[mask_name(window)] for window in self.windows}
+        return {window: inputs.get(mask_name(window)) for window in self.windows}
 
     def logits(self, inputs: dict[str, Tensor], paged: object, keep: Tensor | int) -> Tensor:
         with batch_invariant() if self.is_invariant else contextlib.nullcontext():
@@ -251,8 +231,13 @@ class _PromptStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: dict[str, Tensor]) -> Tensor:
         """Returns logits [b, vocab]."""
         state = self.mixer.prompt_state(caches, inputs, self.masks(inputs))
-        with _zeros_for_padding(self.model, inputs["slots"] >= self.block_size):
+        with self.padding(inputs):
             return self.logits(inputs, state, inputs["logits_indices"])
+
+    def padding(self, inputs: dict[str, Tensor]) -> contextlib.AbstractContextManager[None]:
+        if not self.zeros_below:
+            return contextlib.nullcontext()
+        return _zeros_for_padding(self.model, inputs["slots"] >= self.zeros_below)
 
 
 class _DecodeStep(_Step):

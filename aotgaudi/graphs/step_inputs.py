@@ -47,6 +47,21 @@ mask                [n, B]                  bool     which tokens of a block its
 mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
+In the hpu dialect no mask is an input. Beside `input_ids`, `positions`, `slots`, `ctx_blocks` and `logits_indices` a step
+takes what its masks follow from, and makes them on the device:
+
+==================  ======================  =======  ======================================================
+starts              [b]                     int64    (prompt) how many tokens of the row are cached
+lengths             [b]                     int32    (prompt) how many new tokens the row has
+block_ends          [n]                     int64    (decode, with `block_list` and `block_rows`) how many
+                                                     tokens the row has from the block's start on, the newest
+                                                     included; 0 where padded
+pool_rows           [n]                     int64    (contiguous decode, with no list of blocks) the row that
+                                                     block i + 1 of the cache belongs to, 0 where to none
+pool_ends           [n]                     int64    (contiguous decode) its `block_ends`; 0 where it belongs
+                                                     to no row
+==================  ======================  =======  ======================================================
+
 Sampler ``b`` takes the inputs that its signature needs:
 
 ==================  ======================  =======  ======================================================
@@ -54,7 +69,8 @@ logits              [b, vocab]              model's  as the step gives them
 temperature         [b]                     float32  0: greedy                     (all but greedy)
 top_p               [b]                     float32  1: keeps all                  (filtered, min_p)
 top_k               [b]                     int64    0: keeps all                  (filtered, min_p)
-noise               [b]                     float64  uniform in [0, 1)             (all but greedy)
+noise               [b]                     float64  uniform in [0, 1)             (all but greedy); float32 in
+                                                     the hpu dialect
 min_p               [b]                     float32  0: keeps all                  (min_p)
 presence_penalty    [b]                     float32  0: none                       (penalties)
 frequency_penalty   [b]                     float32  0: none                       (penalties)
@@ -83,6 +99,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.spec.rows import Compression
 from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, SamplerSignature, SamplerWork
@@ -195,8 +212,27 @@ def _compressed(
         yield _flags(MaskKind(window, every).name, *mask_shape(every, w))
 
 
+def hpu_inputs(entry: PromptEntry | DecodeEntry, dialect: Dialect) -> tuple[TensorSpec, ...]:
+    """Returns the inputs of a step in the hpu dialect, in order."""
+    b = entry.batch_size
+    if isinstance(entry, PromptEntry):
+        num_tokens, c = b * entry.query_len, entry.num_ctx_blocks
+        return (
+            *(_ids(name, num_tokens) for name in ("input_ids", "positions", "slots")),
+            *((_ids("ctx_blocks", b, c), _ids("starts", b)) if c else ()),
+            *(_ids("logits_indices", b), TensorSpec(name="lengths", shape=(b,), dtype="int32")),
+        )
+    blocks = (
+        ("pool_rows", "pool_ends") if dialect.is_contiguous else ("block_list", "block_rows", "block_ends")
+    )
+    return (
+        *(_ids(name, b) for name in ("input_ids", "positions", "slots")),
+        *(_ids(name, entry.num_blocks) for name in blocks),
+    )
+
+
 def sampler_inputs(
-    batch_size: int, signature: SamplerSignature, vocab_size: int, dtype: str
+    batch_size: int, signature: SamplerSignature, vocab_size: int, dtype: str, dialect: Dialect = ATEN
 ) -> tuple[TensorSpec, ...]:
     """Returns the inputs of a sampler, in order; `dtype` is that of the logits."""
     b, work = batch_size, signature.work
@@ -206,7 +242,7 @@ def sampler_inputs(
     if work >= SamplerWork.FILTERED:
         specs += (_floats("top_p", b), _ids("top_k", b))
     if work > SamplerWork.GREEDY:
-        specs.append(TensorSpec(name="noise", shape=(b,), dtype="float64"))
+        specs.append(TensorSpec(name="noise", shape=(b,), dtype=dialect.noise_dtype))
     if work >= SamplerWork.MIN_P:
         specs.append(_floats("min_p", b))
     if signature.penalties:

@@ -1,6 +1,7 @@
 """Entry -> traced program: the canonical texts of its pieces and how they are put together.
 
-The build decides which artifacts run the pieces, so a traced program is the same for every target.
+The build decides which artifacts run the pieces, so a traced program is the same for every target of a
+dialect (`aotgaudi.graphs.dialect`).
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,31 +20,30 @@ from torch import fx, nn
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import to_text
+from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.export import export
+from aotgaudi.graphs.forms import Form, form_of
 from aotgaudi.graphs.hyper_connections import class_text
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.layer_reuse import reusing_layers
-from aotgaudi.graphs.mixers.families import require_modes
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.quantization import QUANTIZATIONS, Quantization
-from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.split import Piece, SplitStep, split_step
 from aotgaudi.graphs.step import (
     StepEntry,
-    any_blocks,
     build_model,
     cache_specs,
     described_by,
     export_step,
     step_inputs,
-    zero_cache,
 )
 from aotgaudi.graphs.step_inputs import sampler_inputs
-from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.quantization import WeightsDtype
+
+_PROLOGUE = "prologue"
 
 
 @dataclass(frozen=True)
@@ -58,18 +58,20 @@ class TracedProgram:
     constants: bytes | None
 
 
-def trace(entry: Entry, model: ModelSpec, limits: ServingLimits, *, n_splits: int = 1) -> TracedProgram:
+def trace(
+    entry: Entry, model: ModelSpec, limits: ServingLimits, dialect: Dialect = ATEN, *, n_splits: int = 1
+) -> TracedProgram:
     """Traces one entry. Raises SpecError or CompileError for a model or a graph that cannot be traced.
 
     `n_splits`: into how many partial sums a step splits the model's hyper-connections. An ``mhc`` entry says its own.
     """
     if isinstance(entry, (PromptEntry, DecodeEntry)):
-        return _trace_step(entry, model, limits, n_splits)
+        return _trace_step(entry, model, limits, dialect, n_splits)
     if isinstance(entry, SamplerEntry):
-        return _trace_sampler(entry, model)
+        return _trace_sampler(entry, model, dialect)
     if isinstance(entry, DefragEntry):
-        return _trace_swap(entry, model, limits)
-    if isinstance(entry, MhcEntry):
+        return _trace_swap(entry, model, limits, form_of(dialect))
+    if isinstance(entry, MhcEntry) and dialect == ATEN:
         return _trace_hyper_connection(entry, model)
     raise SpecError(
         f"entry {entry}",
@@ -79,61 +81,91 @@ def trace(entry: Entry, model: ModelSpec, limits: ServingLimits, *, n_splits: in
 
 
 def _trace_step(
-    entry: PromptEntry | DecodeEntry, model: ModelSpec, limits: ServingLimits, n_splits: int
+    entry: StepEntry, model: ModelSpec, limits: ServingLimits, dialect: Dialect, n_splits: int
 ) -> TracedProgram:
-    tracer = _tracer(json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype)
-    split = tracer.split(entry, limits, n_splits)
+    tracer = _tracer(
+        json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype, dialect
+    )
+    form, split = tracer.form, tracer.split(entry, limits, n_splits)
+    caches = _caches(model, limits, form)
     used = {name for piece in split.pieces for name in piece.inputs}
-    _require_paged(model, _caches(model, limits), used)
-    specs = step_inputs(tracer.module, entry, limits)
+    _require_paged(model, caches, used)
+    specs = {spec.name: spec for spec in step_inputs(tracer.module, entry, limits, form)}
+    taken = [name for name in specs if f"step:{name}" in used]
+    made = form.made_by_prologue(taken)
+    pieces, given = split.pieces, {name: specs[name] for name in taken if name not in made}
+    prologue = form.prologue(entry, limits, model.dtype, made)
+    if prologue is not None:
+        module, takes = prologue
+        given.update({spec.name: spec for spec in takes})
+        outputs = tuple(f"{_PROLOGUE}.{number}" for number in range(len(made)))
+        bound = {f"step:{name}": f"tmp:{output}" for name, output in zip(made, outputs, strict=True)}
+        first = Piece(_text(module, *takes, finish=form.finish), _steps(*takes), outputs, _PROLOGUE)
+        rest = (replace(p, inputs=tuple(bound.get(name, name) for name in p.inputs)) for p in pieces)
+        pieces = (first, *rest)
     return TracedProgram(
-        inputs=tuple(spec for spec in specs if f"step:{spec.name}" in used),
+        inputs=tuple(given.values()),
         weights=split.weights,
-        caches=_caches(model, limits),
-        pieces=split.pieces,
+        caches=caches,
+        pieces=pieces,
         outputs=split.outputs,
         constants=save(dict(sorted(split.constants.items()))) if split.constants else None,
     )
 
 
-def _trace_sampler(entry: SamplerEntry, model: ModelSpec) -> TracedProgram:
+def _trace_sampler(entry: SamplerEntry, model: ModelSpec, dialect: Dialect) -> TracedProgram:
     if entry.batch_size == 0:
         raise SpecError(
             f"entry {entry}",
             "is another server's warm-up of an empty batch: enumerated, not built",
             "sampler.smallest_batch_size = 1",
         )
-    specs = sampler_inputs(entry.batch_size, entry.signature, model.vocab_size, model.dtype)
-    graph = SamplerGraph(entry.signature, entry.num_logprobs)
+    specs = sampler_inputs(entry.batch_size, entry.signature, model.vocab_size, model.dtype, dialect)
+    form = form_of(dialect)
+    graph = form.sampler(entry.signature, entry.num_logprobs)
     outputs = tuple(f"0.{number}" for number in range(graph.num_outputs))
     with batch_invariant() if model.batch_invariant else contextlib.nullcontext():
         exported = _export(graph, tuple(_zeros(spec) for spec in specs)).graph
     if model.batch_invariant:
         require_invariant(exported, str(entry))
+    form.finish(exported)
     piece = Piece(to_text(exported), _steps(*specs), outputs, "sampler")
     return TracedProgram(
         inputs=specs, weights=(), caches=(), pieces=(piece,), outputs=outputs, constants=None
     )
 
 
-def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits) -> TracedProgram:
-    """One unit for each distinct form of a cache, called once for each cache of that form."""
-    caches, n = _caches(model, limits), entry.padded_swaps
+def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits, form: Form) -> TracedProgram:
+    """The units of an exchange for each distinct form of a cache, called once for each cache of that form."""
+    caches, n = _caches(model, limits, form), entry.padded_swaps
     specs = tuple(TensorSpec(name=name, shape=(n,), dtype="int64") for name in ("sources", "destinations"))
-    dynamic = (any_blocks(), None, None)
-    texts: dict[tuple[object, ...], str] = {}
+    texts: dict[tuple[object, ...], tuple[str, ...]] = {}
+    pieces: list[Piece] = []
     for cache in caches:
-        form = cache.shape, cache.dtype
-        if form not in texts:
-            args = (zero_cache(cache), *(_zeros(spec) for spec in specs))
-            texts[form] = to_text(_export(SwapGraph(), args, dynamic).graph)
-    pieces = tuple(
-        Piece(
-            texts[cache.shape, cache.dtype], (f"kv:{cache.name}", *_steps(*specs)), (f"{number}.0",), "swap"
-        )
-        for number, cache in enumerate(caches)
+        shape = cache.shape, cache.dtype
+        if shape not in texts:
+            texts[shape] = tuple(_exchange_texts(cache, specs, limits, form))
+        passed: tuple[str, ...] = ()
+        for text in texts[shape]:
+            output = f"{len(pieces)}.0"
+            pieces.append(Piece(text, (f"kv:{cache.name}", *passed, *_steps(*specs)), (output,), "swap"))
+            passed = (f"tmp:{output}",)
+    return TracedProgram(
+        inputs=specs, weights=(), caches=caches, pieces=tuple(pieces), outputs=(), constants=None
     )
-    return TracedProgram(inputs=specs, weights=(), caches=caches, pieces=pieces, outputs=(), constants=None)
+
+
+def _exchange_texts(
+    cache: CacheSpec, specs: Sequence[TensorSpec], limits: ServingLimits, form: Form
+) -> Iterator[str]:
+    tensor, dynamic = form.cache_to_trace(cache)
+    passed: tuple[torch.Tensor, ...] = ()
+    for module in form.exchange(limits):
+        args = (tensor, *passed, *(_zeros(spec) for spec in specs))
+        graph = _export(module, args, (dynamic, *(None for _ in args[1:])) if dynamic else None).graph
+        form.finish(graph)
+        yield to_text(graph)
+        passed = (module(*args),)
 
 
 def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
@@ -164,6 +196,12 @@ def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
     )
 
 
+def _text(module: nn.Module, *specs: TensorSpec, finish: Callable[[fx.Graph], None]) -> str:
+    graph = _export(module, tuple(_zeros(spec) for spec in specs)).graph
+    finish(graph)
+    return to_text(graph)
+
+
 def _steps(*specs: TensorSpec) -> tuple[str, ...]:
     return tuple(f"step:{spec.name}" for spec in specs)
 
@@ -178,8 +216,11 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 class _StepTracer:
     """Traces the steps of one model. It reuses layers once a full trace has shown that the result is the same."""
 
-    def __init__(self, module: Any, is_invariant: bool, quantization: Quantization | None) -> None:
-        self.module, self._is_invariant, self._quantization = module, is_invariant, quantization
+    def __init__(
+        self, module: Any, form: Form, is_invariant: bool, quantization: Quantization | None
+    ) -> None:
+        self.module, self.form = module, form
+        self._is_invariant, self._quantization = is_invariant, quantization
         self._stored = stored_names(module)
         self._can_reuse: dict[type[StepEntry], bool] = {}
 
@@ -195,8 +236,15 @@ class _StepTracer:
         return (self._full if is_full else self._reusing)(entry, limits, n_splits)
 
     def _full(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
-        exported = export_step(self.module, entry, limits, is_invariant=self._is_invariant, n_splits=n_splits)
-        return split_step(exported, self._stored, quantization=self._quantization)
+        exported = export_step(
+            self.module,
+            entry,
+            limits,
+            is_invariant=self._is_invariant,
+            n_splits=n_splits,
+            form=self.form,
+        )
+        return split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
 
     def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         with reusing_layers(self.module):
@@ -205,14 +253,23 @@ class _StepTracer:
 
 @functools.lru_cache(maxsize=2)
 def _tracer(
-    config_json: str, dtype: str, is_invariant: bool, weights_dtype: WeightsDtype | None
+    config_json: str,
+    dtype: str,
+    is_invariant: bool,
+    weights_dtype: WeightsDtype | None,
+    dialect: Dialect,
 ) -> _StepTracer:
     """Returns the tracer of a model. A build needs one; the second is for tests."""
     quantization = None if weights_dtype is None else QUANTIZATIONS[weights_dtype]
     module = build_model(json.loads(config_json), dtype)
-    described = described_by(module.config.get_text_config(), dtype)
-    require_modes(described, is_invariant=is_invariant, has_packed_weights=quantization is not None)
-    return _StepTracer(module, is_invariant, quantization)
+    config, form = module.config.get_text_config(), form_of(dialect)
+    form.require_built(
+        config,
+        described_by(config, dtype),
+        is_invariant=is_invariant,
+        has_packed_weights=quantization is not None,
+    )
+    return _StepTracer(module, form, is_invariant, quantization)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:
@@ -226,8 +283,8 @@ def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[st
             )
 
 
-def _caches(model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:
-    return cache_specs(_hf_config(json.dumps(model.config)), limits, model.dtype)
+def _caches(model: ModelSpec, limits: ServingLimits, form: Form) -> tuple[CacheSpec, ...]:
+    return cache_specs(_hf_config(json.dumps(model.config)), limits, model.dtype, form)
 
 
 @functools.lru_cache(maxsize=2)

@@ -29,8 +29,8 @@ BUILT_IN_CI = ("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "mixtral", "
 class Conversation:
     """Four sequences over shuffled blocks, their logits by transformers, and steps over them."""
 
-    def __init__(self, model: Any, runner: ProgramRunner) -> None:
-        self._model, self._runner = model, runner
+    def __init__(self, model: Any, runner: ProgramRunner, decode: DecodeEntry = DECODE) -> None:
+        self._model, self._runner, self._decode_entry = model, runner, decode
         shuffle = random.Random(1)
         blocks = list(range(1, 41))
         shuffle.shuffle(blocks)
@@ -51,7 +51,7 @@ class Conversation:
     def decode(self, *rows: tuple[int, int]) -> float:
         """Decodes ``(sequence, position)`` rows; returns the largest error of their logits."""
         step = tuple(DecodeRow(self.tokens[i][p], p, self.tables[i], SamplingRow()) for i, p in rows)
-        logits = self._runner.logits(DecodeStep(DECODE, step))
+        logits = self._runner.logits(DecodeStep(self._decode_entry, step))
         return self._error(logits, [(i, p + 1) for i, p in rows])
 
     def swap(self, first: int, second: int) -> None:

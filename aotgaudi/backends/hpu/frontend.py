@@ -20,6 +20,7 @@ from typing import Any, cast, get_args
 import torch
 from torch import Tensor, fx
 
+from aotgaudi.backends.hpu.attention import attend_by, attention_here
 from aotgaudi.backends.hpu.card import DEVICE, Card, acquired, put, without_grad
 from aotgaudi.backends.hpu.probe import KeyMode
 from aotgaudi.digest import sha256_bytes
@@ -56,12 +57,12 @@ def compiled(graph: fx.GraphModule, text: str, key_mode: KeyMode) -> Run:
 
 
 def on_card(graph: fx.GraphModule) -> fx.GraphModule:
-    """Returns a copy that makes its tensors on the card: canonical texts name the CPU."""
+    """Returns a copy that makes its tensors on the card (canonical texts name the CPU), and attends as the card does."""
     lowered = copy.deepcopy(graph)
     for node in lowered.graph.nodes:
         if isinstance(node.kwargs.get("device"), torch.device):
             node.kwargs = {**node.kwargs, "device": torch.device(DEVICE)}
-    lowered.recompile()
+    attend_by(lowered, attention_here())
     return lowered
 
 

@@ -28,8 +28,8 @@ IGNORED_KWARGS = frozenset({"position_ids", "use_cache", "output_router_logits",
 """Keywords that paged attention does not need: positions and the cache come from `paged`, dropout is 0 in
 inference, and router logits do not concern attention."""
 
-Masks = Mapping[Window, Tensor]
-"""Sliding window (None: no window) -> mask."""
+Masks = Mapping[Window, Any]
+"""Sliding window (None: no window) -> mask, a tensor. In a dialect whose prompts need none, None: causal attention."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def paged_attention(  # noqa: PLR0913 - the signature is transformers' own
     return paged.attend(call), None
 
 
-def mask_for(masks: Masks, window: Window) -> Tensor:
+def mask_for(masks: Masks, window: Window) -> Any:
     """Returns the mask of a window. Raises SpecError for a window that the configuration does not name."""
     if window not in masks:
         raise SpecError(

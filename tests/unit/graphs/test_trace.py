@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load as load_tensors
 
 from aotgaudi.engine.runner import ProgramRunner
-from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import from_text, to_text
+from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.layer_reuse import renumbered, reusing_layers
 from aotgaudi.graphs.mixers.base import paged_attention
 from aotgaudi.graphs.program import CacheSpec, Call, Program
@@ -41,15 +42,20 @@ class Eager:
 
 
 def eager_runner(
-    model: Any, entries: Sequence[PromptEntry | DecodeEntry] = ENTRIES, *, batch_invariant: bool = False
+    model: Any,
+    entries: Sequence[Entry] = ENTRIES,
+    *,
+    batch_invariant: bool = False,
+    dialect: Dialect = ATEN,
+    load: Callable[[str], Any] = Eager,
 ) -> ProgramRunner:
-    """Returns a runner over the traced programs of a model, uncompiled."""
+    """Returns a runner over the traced programs of a model. `load` makes a unit of its text, by default uncompiled."""
     spec, table = spec_of(model, batch_invariant=batch_invariant), ExecutableTable()
-    state, units, tensors = model.state_dict(), dict[str, Eager](), dict[str, torch.Tensor]()
+    state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
     for entry in entries:
-        traced = trace(entry, spec.model, spec.limits)
+        traced = trace(entry, spec.model, spec.limits, dialect)
         keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
-        units.update({k: Eager(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
+        units.update({k: load(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
         if traced.constants:
             tensors.update({f"const:{n}": t for n, t in load_tensors(traced.constants).items()})
         for cache in traced.caches:
@@ -85,9 +91,9 @@ def test_batch_invariant_programs_compute_the_same(architecture: str) -> None:
     assert worst_error(model, eager_runner(model, batch_invariant=True)) < TOLERANCE
 
 
-def worst_error(model: Any, runner: ProgramRunner) -> float:
+def worst_error(model: Any, runner: ProgramRunner, decode: DecodeEntry = DECODE) -> float:
     """Returns the largest error of a conversation's logits."""
-    talk = Conversation(model, runner)
+    talk = Conversation(model, runner, decode)
     return max(
         talk.prompt(FRESH, (0, 0, 32)),
         talk.prompt(FRESH, (1, 0, 32)),
