@@ -214,8 +214,8 @@ class _PromptInputs:
     def _starts(self) -> Iterable[int]:
         return (row.start for row in self._rows)
 
-    def _lengths(self) -> Iterable[int]:
-        return (len(row.token_ids) for row in self._rows)
+    def _num_padding(self) -> Iterable[int]:
+        return (self._entry.query_len - len(row.token_ids) for row in self._rows)
 
     _MAKERS: ClassVar[Mapping[str, Callable[[_PromptInputs], Iterable[int]]]] = {
         "input_ids": _input_ids,
@@ -224,7 +224,7 @@ class _PromptInputs:
         "ctx_blocks": _ctx_blocks,
         "logits_indices": _logits_indices,
         "starts": _starts,
-        "lengths": _lengths,
+        "num_padding": _num_padding,
     }
 
 

@@ -27,7 +27,7 @@ def attend_written_out(
     """Returns [b, H, q, D]: each query's attention to the keys of its row.
 
     With a bias, it is added to the scores. Without one there are as many keys as queries; a query sees the keys up to its
-    own place, of the first `lengths_b` of its row. Rows of queries beyond the lengths are numbers that mean nothing.
+    own place, of the first `lengths_b` of its row, and queries beyond these get 0.
     """
     (b, heads, q, _), (_, kv_heads, k, size) = query_bHqD.shape, values_bKkD.shape
     query_bKRD = query_bHqD.reshape(b, kv_heads, heads // kv_heads * q, -1)
@@ -41,7 +41,16 @@ def attend_written_out(
             seen = seen & (places_k < lengths_b[:, None, None, None])
         scores = torch.where(seen, scores, MASKED)
     weights = torch.softmax(scores, dim=-1).to(values_bKkD.dtype).view(b, kv_heads, heads // kv_heads * q, k)
-    return torch.matmul(weights, values_bKkD).view(b, heads, q, size)
+    out_bHqD = torch.matmul(weights, values_bKkD).view(b, heads, q, size)
+    return out_bHqD if bias_b1qk is not None else without_padding(out_bHqD, lengths_b)
+
+
+def without_padding(out_bHqD: Tensor, lengths_b: Optional[Tensor]) -> Tensor:
+    """Returns the outputs of queries, 0 beyond the lengths, whatever is there."""
+    if lengths_b is None:
+        return out_bHqD
+    places_q1 = torch.arange(out_bHqD.shape[2], device=out_bHqD.device)[:, None]
+    return torch.where(places_q1 < lengths_b[:, None, None, None], out_bHqD, 0.0)
 
 
 attend_prompt = torch.library.custom_op("aotgaudi::attend_prompt", attend_written_out, mutates_args=())

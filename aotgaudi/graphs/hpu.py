@@ -34,7 +34,9 @@ from aotgaudi.spec.sampler_signature import SamplerSignature
 
 _DTYPES = ("bfloat16", "float32")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-_RAW = frozenset({"input_ids", "positions", "slots", "ctx_blocks", "logits_indices", "lengths", "block_list"})
+_RAW = frozenset(
+    {"input_ids", "positions", "slots", "ctx_blocks", "logits_indices", "num_padding", "block_list"}
+)
 """Inputs that a step's own graph takes as they are given; the others are for the prologue."""
 
 _aten = torch.ops.aten
@@ -102,13 +104,11 @@ class HpuForm:
             return None
         given = {spec.name: spec for spec in hpu_inputs(entry, self._dialect)}
         if isinstance(entry, PromptEntry):
-            takes = ("starts", "lengths") if entry.num_ctx_blocks else ("lengths",)
+            takes = ("starts", "num_padding") if entry.num_ctx_blocks else ("num_padding",)
             made: nn.Module = _PromptMasks(entry, limits.block_size, windows, dtype)
         else:
             takes = ("pool_rows", "pool_ends") if self._is_contiguous else ("block_rows", "block_ends")
-            made = _DecodeMasks(
-                entry.batch_size, self._num_read(entry, limits), limits.block_size, windows, dtype
-            )
+            made = _DecodeMasks(entry.batch_size, self._num_read(entry, limits), limits.block_size, windows)
         return made, tuple(given[name] for name in takes)
 
     def made_by_prologue(self, used: Sequence[str]) -> tuple[str, ...]:
@@ -149,7 +149,7 @@ class HpuForm:
             )
         n = self._num_read(entry, limits)
         return (
-            TensorSpec(name=ROWS, shape=(entry.batch_size, n), dtype=dtype),
+            TensorSpec(name=ROWS, shape=(entry.batch_size, n), dtype="bool"),
             *(
                 TensorSpec(name=mask_name(window), shape=(n, limits.block_size), dtype="bool")
                 for window in windows
@@ -163,7 +163,7 @@ class HpuForm:
 
 
 class _PromptMasks(nn.Module):
-    """(starts [b] if there is context, lengths [b]) -> a bias [b, 1, q, C + q] for each window: 0 where a query looks.
+    """(starts [b] if there is context, num_padding [b]) -> a bias [b, 1, q, C + q] for each window: 0 where a query looks.
 
     A query sees the cached tokens of its row, and the new ones up to its own; through a window, the newest of these.
     """
@@ -178,7 +178,7 @@ class _PromptMasks(nn.Module):
         return tuple(torch.where(seen_bqk, 0.0, MASKED).to(self._dtype)[:, None] for seen_bqk in seen)
 
     def _seen(self, window: Window, *tensors: Tensor) -> Tensor:
-        lengths_b11 = tensors[-1][:, None, None]
+        lengths_b11 = self._q - tensors[-1][:, None, None]
         new_q, new_q1 = torch.arange(self._q), torch.arange(self._q)[:, None]
         seen_new = (new_q <= new_q1) & (new_q < lengths_b11)
         if window is not None:
@@ -197,16 +197,13 @@ class _DecodeMasks(nn.Module):
     A block's end is how many tokens its row has from the block's start on, the newest included; 0 where it is padding.
     """
 
-    def __init__(
-        self, batch_size: int, n: int, block_size: int, windows: Sequence[Window], dtype: str
-    ) -> None:
+    def __init__(self, batch_size: int, n: int, block_size: int, windows: Sequence[Window]) -> None:
         super().__init__()
-        self._b, self._n, self._block_size = batch_size, n, block_size
-        self._windows, self._dtype = windows, getattr(torch, dtype)
+        self._b, self._n, self._block_size, self._windows = batch_size, n, block_size, windows
 
     def forward(self, rows_n: Tensor, ends_n: Tensor) -> tuple[Tensor, ...]:
         rows_n, ends_n1, places_B = rows_n[: self._n], ends_n[: self._n, None], torch.arange(self._block_size)
-        mine_bn = (torch.arange(self._b)[:, None] == rows_n).to(self._dtype)
+        mine_bn = torch.arange(self._b)[:, None] == rows_n
         seen_nB = places_B < ends_n1
         masks = (
             seen_nB if window is None else seen_nB & (places_B >= ends_n1 - window)

@@ -52,7 +52,7 @@ takes what its masks follow from, and makes them on the device:
 
 ==================  ======================  =======  ======================================================
 starts              [b]                     int64    (prompt) how many tokens of the row are cached
-lengths             [b]                     int32    (prompt) how many new tokens the row has
+num_padding         [b]                     int32    (prompt) how many of the row's q tokens are padding
 block_ends          [n]                     int64    (decode, with `block_list` and `block_rows`) how many
                                                      tokens the row has from the block's start on, the newest
                                                      included; 0 where padded
@@ -220,7 +220,7 @@ def hpu_inputs(entry: PromptEntry | DecodeEntry, dialect: Dialect) -> tuple[Tens
         return (
             *(_ids(name, num_tokens) for name in ("input_ids", "positions", "slots")),
             *((_ids("ctx_blocks", b, c), _ids("starts", b)) if c else ()),
-            *(_ids("logits_indices", b), TensorSpec(name="lengths", shape=(b,), dtype="int32")),
+            *(_ids("logits_indices", b), TensorSpec(name="num_padding", shape=(b,), dtype="int32")),
         )
     blocks = (
         ("pool_rows", "pool_ends") if dialect.is_contiguous else ("block_list", "block_rows", "block_ends")

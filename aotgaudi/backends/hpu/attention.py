@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from aotgaudi.errors import CompileError
-from aotgaudi.graphs.attend_prompt import ATTEND_PROMPT, attend_written_out
+from aotgaudi.graphs.attend_prompt import ATTEND_PROMPT, attend_written_out, without_padding
 
 Attention = Callable[..., Tensor]
 """Takes what the operator takes (`aotgaudi.graphs.attend_prompt`)."""
@@ -51,7 +51,8 @@ _LATER: dict[str, object] = {"window_size": None, "sinks": None}
 def fused_attention(operator: Any, softmax: SoftmaxMode = "fast") -> Attention:
     """Returns attention by ``hpu::sdpa_recomp_fwd``. Raises CompileError for a signature that we do not know.
 
-    Rows of several query heads a key are a dimension of their own. Lengths go only with causal attention without a mask.
+    Rows of several query heads a key are a dimension of their own. Lengths go only with causal attention without a mask. What
+    the bridge leaves beyond them is not told (K-43), and reaches nobody.
     """
     arguments = operator._schema.arguments
     names = tuple(argument.name for argument in arguments)
@@ -78,6 +79,7 @@ def fused_attention(operator: Any, softmax: SoftmaxMode = "fast") -> Attention:
             *(by_key, keys[:, :, None], values[:, :, None], None if bias is None else bias[:, :, None]),
             *(0.0, scaling, is_causal, False, softmax, lengths if is_causal else None, "right", *rest),
         )[0]
-        return found.flatten(1, 2)
+        out = found.flatten(1, 2)
+        return without_padding(out, lengths) if is_causal else out
 
     return attend

@@ -22,7 +22,7 @@ from aotgaudi.graphs.mixers.base import LayerCall, Masks, PagedState, mask_for
 from aotgaudi.graphs.paged_decode import MASKED
 
 ROWS = "rows"
-"""Which block belongs to which row, ``[b, n]``: 1 where it does, else 0, in the model's dtype."""
+"""Which block belongs to which row, ``[b, n]`` bool."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class SlotPromptState:
             for cache, rows in ((new.keys, new.k_TKD), (new.values, new.v_TKD))
         )
         query = new.q_THD.unflatten(0, (b, -1)).transpose(1, 2)
-        lengths = self.inputs["lengths"] if bias is None else None
+        lengths = query.shape[2] - self.inputs["num_padding"] if bias is None else None
         out_bHqD: Tensor = ATTEND_PROMPT(query, keys, values, bias, lengths, call.scaling)
         return out_bHqD.transpose(1, 2).reshape(1, *new.q_THD.shape)
 
@@ -142,15 +142,13 @@ class SlotDecodeState:
         seen_n11B = mask_for(self.masks, call.sliding_window)[:, None, None, :]
         keys_nKBD, values_nKBD = self._blocks(new.keys), self._blocks(new.values)
         (b, heads, size), kv_heads = new.q_THD.shape, keys_nKBD.shape[1]
-        query_nKGD = torch.matmul(self.rows_bn.t(), new.q_THD.flatten(1)).view(
-            -1, kv_heads, heads // kv_heads, size
-        )
+        mine_bn = self.rows_bn.to(new.q_THD.dtype)
+        query_nX = torch.matmul(mine_bn.t(), new.q_THD.flatten(1))
+        query_nKGD = query_nX.view(-1, kv_heads, heads // kv_heads, size)
         scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)).float() * call.scaling
         scores = torch.where(seen_n11B, scores, MASKED)
-        mine_bn = self.rows_bn
-        if mine_bn.dtype != torch.float32:  # A cast that does nothing would tie this layer to the next.
-            mine_bn = mine_bn.float()
-        top_bKG = torch.where(mine_bn[:, :, None, None] > 0, scores.amax(-1), MASKED).amax(1)
+        mine_bn = mine_bn.float()
+        top_bKG = torch.where(self.rows_bn[:, :, None, None], scores.amax(-1), MASKED).amax(1)
         top_nKG = torch.matmul(mine_bn.t(), top_bKG.flatten(1)).view(-1, kv_heads, heads // kv_heads)
         weights = torch.exp(scores - top_nKG[..., None])
         parts_nX = torch.matmul(weights.to(values_nKBD.dtype), values_nKBD).float().flatten(1)

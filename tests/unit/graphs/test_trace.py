@@ -48,8 +48,12 @@ def eager_runner(
     batch_invariant: bool = False,
     dialect: Dialect = ATEN,
     load: Callable[[str], Any] = Eager,
+    put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous,
 ) -> ProgramRunner:
-    """Returns a runner over the traced programs of a model. `load` makes a unit of its text, by default uncompiled."""
+    """Returns a runner over the traced programs of a model.
+
+    `load` makes a unit of its text, by default uncompiled. `put` brings weights, constants and caches to where units run.
+    """
     spec, table = spec_of(model, batch_invariant=batch_invariant), ExecutableTable()
     state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
     for entry in entries:
@@ -57,9 +61,10 @@ def eager_runner(
         keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
         units.update({k: load(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
         if traced.constants:
-            tensors.update({f"const:{n}": t for n, t in load_tensors(traced.constants).items()})
+            tensors.update({f"const:{n}": put(t) for n, t in load_tensors(traced.constants).items()})
         for cache in traced.caches:
-            tensors.setdefault(f"kv:{cache.name}", torch.zeros(cache.sizes(spec.limits.num_blocks)))
+            if f"kv:{cache.name}" not in tensors:
+                tensors[f"kv:{cache.name}"] = put(torch.zeros(cache.sizes(spec.limits.num_blocks)))
         calls = tuple(
             Call(unit=k, inputs=p.inputs, outputs=p.outputs) for k, p in zip(keys, traced.pieces, strict=True)
         )
@@ -71,7 +76,7 @@ def eager_runner(
             outputs=traced.outputs,
         )
         for binding in weight_bindings([program]):
-            tensors[binding.text] = torch.cat([state[name] for name in binding.names])
+            tensors[binding.text] = put(torch.cat([state[name] for name in binding.names]))
         table.add(entry, BoundProgram(program, units, tensors))
     return ProgramRunner(table, BLOCK_SIZE)
 

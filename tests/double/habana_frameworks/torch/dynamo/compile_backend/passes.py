@@ -15,6 +15,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from habana_frameworks.bridge.events import emit
 from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.journal import note
 from habana_frameworks.torch.dynamo.compile_backend import config
 from habana_frameworks.torch.dynamo.compile_backend.shared_layer import falls_back, is_view, name_of
 
@@ -57,6 +58,9 @@ def reinplace_index_copy(module: fx.GraphModule) -> None:
             copied.target = torch.ops.aten.index_copy_.default
             node.replace_all_uses_with(copied)
             module.graph.erase_node(node)
+            note(event="CACHE_WRITE", in_place=True)
+        else:
+            note(event="CACHE_WRITE", in_place=False)
     module.graph.lint()
     module.recompile()
 
