@@ -51,8 +51,8 @@ _LATER: dict[str, object] = {"window_size": None, "sinks": None}
 def fused_attention(operator: Any, softmax: SoftmaxMode = "fast") -> Attention:
     """Returns attention by ``hpu::sdpa_recomp_fwd``. Raises CompileError for a signature that we do not know.
 
-    Rows of several query heads a key are a dimension of their own. Lengths go only with causal attention without a mask. What
-    the bridge leaves beyond them is not told (K-43), and reaches nobody.
+    Query heads of one key are a dimension of their own. Lengths go only with causal attention without a mask. What is left
+    beyond them is not told (K-43), and reaches nobody.
     """
     arguments = operator._schema.arguments
     names = tuple(argument.name for argument in arguments)
