@@ -221,11 +221,10 @@ class _Watch:
 def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
     rows = []
     for process in session.log.processes.values():
-        name = f"{process.role or 'process'} {process.pid}"
         for event in process.events:
             finding = finding_of(event, session.plan.rules)
             if finding is not None:
-                rows.append((event.time, name, finding))
+                rows.append((event.time, process.title, finding))
     rows += [(math.inf, name, finding) for name, finding in session.outside()]
     return tuple((name, finding) for _, name, finding in sorted(rows, key=lambda row: row[0]))
 

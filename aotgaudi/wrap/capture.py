@@ -304,7 +304,7 @@ def _require_agents(ran: Ran, setting: Setting) -> None:
         for hook in adapter.hooks if process.role in roles else ():
             if process.hooks.get(hook, False) is False:
                 raise CaptureError(
-                    f"{process.role} {process.pid}: {hook} cannot be watched: this version of {adapter.name} lacks what"
+                    f"{process.title}: {hook} cannot be watched: this version of {adapter.name} lacks what"
                     " the agent hooks, so nothing could be proved"
                 )
 

@@ -83,6 +83,13 @@ class ProcessLog:
         return next((event.text("role") for event in self.events if event.kind == "hello"), "")
 
     @property
+    def title(self) -> str:
+        """Role and process id, with the name of a worker, since that tells its rank: ``Worker 4711 (VllmWorker-1)``."""
+        name = next((event.text("name") for event in self.events if event.kind == "hello"), "")
+        of_rank = f" ({name})" if name and self.role == "Worker" else ""
+        return f"{self.role or 'process'} {self.pid}{of_rank}"
+
+    @property
     def hooks(self) -> Mapping[str, object]:
         """What is hooked, as last reported."""
         hooks: dict[str, object] = {}

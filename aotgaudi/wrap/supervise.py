@@ -515,6 +515,7 @@ class Supervisor:
                 {
                     "pid": one.pid,
                     "role": one.role,
+                    "name": one.title,
                     "is_alive": one.pid in seen.alive,
                     "hooks": dict(one.hooks),
                     "counters": dict(one.counters),

@@ -296,10 +296,6 @@ def is_settled(log: ProcessLog, phase: str) -> bool:
     return any(_settles(event, phase) for event in log.events)
 
 
-def _name(log: ProcessLog) -> str:
-    return f"{log.role or 'process'} {log.pid}"
-
-
 def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
     """What the server did, in the order of time, but files last: the first sentence should name the cause."""
     found = [(False, math.inf, f"{name}: {one}", one.exit_code) for name, one in seen.outside]
@@ -307,7 +303,7 @@ def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
         for event in log.events:
             finding = finding_of(event, seen.rules)
             if finding is not None:
-                row = finding.what == "file", event.time, f"{_name(log)}: {finding}", finding.exit_code
+                row = finding.what == "file", event.time, f"{log.title}: {finding}", finding.exit_code
                 found.append(row)
     for _, _, text, exit_code in sorted(found):
         yield Reason(text, exit_code)
@@ -316,20 +312,20 @@ def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
 def _lost(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
     for log in logs:
         if log.num_unreadable:
-            yield Reason(f"{_name(log)}: {log.num_unreadable} of its events cannot be read")
+            yield Reason(f"{log.title}: {log.num_unreadable} of its events cannot be read")
         if [event.number for event in log.events] != list(range(len(log.events))):
-            yield Reason(f"{_name(log)}: some of its events were lost")
+            yield Reason(f"{log.title}: some of its events were lost")
         elif log.events and not any(event.kind == "hello" for event in log.events):
-            yield Reason(f"{_name(log)}: it never reported what it is")
+            yield Reason(f"{log.title}: it never reported what it is")
         if log.pid not in seen.alive and not is_settled(log, seen.phase):
-            yield Reason(f"{_name(log)} ended before its report was complete, so what it did is not known")
+            yield Reason(f"{log.title} ended before its report was complete, so what it did is not known")
 
 
 def _unhooked(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason]:
     for log in logs:
         for hook in expected.hooks if log.role in expected.roles else ():
             if log.hooks.get(hook, False) is False:
-                yield Reason(f"{_name(log)}: {hook} could not be watched")
+                yield Reason(f"{log.title}: {hook} could not be watched")
 
 
 def _of_files(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
@@ -357,7 +353,7 @@ def _silent(logs: Sequence[ProcessLog], phase: str) -> Iterator[str]:
         if not log.events:
             yield f"the first event of process {log.pid}"
         elif not is_settled(log, phase):
-            yield f"{_name(log)} to confirm that its report is complete"
+            yield f"{log.title} to confirm that its report is complete"
 
 
 def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
@@ -369,7 +365,7 @@ def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
         last = log.events[-1] if log.events else None
         is_replaced = last is not None and last.kind == "bye" and last.text("why") == "exec"
         if is_replaced and log.pid in seen.alive and _begun(name) == latest[log.pid]:
-            yield f"{_name(log)} to report what it has become"
+            yield f"{log.title} to report what it has become"
 
 
 def _begun(name: str) -> int:
@@ -386,7 +382,7 @@ def _absent(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[str]:
     for log in _workers(logs, expected):
         waiting = [hook for hook in expected.hooks if log.hooks.get(hook) is not True]
         if waiting:
-            yield f"{_name(log)} to watch {_named(waiting)}"
+            yield f"{log.title} to watch {_named(waiting)}"
 
 
 def _workers(logs: Sequence[ProcessLog], expected: Expected) -> list[ProcessLog]:

@@ -5,11 +5,12 @@
     gaudi_server.py serve MODEL --num-gpu-blocks-override N --block-size N --max-model-len N --max-num-batched-tokens N
                                 --max-num-seqs N [--port N] ...
     VLLM_BUCKETING_FROM_FILE   its buckets
-    STANDIN_FAULT              drifts: the shapes of its graphs are others at each start
+    STANDIN_FAULT              drifts: the shapes of its graphs are others at each start; drifts-1: those of rank 1
 
 As in vLLM there is an API server and an EngineCore, each of which loads the plugins of ``vllm.general_plugins``. The
 EngineCore runs a dummy step for each bucket before it serves, and looks every step up as upstream does
-(vllm_gaudi/extension/bucketing/common.py); its "model" is one graph for each padded shape.
+(vllm_gaudi/extension/bucketing/common.py); its "model" is one graph for each padded shape. With ``--tensor-parallel-size N``
+each rank is a process of the EngineCore with a bridge of its own, and ranks add up what they compute over gloo.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -41,7 +43,7 @@ def load_plugins() -> None:
 class Engine:
     """Buckets, the graphs that run them, and the look-up."""
 
-    def __init__(self, options: dict[str, int]) -> None:
+    def __init__(self, options: dict[str, int], rank: int = 0, ranks: int = 1, meeting: str = "") -> None:
         from aotgaudi.bucketing.strategy import BucketingInputs
         from aotgaudi.bucketing.upstream import UpstreamLookup
         from aotgaudi.bucketing.versions import GaudiVersion, find_version
@@ -64,7 +66,12 @@ class Engine:
         self._lookup = UpstreamLookup(version.lookup, inputs, self._prompt, self._decode)
         self._bridge = Bridge()
         self._graphs: dict[tuple[int, int, int], Any] = {}
-        self._more_blocks = os.getpid() if os.environ.get("STANDIN_FAULT") == "drifts" else 0
+        drifts = os.environ.get("STANDIN_FAULT") in ("drifts", f"drifts-{rank}")
+        self._more_blocks = os.getpid() if drifts else 0
+        self._group: Any = None
+        if ranks > 1:
+            self._group = self._bridge.torch.distributed
+            self._group.init_process_group("gloo", init_method=meeting, rank=rank, world_size=ranks)
 
     def warm_up(self) -> None:
         """A dummy step for each bucket, the largest first."""
@@ -99,7 +106,10 @@ class Engine:
         if bucket not in self._graphs:
             self._bridge.forget()
             self._graphs[bucket] = self._bridge.compiled(_graph)
-        return float(self._graphs[bucket](*self._bridge.placed(tokens, context)).cpu().sum())
+        total = self._graphs[bucket](*self._bridge.placed(tokens, context)).cpu().sum()
+        if self._group is not None:
+            self._group.all_reduce(total)
+        return float(total)
 
 
 def _graph(tokens: Any, context: Any) -> Any:
@@ -107,11 +117,62 @@ def _graph(tokens: Any, context: Any) -> Any:
     return (weights @ context + tokens) * 0.5
 
 
-def engine_core(options: dict[str, int], pipe: Connection) -> None:
-    """The EngineCore: warms up, says so, then answers."""
+def worker(pipe: Connection, *of_engine: Any) -> None:
+    """A rank: warms up, says so, then answers."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    load_plugins()
+    serve(Engine(*of_engine), pipe)
+
+
+class Ranks:
+    """Stands in for an `Engine`: processes that each do all steps. The first one's answer counts."""
+
+    def __init__(self, options: dict[str, int], num: int) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        context = multiprocessing.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes = []
+        for rank in range(num):
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(num))
+            ours, theirs = context.Pipe()
+            arguments = (theirs, options, rank, num, meeting)
+            process = context.Process(target=worker, args=arguments, name=f"VllmWorker-{rank}")
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def warm_up(self) -> None:
+        """Waits until every rank has."""
+        for pipe in self._pipes:
+            pipe.recv()
+
+    def answer(self, *asked: int) -> str:
+        """Has every rank do the steps of one sequence."""
+        for pipe in self._pipes:
+            pipe.send(asked)
+        first, *_ = [str(pipe.recv()) for pipe in self._pipes]
+        return first
+
+    def flush(self) -> None:
+        """Has every rank flush and end."""
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join()
+
+
+def engine_core(options: dict[str, int], ranks: int, pipe: Connection) -> None:
+    """The EngineCore."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # The API server ends it.
     load_plugins()
-    engine = Engine(options)
+    serve(Engine(options) if ranks == 1 else Ranks(options, ranks), pipe)
+
+
+def serve(engine: Engine | Ranks, pipe: Connection) -> None:
+    """Warms up, says so, then answers."""
     engine.warm_up()
     pipe.send("ready")
     while True:
@@ -170,6 +231,7 @@ def main() -> None:
     parser.add_argument("verb", choices=["serve"])
     parser.add_argument("model")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
     for name in LIMITS:
         parser.add_argument(f"--{name}", type=int, required=True, dest=name)
     options = vars(parser.parse_known_args()[0])
@@ -177,7 +239,9 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     limits = {name: options[name] for name in LIMITS}
-    engine = context.Process(target=engine_core, args=(limits, theirs), name="EngineCore_DP0")
+    engine = context.Process(
+        target=engine_core, args=(limits, options["tensor_parallel_size"], theirs), name="EngineCore_DP0"
+    )
     engine.start()
     theirs.close()
     try:

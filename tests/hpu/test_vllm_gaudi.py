@@ -51,6 +51,7 @@ class Bench:
 
     folder: Path
     double: Path
+    flags: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
 
     def __post_init__(self) -> None:
@@ -80,7 +81,7 @@ class Bench:
         }
 
     def shaped(self, **environ: str) -> Shaped:
-        words = ("vllm", "serve", str(self.folder / "tiny"), "--port", str(free_port()))
+        words = ("vllm", "serve", str(self.folder / "tiny"), "--port", str(free_port()), *self.flags)
         return shaped_command(words, self.environ(environ), self.spec, self.folder / "r")
 
     def order(self, **environ: str) -> Order:
@@ -270,3 +271,28 @@ def test_shards_are_run_side_by_side_and_their_union_is_proved(
     assert built.row.cold_counts.get("hpu", 0) == 0
     whole = open_bundle(captured.folder / "out").require_capture()
     assert {file.path for file in built.bundle.require_capture().files} == {file.path for file in whole.files}
+
+
+def test_every_rank_is_watched_and_one_set_of_recipes_serves_all(
+    captured: Bench, newest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In inference mode each rank has a directory of its own, with its number."""
+    bench = Bench(tmp_path_factory.mktemp("t"), newest, flags=("--tensor-parallel-size", "2"))
+    cards = {"AOTGAUDI_DOUBLE_CARDS": "2", "PT_HPU_INFERENCE_MODE": "1"}
+
+    with pytest.raises(CaptureError, match="is not warm") as caught:
+        bench.build(STANDIN_FAULT="drifts-1", **cards)
+    assert "(VllmWorker-1)" in str(caught.value)
+    assert "(VllmWorker-0)" not in str(caught.value)
+
+    built = bench.build(**cards)
+
+    receipt = built.bundle.require_capture()
+    of_rank = {
+        rank: {Path(file.path).name for file in receipt.files if file.path.startswith(f"cache/hpu{rank}/")}
+        for rank in (0, 1)
+    }
+    alone = open_bundle(captured.folder / "out").require_capture()
+    assert of_rank[0] == of_rank[1] == {Path(f.path).name for f in alone.files if f.kind == "recipe"}
+    assert receipt.expected.roles == {"APIServer": 1, "EngineCore": 1, "Worker": 2}
+    assert set(receipt.expected.loads.values()) == {2}

@@ -22,6 +22,7 @@ from aotgaudi.wrap.events import (
     parse_line,
     printable,
 )
+from tests.unit.wrap.logs import event, history
 
 NAME = "12-345.jsonl"
 
@@ -163,3 +164,16 @@ def test_a_proof_teaches_what_was_loaded_and_counted() -> None:
     assert found == Expected(
         loads={"aot:m": 1}, counters={"misses": 0, "hits": 3}, roles={"Worker": 2}, hooks=("audit",)
     )
+
+
+@pytest.mark.parametrize(
+    ("hello", "title"),
+    [
+        ({"role": "Worker", "name": "VllmWorker-1"}, "Worker 7 (VllmWorker-1)"),
+        ({"role": "Worker"}, "Worker 7"),
+        ({"role": "APIServer", "name": "MainProcess"}, "APIServer 7"),
+        ({}, "process 7"),
+    ],
+)
+def test_a_worker_is_called_by_its_rank_too(hello: dict[str, str], title: str) -> None:
+    assert history(7, event("hello", **hello)).title == title

@@ -55,7 +55,7 @@ class Witness:
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
         name, target = here()
-        self._greet(self._settings.role or role_of(name, command(), target))
+        self._greet(self._settings.role or role_of(name, command(), target), name)
         for variable, mistake in self._settings.mistakes.items():
             self.report.fault(variable, mistake)
         self.hooks.begin()
@@ -64,12 +64,13 @@ class Witness:
         self._end_with_multiprocessing()
         self._watch.start()
 
-    def _greet(self, role: str) -> None:
+    def _greet(self, role: str, name: str) -> None:
         self._byte = self._state.read()
         self.report.emit(
             "hello",
             ppid=os.getppid(),
             role=role,
+            name=name,
             python=platform.python_version(),
             hooks=self.hooks.status,
             argv=told_arguments(command()),
@@ -89,7 +90,7 @@ class Witness:
         self._counted, self._has_ended = {}, False
         named = forked()
         if named is not None:
-            self._greet(role_of(named[0], (), named[1]))
+            self._greet(role_of(named[0], (), named[1]), named[0])
             util = sys.modules.get("multiprocessing.util")
             if util is not None:  # It clears its finalizers before it runs the child, then calls this.
                 util.register_after_fork(self, Witness._end_with_multiprocessing)
