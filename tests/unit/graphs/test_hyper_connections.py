@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aotgaudi.entries import MhcEntry
+from aotgaudi.entries import DecodeEntry, MhcEntry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.hyper_connections import HcPreGraph, split_sums
 from aotgaudi.graphs.trace import TracedProgram, trace
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.model import ModelSpec
+from tests.integration.models import reference, spec_of
 from tests.specs import ONE_BLOCK, limits_of
 
 LIMITS = limits_of(**ONE_BLOCK)
@@ -181,3 +182,18 @@ def test_a_model_without_hyper_connections_is_refused() -> None:
 
     with pytest.raises(SpecError, match="'llama' has no hyper-connections"):
         trace(MhcEntry(1, 1, "attn"), llama, LIMITS)
+
+
+@pytest.mark.parametrize("entry", [PromptEntry(1, 32, 1), DecodeEntry(2, 1, 4)])
+def test_a_step_of_another_class_differs_in_the_unit_that_the_classs_entry_names_and_in_nothing_else(
+    entry: StepEntry,
+) -> None:
+    spec = spec_of(reference("deepseek_v4"))
+    steps = [trace(entry, spec.model, spec.limits, n_splits=n).pieces for n in (1, 2)]
+
+    others = [[piece for piece in pieces if piece.label != "hc_pre"] for pieces in steps]
+    assert others[0] == others[1]
+    for n_splits, pieces in zip((1, 2), steps, strict=True):
+        called = [piece.text for piece in pieces if piece.label == "hc_pre"]
+        (named,) = trace(MhcEntry(7, n_splits, "ffn"), spec.model, spec.limits).pieces
+        assert called == [named.text] * (2 * spec.model.num_layers)
