@@ -17,8 +17,8 @@ Grammar, version 2 (one JSON value a line)::
 Inputs and calls are numbered from 0 in order of their lines. A target is ``namespace.name.overload`` of
 torch.ops, or ``getitem``. An argument is a JSON scalar, a list, or a tagged object: ``{"%": n}`` the value
 of line n, ``{"dtype": name}``, ``{"device": name}``, ``{"layout": name}``, ``{"memory_format": name}``,
-``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same. ``N`` is a size that the graph leaves open (the
-number of KV blocks), at least 2. A graph has at most one.
+``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same. ``N`` is a size that the graph leaves open: the
+number of a cache's blocks, at least 2, or of tokens, at least 1. A graph has at most one.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from aotgaudi.backends.base import Executable, Room, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
+from aotgaudi.errors import SpecError
 from aotgaudi.graphs.program import WEIGHT, CacheSpec, Program, TensorSpec, rebound
 from aotgaudi.graphs.quantization import quantization_of
 from aotgaudi.machine import available_cores
@@ -40,21 +41,34 @@ _MAX_THREADS = 8
 def load_weights(
     reader: ShardReader, specs: Iterable[TensorSpec], passing: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """Returns a tensor for every spec, by name. Raises as `ShardReader.take` does.
+    """Returns a tensor for every spec, by name. Raises as `ShardReader.take` does, and SpecError for integers out of range.
 
-    A tensor of another floating dtype is converted, and the memory that it was read into is freed. Memory of weights in
-    `passing` is freed with their tensor.
+    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed. Memory of
+    weights in `passing` is freed with their tensor.
     """
     wanted = {spec.name: spec for spec in specs}
     stored = reader.take(wanted.values(), passing)
-    return {name: _tensor(stored.pop(name), spec.dtype) for name, spec in wanted.items()}
+    return {name: _tensor(stored.pop(name), spec) for name, spec in wanted.items()}
 
 
-def _tensor(stored: StoredTensor, dtype: str) -> Tensor:
+def _tensor(stored: StoredTensor, spec: TensorSpec) -> Tensor:
+    dtype = getattr(torch, spec.dtype)
     if not stored.data:
-        return torch.empty(stored.shape, dtype=getattr(torch, dtype))
+        return torch.empty(stored.shape, dtype=dtype)
     flat = torch.frombuffer(stored.data, dtype=getattr(torch, stored.dtype))
-    return flat.reshape(stored.shape).to(getattr(torch, dtype))
+    converted = flat.to(dtype)
+    if converted is not flat and not dtype.is_floating_point and not _is_same(flat, converted):
+        raise SpecError(
+            f"weights: {spec.name}",
+            f"has numbers of {stored.dtype} that {spec.dtype} has not",
+            "use the model that the bundle was built for",
+        )
+    return converted.reshape(stored.shape)
+
+
+def _is_same(integers: Tensor, converted: Tensor) -> bool:
+    """Whether conversion kept all values: a value out of range comes back as another, or has another sign."""
+    return torch.equal(converted.to(integers.dtype), integers) and torch.equal(converted < 0, integers < 0)
 
 
 def bind_weights(

@@ -47,6 +47,7 @@ DTYPES: Mapping[str, str] = MappingProxyType(
 """Safetensors' names -> torch's."""
 _ITEM_BYTES = {"BOOL": 1} | {name: int(name.lstrip("BFIU")) // 8 for name in DTYPES if name != "BOOL"}
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
+_INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 
 _CHUNK_BYTES = 8 << 20
 """Large, since after each piece a thread waits for the interpreter, which is busy importing torch."""
@@ -146,13 +147,13 @@ class _Row:
     end: int
 
     def require(self, spec: TensorSpec, where: str) -> None:
-        """Raises SpecError unless the tensor fits `spec`: the same shape, and the same dtype or both floats."""
+        """Raises SpecError unless the tensor fits `spec`: its shape, and its dtype or one that is converted to it."""
         remedy = "use the model that the bundle was built for"
         if self.shape != spec.shape:
             problem = f"{self.name} has shape {list(self.shape)}, the bundle needs {list(spec.shape)}"
             raise SpecError(where, problem, remedy)
         dtype = DTYPES.get(self.dtype, "")
-        if dtype != spec.dtype and not {dtype, spec.dtype} <= _FLOATS:
+        if dtype != spec.dtype and not any({dtype, spec.dtype} <= kind for kind in (_FLOATS, _INTEGERS)):
             raise SpecError(
                 where, f"{self.name} has dtype {self.dtype:.20}, the bundle needs {spec.dtype}", remedy
             )

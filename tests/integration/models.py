@@ -154,14 +154,15 @@ def spec_of(
     *,
     batch_invariant: bool = False,
     quantization: str | None = None,
+    block_size: int = BLOCK_SIZE,
 ) -> BuildSpec:
-    """Returns a spec for the reference model: 4 rows, 64 tokens a step, blocks of 16 tokens."""
+    """Returns a spec for the reference model: 4 rows and 64 tokens a step."""
     config = json.loads(model.config.to_json_string(use_diff=False))
     limits = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 64,
         "max_model_len": 256,
-        "block_size": BLOCK_SIZE,
+        "block_size": block_size,
         "num_blocks": num_blocks,
     }
     document = {

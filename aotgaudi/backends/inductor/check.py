@@ -21,9 +21,10 @@ import torch
 from torch import Tensor, fx
 
 from aotgaudi.backends.base import Executable
-from aotgaudi.backends.inductor.example_inputs import sample_inputs
+from aotgaudi.backends.inductor.example_inputs import has_open_tokens, sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import InputSpec
+from aotgaudi.graphs.choose_entries import CHOOSE_ENTRIES, entries_by_rank
 from aotgaudi.graphs.quantized_linear import quantization_called
 from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 
@@ -31,7 +32,7 @@ TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-6, torch.bfloat16: 4e-2, to
 """Largest error allowed in a row, relative to the row's largest value (at least 1)."""
 
 _NUM_SAMPLES = 3
-"""Samples of inputs for a graph that chooses, since only what is chosen is checked."""
+"""Samples of inputs for a graph that chooses, since only what is chosen is checked, and for one with open tokens."""
 
 _WINDOW = 2
 """How many ranks on each side of the last chosen one may change sides."""
@@ -68,10 +69,10 @@ def check(
     """
     ways, extra = _ways(graph), _extra_tolerance(graph)
     error = allowed = 0.0
-    for sample in range(_NUM_SAMPLES if len(ways) > 1 else 1):
+    for sample in range(_NUM_SAMPLES if len(ways) > 1 or has_open_tokens(specs) else 1):
         inputs = sample_inputs(
             graph, specs, sample + 1
-        )  # Not what was compiled with: another number of KV blocks.
+        )  # Not what was compiled with: another number of KV blocks, or of tokens.
         compiled_inputs = [value.clone() for value in inputs]
         rows = _Rows([*executable.run(compiled_inputs), *compiled_inputs], extra)
         for way in ways:
@@ -166,7 +167,9 @@ def _extra_tolerance(graph: fx.GraphModule) -> float:
 def _ways(graph: fx.GraphModule) -> list[_Way]:
     """Returns the ways to decide what may be undecided in `graph`, eager's first."""
     targets = {node.target for node in graph.graph.nodes}
-    swaps = range(len(_sides(_WINDOW, 2 * _WINDOW))) if targets & {_TOP_K, _ARGMAX} else range(1)
+    swaps = (
+        range(len(_sides(_WINDOW, 2 * _WINDOW))) if targets & {_TOP_K, _ARGMAX, CHOOSE_ENTRIES} else range(1)
+    )
     shifts = _SHIFTS if targets & {SAMPLE_TOKENS, *_COMPARISONS} else _SHIFTS[:1]
     return [_Way(swap, shift) for swap, shift in itertools.product(swaps, shifts)]
 
@@ -214,24 +217,32 @@ class _Eager(fx.Interpreter):
             args = _shifted(args, self._way.shift)
         result = super().call_function(target, args, kwargs)
         if target is _TOP_K and args[2:] in ((), (-1,)):
-            indices = self._otherwise(args[0], args[1], result[1])
+            indices = self._otherwise(args[0], args[1], _ranked(args[0], args[1], result[1]))
             return args[0].gather(-1, indices), indices
         if target is _ARGMAX and args[1:] == (-1,):
-            return self._otherwise(args[0], 1, result[..., None])[..., 0]
+            return self._otherwise(args[0], 1, _ranked(args[0], 1, result[..., None]))[..., 0]
+        if target is CHOOSE_ENTRIES:
+            scores, seen, k = args
+            some = self._otherwise(torch.where(seen, scores, -torch.inf), k, entries_by_rank(scores, seen))
+            return torch.zeros_like(seen).scatter(-1, some, value=True) & seen
         return result
 
-    def _otherwise(self, scores: Tensor, k: int, indices: Tensor) -> Tensor:
-        """Returns `indices` of the `k` largest scores of each row, or others in rows where the choice is undecided."""
-        sides = _sides(k, scores.shape[-1])
+    def _otherwise(self, scores: Tensor, k: int, order: Tensor) -> Tensor:
+        """Returns the first `k` of each row's `order` (the largest first), or others where the choice is undecided."""
+        sides, indices = _sides(k, scores.shape[-1]), order[..., :k]
         if not 0 < self._way.swap < len(sides):
             return indices
         chosen = sides[self._way.swap]
         left_out = min(set(range(k)) - set(chosen))
         scores = scores.float()
-        others = scores.scatter(-1, indices, torch.inf).argsort(dim=-1, descending=True)[..., k:]
-        order = torch.cat([indices, others], dim=-1)
         ranked = scores.gather(-1, order)
         lost = ranked[..., left_out] - ranked[..., chosen[-1]]
         largest = scores.abs().nan_to_num(posinf=0.0).amax(-1)
         is_undecided = lost <= self._rounding * largest
         return torch.where(is_undecided[..., None], order[..., list(chosen)], indices)
+
+
+def _ranked(scores: Tensor, k: int, indices: Tensor) -> Tensor:
+    """Returns the order of each row's scores from the largest on, which begins with the `k` that were chosen."""
+    others = scores.float().scatter(-1, indices, torch.inf).argsort(dim=-1, descending=True)[..., k:]
+    return torch.cat([indices, others], dim=-1)

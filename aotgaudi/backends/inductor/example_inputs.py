@@ -22,6 +22,10 @@ ClosedSpec = tuple[str, list[int], list[int]]
 _DISTINCT_BOUNDS = (1 << 16, 256, 16)
 _DISTINCT_BLOCKS = 128
 
+_CACHE_DIMENSIONS = 5
+_TOKEN_COUNTS = (5, 1, 2, 65)
+"""By seed, where any number of tokens is taken. Compiling uses the first."""
+
 _DISTINCT_VALUES = 1_048_583
 """A large tensor, such as an embedding, repeats this many random values: drawing each value would cost more than compiling
 the unit. The number is prime, so that no two rows begin at the same value."""
@@ -68,10 +72,18 @@ def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> l
     return inputs
 
 
+def has_open_tokens(specs: list[InputSpec]) -> bool:
+    """Whether a graph takes any number of tokens, and not of a cache's blocks."""
+    return any(is_open(spec) and len(spec[1]) != _CACHE_DIMENSIONS for spec in specs)
+
+
 def _closed(specs: list[InputSpec], seed: int) -> list[ClosedSpec]:
-    """Gives the caches few blocks: enough for distinct indices, up to 256, and for the slots of a prompt."""
+    """Gives the caches few blocks: enough for distinct indices, up to 256, and for the slots of a prompt. Or few tokens."""
+    if has_open_tokens(specs):
+        n = _TOKEN_COUNTS[seed % len(_TOKEN_COUNTS)]
+        return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
     longest = max((math.prod(closed(sizes, 1)) for name, sizes, _ in specs if name == "int64"), default=1)
-    block_size = next((int(spec[1][3]) for spec in specs if is_open(spec)), 1)
+    block_size = min((int(spec[1][3]) for spec in specs if is_open(spec)), default=1)
     n = 2 + seed + max(2 * min(longest, _DISTINCT_BLOCKS), -(-longest // block_size))
     return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
 

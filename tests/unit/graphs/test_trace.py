@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,9 +21,10 @@ from aotgaudi.graphs.mixers.base import paged_attention
 from aotgaudi.graphs.program import CacheSpec, Call, Program
 from aotgaudi.graphs.split import split_step
 from aotgaudi.graphs.step import build_model, export_step
-from aotgaudi.graphs.trace import stored_names, trace
+from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
 from aotgaudi.runtime.bindings import weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
 from tests.integration.test_right_answers import CHUNK, DECODE, FRESH, TOLERANCE, Conversation
@@ -41,11 +43,19 @@ class Eager:
             return list(self._graph(*inputs))
 
 
+@functools.lru_cache(maxsize=8)
+def traced_of(spec_json: str, entry: Entry) -> TracedProgram:
+    """Returns an entry's program. Models that differ in their weights alone share it."""
+    spec = BuildSpec.model_validate_json(spec_json)
+    return trace(entry, spec.model, spec.limits)
+
+
 def eager_runner(
     model: Any,
     entries: Sequence[Entry] = ENTRIES,
     *,
     batch_invariant: bool = False,
+<<<<<<< HEAD
     dialect: Dialect = ATEN,
     load: Callable[[str], Any] = Eager,
     put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous,
@@ -58,6 +68,16 @@ def eager_runner(
     state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
     for entry in entries:
         traced = trace(entry, spec.model, spec.limits, dialect)
+=======
+    block_size: int = BLOCK_SIZE,
+) -> ProgramRunner:
+    """Returns a runner over the traced programs of a model, uncompiled."""
+    spec = spec_of(model, batch_invariant=batch_invariant, block_size=block_size)
+    table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
+    state, units, tensors = model.state_dict(), dict[str, Eager](), dict[str, torch.Tensor]()
+    for entry in entries:
+        traced = traced_of(spec_json, entry)
+>>>>>>> bac786b (The build's check knows the choice of entries and open tokens; integers of other widths are loaded; inputs of compressed attention by property tests)
         keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
         units.update({k: load(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
         if traced.constants:
@@ -78,7 +98,8 @@ def eager_runner(
         for binding in weight_bindings([program]):
             tensors[binding.text] = put(torch.cat([state[name] for name in binding.names]))
         table.add(entry, BoundProgram(program, units, tensors))
-    return ProgramRunner(table, BLOCK_SIZE)
+    table.caches = [tensor for name, tensor in tensors.items() if name.startswith("kv:")]
+    return ProgramRunner(table, block_size)
 
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
