@@ -18,7 +18,7 @@ from aotgaudi.store.store import Store
 from tests.integration.models import build
 from tests.workload import program_key
 
-H, D, TOLERANCE = 4, 176, 1e-4
+H, D, TOLERANCE = 4, 176, 1e-5
 SPEC = {
     "schema": "aotgaudi.spec/1",
     "model": {
@@ -34,22 +34,25 @@ SPEC = {
     },
     "limits": {
         "max_num_seqs": 1,
-        "max_num_batched_tokens": 7,
-        "max_model_len": 7,
-        "block_size": 7,
-        "num_blocks": 1,
+        "max_num_batched_tokens": 100,
+        "max_model_len": 100,
+        "block_size": 20,
+        "num_blocks": 5,
     },
     "mhc": {"rule": "sglang-pr25810"},
     "target": {"backend": "cpu", "num_sms": 2},
 }
 
 
-def test_compiled_hyper_connections_compute_what_eager_does(store: Store, tmp_path: Path) -> None:
-    """11 blocks of 64 columns in 2 partial sums, the first a block longer; weights of two layers, one artifact."""
+def test_a_class_is_one_artifact_for_all_layers_sublayers_and_token_counts(
+    store: Store, tmp_path: Path
+) -> None:
+    """11 blocks of 64 columns: up to 64 tokens in 2 partial sums, the first a block longer; above in one."""
     spec = BuildSpec.model_validate_json(json.dumps(SPEC))
     entries = mhc_entries(spec)
-    attn, ffn = entries
-    assert (attn.num_tokens, attn.n_splits) == (7, 2)
+    last = {entry.n_splits: entry.num_tokens for entry in entries}
+    assert last.keys() == {1, 2}
+    assert last[2] == 64
 
     built = build(spec, entries, store)
     table = ExecutableTable()
@@ -57,16 +60,30 @@ def test_compiled_hyper_connections_compute_what_eager_does(store: Store, tmp_pa
         entries, built.artifacts, table
     )
 
-    assert len(built.artifacts.receipt.units) == 1
+    assert len(built.artifacts.receipt.units) == len(last)
     target = built.artifacts.receipt.target
-    assert program_key(attn, spec, target) != program_key(ffn, spec, target)
-    program = table.get(attn)
-    assert program is not None
-    assert table.get(ffn) is program
-    pre = HcPreGraph(HyperConnections(H, D, 20, 1e-6, 1e-6), attn.n_splits)
-    for layer in range(2):
-        generator = torch.Generator().manual_seed(layer)
-        inputs = [torch.randn(spec.shape, generator=generator) for spec in program.inputs]
-        residual, *weights = inputs
-        for got, want in zip(program.run(inputs), pre(residual[0], *weights), strict=True):
-            torch.testing.assert_close(got[0], want, rtol=0, atol=TOLERANCE)
+    assert len({program_key(entry, spec, target) for entry in entries}) == len(entries)
+    programs = {entry.n_splits: table.get(entry) for entry in entries}
+    assert [table.get(entry) for entry in entries] == [programs[entry.n_splits] for entry in entries]
+    for num_tokens in (1, 2, 63, 64, 65, max(last.values())):
+        for layer in range(2):
+            residual, *weights = example(num_tokens, seed=layer)
+            found = {}
+            for n_splits, program in programs.items():
+                assert program is not None
+                found[n_splits] = program.run([residual, *weights])
+                pre = HcPreGraph(HyperConnections(H, D, 20, 1e-6, 1e-6), n_splits)
+                for got, want in zip(found[n_splits], pre(residual[0], *weights), strict=True):
+                    torch.testing.assert_close(got[0], want, rtol=0, atol=TOLERANCE)
+            for one, other in zip(found[1], found[2], strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=TOLERANCE)
+            assert not torch.equal(found[1][2], found[2][2]), "sums in another order have other last bits"
+
+
+def example(num_tokens: int, seed: int) -> list[torch.Tensor]:
+    """Streams and weights of one sublayer."""
+    generator = torch.Generator().manual_seed(seed)
+    num_mixes = (2 + H) * H
+    shapes = ((1, num_tokens, H, D), (num_mixes, H * D), (3,), (num_mixes,))
+    residual, fn, scale, base = (torch.randn(shape, generator=generator) for shape in shapes)
+    return [residual, 0.05 * fn, scale, base]

@@ -14,8 +14,11 @@ from aotgaudi.backends.inductor.check import check
 from aotgaudi.backends.inductor.example_inputs import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text, to_text
+from aotgaudi.graphs.choose_entries import CHOOSE_ENTRIES
+from aotgaudi.graphs.hyper_connections import class_text
 from aotgaudi.graphs.invariant import linear
 from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
+from aotgaudi.spec.hyper_connections import HyperConnections
 
 ROWS, WIDTH, EXPERTS, CHOSEN = 64, 32, 4, 2
 
@@ -43,6 +46,13 @@ class Drawn(nn.Module):
 
     def forward(self, logits: Tensor, temperature: Tensor, noise: Tensor, top_p: Tensor) -> tuple[Tensor]:
         return (SAMPLE_TOKENS(logits, temperature, noise, None, top_p, None),)
+
+
+class Chosen(nn.Module):
+    """The sum of the entries that are chosen."""
+
+    def forward(self, scores: Tensor, seen: Tensor) -> tuple[Tensor]:
+        return ((CHOOSE_ENTRIES(scores, seen, 3) * torch.arange(1.0, 21.0)).sum(-1, keepdim=True),)
 
 
 class Linear(nn.Module):
@@ -256,6 +266,48 @@ def test_a_draw_at_the_edge_of_a_token_may_fall_on_either_side(
 
     with pytest.raises(CompileError, match="in 1 of 8 rows") if wrong else nullcontext():
         check(graph, specs, Compiled(), "sampler x")
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.0])
+def test_entries_that_nearly_tie_may_be_chosen_either_way(
+    monkeypatch: pytest.MonkeyPatch, wrong: float
+) -> None:
+    graph, specs = from_text(text_of(Chosen(), torch.zeros(6, 20), torch.zeros(6, 20, dtype=torch.bool)))
+
+    def draw(*_: object, **__: object) -> list[Tensor]:
+        scores = torch.rand(6, 20, generator=torch.Generator().manual_seed(1))
+        scores[2, :7] = 2 - 1e-7 * torch.arange(7)
+        return [scores, torch.ones(6, 20, dtype=torch.bool)]
+
+    class Compiled:
+        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+            scores, seen = inputs
+            other = scores.clone()
+            other[2, 2], other[2, 3] = scores[2, 3], scores[2, 2]
+            (sums,) = graph(other, seen)
+            sums[5] += wrong
+            return [sums]
+
+    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
+    assert not torch.equal(graph(*draw())[0], Compiled().run(draw())[0])
+
+    with pytest.raises(CompileError, match="in 1 of 6 rows") if wrong else nullcontext():
+        check(graph, specs, Compiled(), "layer x")
+
+
+def test_a_graph_with_open_tokens_is_checked_with_one_two_and_many() -> None:
+    sizes = HyperConnections(2, 64, 2, 1e-6, 1e-6)
+    graph, specs = from_text(class_text(sizes, 1, torch.float32))
+    seen = []
+
+    class Compiled:
+        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+            seen.append(inputs[0].shape[1])
+            return list(graph(*inputs))
+
+    check(graph, specs, Compiled(), "hc_pre")
+
+    assert seen == [1, 2, 65]
 
 
 def test_a_scale_without_dimensions_is_an_input_like_another() -> None:

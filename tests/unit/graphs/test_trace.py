@@ -27,7 +27,7 @@ from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
-from tests.integration.test_right_answers import CHUNK, DECODE, FRESH, TOLERANCE, Conversation
+from tests.integration.test_right_answers import CHUNK, DECODE, FRESH, SWAP, TOLERANCE, Conversation
 
 ENTRIES = (FRESH, CHUNK, DECODE)
 
@@ -109,6 +109,38 @@ def test_traced_programs_compute_what_transformers_computes(architecture: str) -
     assert worst_error(model, eager_runner(model)) < TOLERANCE
 
 
+CLOSE = 5e-5
+"""The largest error of logits up to 5 in float32, however the sequence is cut."""
+
+
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "deepseek_v4"])
+def test_chunks_from_any_token_and_decodes_of_mixed_lengths_while_blocks_are_exchanged(
+    architecture: str,
+) -> None:
+    """Chunks begin and end inside of blocks and, in V4, inside of the windows that layers compress."""
+    model = reference(architecture)
+    talk = Conversation(model, eager_runner(model, (*ENTRIES, SWAP)))
+    errors = [
+        talk.prompt(FRESH, (0, 0, 32)),
+        talk.prompt(FRESH, (3, 0, 19)),
+        talk.prompt(CHUNK, (0, 32, 16), (3, 19, 7)),
+        talk.prompt(CHUNK, (3, 26, 3), (1, 0, 15)),
+        talk.prompt(CHUNK, (1, 15, 1), (0, 48, 5)),
+        talk.prompt(CHUNK, (3, 29, 15)),
+    ]
+    positions = {0: 53, 1: 16, 3: 44}
+
+    for step in range(20):
+        if step in (3, 11):
+            talk.swap(talk.tables[0][step // 4], talk.tables[3][1])
+            talk.swap(talk.tables[1][0], 40)
+        rows = [0, 1, 3] if step % 5 else [3, 0]
+        errors.append(talk.decode(*((row, positions[row]) for row in rows)))
+        positions = {row: position + (row in rows) for row, position in positions.items()}
+
+    assert max(errors) < CLOSE
+
+
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss"])
 def test_batch_invariant_programs_compute_the_same(architecture: str) -> None:
     """One layer each: with a window and a softcap; with a window, sinks and experts."""
@@ -131,7 +163,9 @@ def worst_error(model: Any, runner: ProgramRunner, decode: DecodeEntry = DECODE)
     )
 
 
-@pytest.mark.parametrize("architecture", ["llama", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3"])
+@pytest.mark.parametrize(
+    "architecture", ["llama", "gemma3_text", "gpt_oss", "mixtral", "deepseek_v3", "deepseek_v4"]
+)
 @pytest.mark.parametrize("entry", [FRESH, CHUNK, DECODE])
 def test_stamping_gives_what_a_full_trace_gives(architecture: str, entry: PromptEntry | DecodeEntry) -> None:
     spec = spec_of(reference(architecture))

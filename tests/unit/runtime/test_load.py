@@ -147,6 +147,32 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     assert refusal.value.where == str(path if "a" in tensors else tmp_path)
 
 
+def test_integers_of_another_width_are_converted_if_they_fit(tmp_path: Path) -> None:
+    """Such as the experts of each token in hash routing."""
+    wide = torch.tensor([0, 5, -7, 2**31 - 1])
+    spec = TensorSpec(name="a", shape=(4,), dtype="int64")
+    save_file({"a": wide.to(torch.int32)}, tmp_path / "model.safetensors")
+
+    assert torch.equal(load_weights(ShardReader(ModelDirectory(tmp_path)), [spec])["a"], wide)
+
+
+@pytest.mark.parametrize(
+    ("stored", "dtype"),
+    [
+        (torch.tensor([2**31]), "int32"),
+        (torch.tensor([-1]), "uint8"),
+        (torch.tensor([200], dtype=torch.uint8), "int8"),
+    ],
+)
+def test_integers_that_do_not_fit_are_refused_by_name(
+    tmp_path: Path, stored: torch.Tensor, dtype: str
+) -> None:
+    save_file({"a": stored}, tmp_path / "model.safetensors")
+
+    with pytest.raises(SpecError, match=rf"weights: a: has numbers of \w+ that {dtype} has not"):
+        load_weights(ShardReader(ModelDirectory(tmp_path)), [TensorSpec(name="a", shape=(1,), dtype=dtype)])
+
+
 NO_INDEX = r"index\.json: (is not a safetensors index|cannot be read as JSON|holds list)"
 
 
