@@ -44,10 +44,10 @@ class Eager:
 
 
 @functools.lru_cache(maxsize=8)
-def traced_of(spec_json: str, entry: Entry) -> TracedProgram:
+def traced_of(spec_json: str, entry: Entry, dialect: Dialect) -> TracedProgram:
     """Returns an entry's program. Models that differ in their weights alone share it."""
     spec = BuildSpec.model_validate_json(spec_json)
-    return trace(entry, spec.model, spec.limits)
+    return trace(entry, spec.model, spec.limits, dialect)
 
 
 def eager_runner(
@@ -55,7 +55,7 @@ def eager_runner(
     entries: Sequence[Entry] = ENTRIES,
     *,
     batch_invariant: bool = False,
-<<<<<<< HEAD
+    block_size: int = BLOCK_SIZE,
     dialect: Dialect = ATEN,
     load: Callable[[str], Any] = Eager,
     put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous,
@@ -64,20 +64,11 @@ def eager_runner(
 
     `load` makes a unit of its text, by default uncompiled. `put` brings weights, constants and caches to where units run.
     """
-    spec, table = spec_of(model, batch_invariant=batch_invariant), ExecutableTable()
-    state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
-    for entry in entries:
-        traced = trace(entry, spec.model, spec.limits, dialect)
-=======
-    block_size: int = BLOCK_SIZE,
-) -> ProgramRunner:
-    """Returns a runner over the traced programs of a model, uncompiled."""
     spec = spec_of(model, batch_invariant=batch_invariant, block_size=block_size)
     table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
-    state, units, tensors = model.state_dict(), dict[str, Eager](), dict[str, torch.Tensor]()
+    state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
     for entry in entries:
-        traced = traced_of(spec_json, entry)
->>>>>>> bac786b (The build's check knows the choice of entries and open tokens; integers of other widths are loaded; inputs of compressed attention by property tests)
+        traced = traced_of(spec_json, entry, dialect)
         keys = [hashlib.sha256(piece.text.encode()).hexdigest() for piece in traced.pieces]
         units.update({k: load(p.text) for k, p in zip(keys, traced.pieces, strict=True) if k not in units})
         if traced.constants:
