@@ -160,7 +160,7 @@ def spec_of(
     config = json.loads(model.config.to_json_string(use_diff=False))
     limits = {
         "max_num_seqs": 4,
-        "max_num_batched_tokens": 64,
+        "max_num_batched_tokens": max(64, block_size),
         "max_model_len": 256,
         "block_size": block_size,
         "num_blocks": num_blocks,

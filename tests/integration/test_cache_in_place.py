@@ -33,8 +33,17 @@ def run_swap(runner: ProgramRunner) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])
-@pytest.mark.parametrize(("entry", "run"), [(PROMPT, run_prompt), (DECODE, run_decode), (SWAP, run_swap)])
+@pytest.mark.parametrize(
+    ("architecture", "entry", "run"),
+    [
+        *(
+            (architecture, entry, run)
+            for architecture in ("llama", "deepseek_v3")
+            for entry, run in ((PROMPT, run_prompt), (DECODE, run_decode), (SWAP, run_swap))
+        ),
+        ("deepseek_v4", DECODE, run_decode),  # Several caches a layer, each written to and read.
+    ],
+)
 def test_a_large_cache_makes_no_step_slower(
     architecture: str, entry: Entry, run: Callable[[ProgramRunner], None], store: Store, tmp_path: Path
 ) -> None:
