@@ -313,8 +313,7 @@ class Api:
             writer = ChunkWriter(answer_format, generation.prompt_lens, prepared.stream_usage)
             return EventStreamResponse(stream(generation, writer), on_close=generation.close)
         outputs = await _outputs(generation, request)
-        joined = list(map(TokenEvent.joined, outputs))
-        return JSONResponse(answer_format.whole(joined, generation.token_counts))
+        return JSONResponse(answer_format.whole(outputs, generation.token_counts))
 
     def _submitted(self, request: Request, prepared: PreparedRequest, answer_id: str) -> Generation:
         service = self._service

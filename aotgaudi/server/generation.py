@@ -62,11 +62,15 @@ class EngineLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request, or of one of its choices. The prefix cache had `num_cached_tokens` of the prompt's."""
+    """Tokens of one HTTP request, or of one of its choices. The prefix cache had `num_cached_tokens` of the prompt's.
+
+    `num_thought_tokens` of the output's are reasoning; None where nobody looks for it.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
     num_cached_tokens: int = 0
+    num_thought_tokens: int | None = None
 
 
 class Generation:

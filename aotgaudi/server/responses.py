@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
 from typing import Protocol
 
@@ -60,19 +60,22 @@ class AnswerFormat(Protocol):
         """Returns the last chunk of a stream with usage. It has no choices."""
         ...
 
-    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
-        """Returns the whole answer; `outputs` are complete, in the order of their choices."""
+    def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
+        """Returns the whole answer; `outputs` has the events of each choice, complete, in the order of the choices."""
         ...
 
 
 def usage(counts: TokenCounts) -> Json:
     """OpenAI's usage object."""
-    return {
+    whole = {
         "prompt_tokens": counts.num_prompt_tokens,
         "completion_tokens": counts.num_output_tokens,
         "total_tokens": counts.num_prompt_tokens + counts.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": counts.num_cached_tokens},
     }
+    if counts.num_thought_tokens is None:
+        return whole
+    return {**whole, "completion_tokens_details": {"reasoning_tokens": counts.num_thought_tokens}}
 
 
 def _envelope(
@@ -157,9 +160,10 @@ class CompletionFormat:
         """Returns a ``text_completion`` without choices."""
         return _envelope(self.head, "text_completion", [], counts)
 
-    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+    def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
         """Returns a ``text_completion`` with every choice."""
-        choices = [self._choice(index, output, has_echo=True) for index, output in enumerate(outputs)]
+        joined = map(TokenEvent.joined, outputs)
+        choices = [self._choice(index, output, has_echo=True) for index, output in enumerate(joined)]
         return _envelope(self.head, "text_completion", choices, counts)
 
     def _choice(self, index: int, event: TokenEvent, has_echo: bool) -> Json:
@@ -203,12 +207,17 @@ def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
 class MessageWriter(Protocol):
     """Writes the message of one choice, whole or in deltas."""
 
+    @property
+    def num_thought_tokens(self) -> int | None:
+        """How many tokens of the message so far are reasoning; None where nobody looks for it."""
+        ...
+
     def deltas(self, event: TokenEvent) -> Sequence[Json]:
         """Returns what `event` adds to the message, at least one object; empty if it adds nothing."""
         ...
 
-    def whole(self, event: TokenEvent) -> Json:
-        """Returns the message of `event`, which has all of it."""
+    def whole(self, events: Sequence[TokenEvent]) -> Json:
+        """Returns the message of all its `events`."""
         ...
 
     def finish_reason(self, event: TokenEvent) -> str | None:
@@ -219,13 +228,16 @@ class MessageWriter(Protocol):
 class PlainMessage:
     """A message that is nothing but content."""
 
+    num_thought_tokens = None
+
     def deltas(self, event: TokenEvent) -> Sequence[Json]:
         """Returns the new text."""
         return ({"content": event.text} if event.text else {},)
 
-    def whole(self, event: TokenEvent) -> Json:
+    def whole(self, events: Sequence[TokenEvent]) -> Json:
         """Returns the message with all its text."""
-        return {"role": "assistant", "content": event.text, "refusal": None, "annotations": []}
+        text = "".join(event.text for event in events)
+        return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
 
     def finish_reason(self, event: TokenEvent) -> str | None:
         """Returns the engine's reason."""
@@ -267,13 +279,13 @@ class ChatFormat:
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
         """Returns a ``chat.completion.chunk`` without choices."""
-        return _envelope(self.head, "chat.completion.chunk", [], counts)
+        return _envelope(self.head, "chat.completion.chunk", [], self._with_thoughts(counts))
 
-    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+    def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
         """Returns a ``chat.completion`` with every choice."""
-        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
-        answer = _envelope(self.head, "chat.completion", choices, counts)
-        prompt = outputs[0].prompt
+        choices = [self._choice(index, events) for index, events in enumerate(outputs)]
+        answer = _envelope(self.head, "chat.completion", choices, self._with_thoughts(counts))
+        prompt = outputs[0][0].prompt
         if self.prompt_texts is None or prompt is None:
             return answer
         return {**answer, "prompt_logprobs": self.prompt_texts.as_vllm(prompt)}
@@ -282,9 +294,13 @@ class ChatFormat:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return _envelope(self.head, "chat.completion.chunk", [choice])
 
-    def _choice(self, index: int, output: TokenEvent) -> Json:
-        message = self._message(index)
-        whole = message.whole(output)
+    def _with_thoughts(self, counts: TokenCounts) -> TokenCounts:
+        thoughts = [num for each in self._messages.values() if (num := each.num_thought_tokens) is not None]
+        return replace(counts, num_thought_tokens=sum(thoughts)) if thoughts else counts
+
+    def _choice(self, index: int, events: Sequence[TokenEvent]) -> Json:
+        message, output = self._message(index), TokenEvent.joined(events)
+        whole = message.whole(events)
         return {
             "index": index,
             "message": {**whole, "content": self.echo + str(whole["content"] or "")} if self.echo else whole,
@@ -327,7 +343,7 @@ class _CountingFormat:
     def usage_chunk(self, counts: TokenCounts) -> Json:
         return self._inner.usage_chunk(counts)
 
-    def whole(self, outputs: Sequence[TokenEvent], counts: TokenCounts) -> Json:
+    def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
         return self._inner.whole(outputs, counts)
 
     def _counted(self, index: int, chunk: Json) -> Json:

@@ -55,11 +55,16 @@ class ReadMessage:
         self._plan, self._new_id = plan, new_id
         self._reader, self._num_calls = ReplyReader(plan), 0
 
+    @property
+    def num_thought_tokens(self) -> int | None:
+        """How many tokens of the reply so far are reasoning; None of a model that does not think."""
+        return self._reader.num_thought_tokens if self._plan.has_reasoning else None
+
     def deltas(self, event: TokenEvent) -> Sequence[Json]:
         """Returns what the event adds, at least one object. A call's name comes without arguments; these follow."""
         deltas: list[dict[str, str]] = [{}]
         calls: list[list[dict[str, object]]] = [[]]
-        for part in self._reader.parts(event.text, is_last=event.finish_reason is not None):
+        for part in self._parts(event):
             if isinstance(part, CallArguments) and calls[-1]:
                 deltas.append({})
                 calls.append([])
@@ -73,9 +78,9 @@ class ReadMessage:
             for delta, made in zip(deltas, calls, strict=True)
         ]
 
-    def whole(self, event: TokenEvent) -> Json:
-        """Returns the message of `event`, which has all of it. Reasoning has both names that vLLM has given it."""
-        reply = Reply.of(self._reader.parts(event.text, is_last=True))
+    def whole(self, events: Sequence[TokenEvent]) -> Json:
+        """Returns the message of all its `events`. Reasoning has both names that vLLM has given it."""
+        reply = Reply.of(part for event in events for part in self._parts(event))
         is_silent = not reply.content and (reply.calls or reply.reasoning)
         message: dict[str, object] = {
             "role": "assistant",
@@ -101,6 +106,10 @@ class ReadMessage:
         if event.finish_reason == "stop" and self._reader.has_called and self._plan.calls != "one":
             return "tool_calls"
         return event.finish_reason
+
+    def _parts(self, event: TokenEvent) -> Iterable[Part]:
+        is_last = event.finish_reason is not None
+        return self._reader.parts(event.text, is_last=is_last, num_tokens=len(event.token_ids))
 
     def _call(self, part: CallStart | CallArguments) -> dict[str, object]:
         if isinstance(part, CallArguments):

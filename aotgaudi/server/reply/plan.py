@@ -40,20 +40,22 @@ class ReplyPlan:
 
 
 class ReplyReader:
-    """Reads one reply as it comes. `is_thinking` while the newest text is reasoning."""
+    """Reads one reply as it comes. `is_thinking` while the newest text is reasoning, of `num_thought_tokens` so far."""
 
     def __init__(self, plan: ReplyPlan) -> None:
         self._plan, self._text, self._num_calls = plan, Text(), 0
         self._parsing = self._parse()
         self.is_thinking = plan.thinks == "at once"
+        self.num_thought_tokens = 0
 
     @property
     def has_called(self) -> bool:
         """Whether the reply calls a tool."""
         return self._num_calls > 0
 
-    def parts(self, text: str, *, is_last: bool) -> list[Part]:
-        """Takes the next piece. Returns what is certain now: everything, once it `is_last`."""
+    def parts(self, text: str, *, is_last: bool, num_tokens: int = 0) -> list[Part]:
+        """Takes the next piece, of so many tokens. Returns what is certain now: everything, once it `is_last`."""
+        self.num_thought_tokens += num_tokens if self.is_thinking else 0
         self._text.rest += text
         self._text.has_ended = is_last
         found: list[Part] = []

@@ -99,7 +99,6 @@ class ResponseWriter:
     def __post_init__(self) -> None:
         self._reader = ReplyReader(self.plan)
         self._reason: str | None = None
-        self._num_thought_tokens = 0
 
     def whole(self, events: Iterable[TokenEvent], counts: TokenCounts) -> Json:
         """Returns the whole response, of all events in order."""
@@ -146,9 +145,7 @@ class ResponseWriter:
     def _grown(self, output: TokenEvent) -> Iterator[Event]:
         self._reason = output.finish_reason
         is_last = output.finish_reason is not None
-        if self._reader.is_thinking:
-            self._num_thought_tokens += len(output.token_ids)
-        for part in self._reader.parts(output.text, is_last=is_last):
+        for part in self._reader.parts(output.text, is_last=is_last, num_tokens=len(output.token_ids)):
             yield from self._add(part)
         if is_last:
             if self._item is None:
@@ -223,7 +220,7 @@ class ResponseWriter:
             **self._response("incomplete" if is_cut_off else "completed"),
             "completed_at": None if is_cut_off else self.clock(),
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut_off else None,
-            "usage": _usage(counts, self._num_thought_tokens),
+            "usage": _usage(counts, self._reader.num_thought_tokens),
         }
 
 

@@ -218,6 +218,19 @@ def test_reasoning_is_apart_whole_and_streamed(make_client, say) -> None:
     assert "".join(delta.content or "" for delta in deltas) == "Cold."
 
 
+def test_usage_has_the_tokens_of_thoughts_whole_and_streamed(make_client, say) -> None:
+    say("<think>aaabbb</think>Cold.", size=3)
+    ask = make_client(reasoning_parser="deepseek_r1")
+
+    whole = ask(chat(n=2)).usage
+    chunks = ask(streamed(n=2, stream_options={"include_usage": True}))
+    plain = make_client()(chat()).usage
+
+    assert whole.completion_tokens_details.reasoning_tokens == 2 * 8
+    assert chunks[-1].usage == whole
+    assert plain.completion_tokens_details is None
+
+
 def test_reasoning_that_was_cut_off_is_no_content(make_client, say) -> None:
     say("Oslo is", reason="length")
 
