@@ -16,6 +16,7 @@ steps can be formed:
   several sequences of a step counts once for each, so the total may exceed N. Our scheduler then takes fewer sequences
   into the step until an entry covers it; one sequence alone always is. We claim nothing about such steps of vLLM.
 * **Speculative decode**, of vLLM: `bucketing.speculation`.
+* A pooling model forms prompts only.
 
 **The proof.** An entry that covers a step covers every smaller one. So the longest covered query after c context blocks
 falls as c grows, and changes only at the contexts that entries have. Between two of these, the uncovered steps form a
@@ -79,9 +80,11 @@ class ReachableSteps:
         limits: ServingLimits,
         bucketing: BucketingSpec = _OWN_BUCKETING,
         scheduler: SchedulerSpec = _OWN_SCHEDULER,
+        *,
+        generates: bool = True,
     ) -> ReachableSteps:
-        """Returns what `scheduler` can form. Our own does not speculate."""
-        decodes = ReachableDecodes(limits, bucketing.contiguous_pa)
+        """Returns what `scheduler` can form. Our own does not speculate. A pooling model's forms prompts only."""
+        decodes = ReachableDecodes(limits, bucketing.contiguous_pa, generates)
         speculates = scheduler.engine == "vllm"
         return cls(
             prompts=ReachablePrompts.of(limits, bucketing, scheduler),
@@ -223,8 +226,10 @@ def prove_steps(steps: ReachableSteps, table: BucketTable) -> Coverage:
     speculative = tuple(steps.speculative.holes(table.decode))
     phases = [
         PhaseCoverage("prompt", "cells", steps.prompts.num_cells, sum(hole.num_cells for hole in prompt)),
-        PhaseCoverage("decode", "steps", steps.decodes.num_steps, sum(hole.num_steps for hole in decode)),
     ]
+    if steps.decodes.generates:
+        num_uncovered = sum(hole.num_steps for hole in decode)
+        phases.append(PhaseCoverage("decode", "steps", steps.decodes.num_steps, num_uncovered))
     if steps.speculative.num_steps:
         num_uncovered = sum(run.num_steps for run in speculative)
         phases.append(PhaseCoverage("speculative", "steps", steps.speculative.num_steps, num_uncovered))

@@ -130,21 +130,22 @@ class ReachableDecodes:
     """One token for each of ``1 .. min(S, N)`` sequences, over any total of blocks that they can have.
 
     At least one block a sequence, at most ``min(N, batch_size * ceil(M / B))``. Under `contiguous_pa` the total
-    is the highest block id in use, up to N for any batch.
+    is the highest block id in use, up to N for any batch. `generates`: False for a pooling model, which decodes nothing.
     """
 
     limits: ServingLimits
     contiguous_pa: bool = False
+    generates: bool = True
 
     @property
     def max_batch_size(self) -> int:
         """The most sequences of a step."""
-        return min(self.limits.max_num_seqs, self.limits.num_blocks)
+        return min(self.limits.max_num_seqs, self.limits.num_blocks) if self.generates else 0
 
     @property
     def num_steps(self) -> int:
         """How many pairs (batch size, total of blocks) there are."""
-        return self.steps_above(0, 1, self.max_batch_size)
+        return 0 if not self.generates else self.steps_above(0, 1, self.max_batch_size)
 
     def most_blocks(self, batch_size: int) -> int:
         """Returns the largest total of a batch."""

@@ -60,6 +60,8 @@ def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
     choices = {  # Of the builder's, which no config.json makes.
         "batch_invariant": spec.model.batch_invariant,
         "quantization": spec.model.quantization,
+        "runner": spec.model.runner,
+        "pooler": spec.model.pooler,
     }
     found = model_spec(model, spec.model.dtype).model_copy(update=choices)
     differences = spec.model.signature().differences(found.signature())

@@ -40,6 +40,9 @@ MAX_TOKENIZER_BYTES = 256 << 20
 
 _PIECE_BYTES = 1 << 20
 
+BASE_PREFIX = "model."
+"""What the names of a decoder's weights begin with, and what checkpoints of models without a head (embeddings) leave out."""
+
 WEIGHTS_REMEDY = "convert it with: aotgaudi model import SOURCE DIR"
 
 
@@ -151,13 +154,18 @@ class ModelDirectory:
         weight_map = load_foreign_object(data, where).get("weight_map")
         if not isinstance(weight_map, dict):
             raise SpecError(where, "is not a safetensors index: it has no object weight_map")
-        names = weight_map if wanted is None else [name for name in wanted if name in weight_map]
+        names = weight_map if wanted is None else [_stored_name(name, weight_map) for name in wanted]
+        names = [name for name in names if name in weight_map]
         files = {weight_map[name] for name in names if _is_file_name(name, weight_map[name], where)}
         return sorted(files)
 
     @property
     def _examine(self) -> Examine:
         return accept_any if self.owners is None else self.owners.check
+
+
+def _stored_name(name: str, weight_map: Mapping[str, object]) -> str:
+    return name if name in weight_map else name.removeprefix(BASE_PREFIX)
 
 
 def _is_file_name(tensor: str, value: object, where: str) -> bool:

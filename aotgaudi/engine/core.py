@@ -182,6 +182,8 @@ class EngineCore:
                 self._runner.clear(self.scheduler.discard(request))
             for row, values in result.prompt_logprobs.items():
                 scheduled.requests[row].prompt_logprobs += values
+            for row, vector in result.pooled.items():
+                scheduled.requests[row].pooled = vector
             self._refuse_rows(scheduled, result)
             sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # The edge of the step.
@@ -192,6 +194,10 @@ class EngineCore:
         logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
         for request in sampled:
             self._tell(self._streams[request], logprobs.get(request))
+        for row in result.pooled:
+            request = scheduled.requests[row]
+            if request.finish_reason == "stop" and request in self._streams:
+                self._emit(self._streams[request], self._streams[request].embedding_event())
         self._refuse_to_sample(invalid)
 
     def _refuse_rows(self, scheduled: Scheduled, result: StepResult) -> None:
@@ -203,9 +209,11 @@ class EngineCore:
 
     def _refuse_to_sample(self, requests: Sequence[Request]) -> None:
         """Fails requests for which the model computed NaN. The log has the first: a damaged model does it every time."""
+        wanted = "logits for this request: no token can be chosen"
+        if any(request.pooling is not None for request in requests):
+            wanted = "numbers for this request's embedding"
         error = RequestError(
-            "The model computed NaN or infinite logits for this request: no token can be chosen. Its weights are damaged, "
-            "or too large for their data type",
+            f"The model computed NaN or infinite {wanted}. Its weights are damaged, or too large for their data type",
             http_status=500,
         )
         if requests and not self._num_invalid_logits:

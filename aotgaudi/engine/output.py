@@ -44,6 +44,7 @@ class TokenEvent:
     `text` may be empty while `token_ids` is not: text is held back until it is certain. `logprobs` has one item per
     token where the request asked for log-probabilities, and none otherwise. `finish_reason` and `usage` are set on
     the last event only. `prompt` is set on the first event, where the request asked for its prompt's log-probabilities.
+    `embedding` is the answer of a request for one, float32 in this machine's byte order, and empty otherwise.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class TokenEvent:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     prompt: ScoredPrompt | None = None
+    embedding: bytes = b""
 
     @classmethod
     def joined(cls, events: Sequence[TokenEvent]) -> TokenEvent:
@@ -66,6 +68,7 @@ class TokenEvent:
             finish_reason=last.finish_reason,
             usage=last.usage,
             prompt=events[0].prompt,
+            embedding=last.embedding,
         )
 
 
@@ -131,6 +134,17 @@ class OutputStream:
             finish_reason=reason,
             usage=None if reason is None else self._usage(),
             prompt=self._scored_prompt() if request.num_output_tokens == 1 else None,
+        )
+
+    def embedding_event(self) -> TokenEvent:
+        """Returns the only event of a request for an embedding, which has ended."""
+        return TokenEvent(
+            request_id=self.request.request_id,
+            text="",
+            token_ids=(),
+            finish_reason=self.request.finish_reason,
+            usage=self._usage(),
+            embedding=self.request.pooled,
         )
 
     def abort_event(self) -> TokenEvent:

@@ -19,7 +19,14 @@ from typing import Literal
 
 from aotgaudi.engine.constraints import Constraint
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import SamplingRow, Scoring, TokenHistory, TokenLogprobs
+from aotgaudi.engine.steps import (
+    PoolingParams,
+    PoolingRow,
+    SamplingRow,
+    Scoring,
+    TokenHistory,
+    TokenLogprobs,
+)
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -28,7 +35,8 @@ FinishReason = Literal["stop", "length", "abort"]
 class NewRequest:
     """One sequence to be generated. The caller chooses `request_id`; only requests with equal `cache_salt` share prefixes.
 
-    `max_tokens` is what admission allows the request to generate; None: it has not passed admission yet.
+    `max_tokens` is what admission allows the request to generate; None: it has not passed admission yet. With `pooling` the
+    prompt's embedding is wanted, `params` count for nothing, and `max_tokens` is 0.
     """
 
     request_id: str
@@ -36,6 +44,7 @@ class NewRequest:
     params: SamplingParams
     cache_salt: str = ""
     max_tokens: int | None = None
+    pooling: PoolingParams | None = None
 
 
 class RequestState(Enum):
@@ -63,6 +72,8 @@ class Request:
         prompt_logprobs: Those of its prompt's tokens from the second on, as far as they are known, if it asks for them.
         num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
         constraint: Which tokens it may get; set before it is queued.
+        pooling: How its embedding is wanted; None: it generates tokens. `pooled` is its embedding once it has ended with
+            "stop"; before, what its next chunk carries.
     """
 
     request_id: str
@@ -72,6 +83,7 @@ class Request:
     seed: int
     arrived_at: float = 0.0
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     token_ids: list[int] = field(init=False)
@@ -89,6 +101,7 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False, repr=False)
     constraint: Constraint | None = field(default=None, init=False, repr=False)
+    pooled: bytes = field(default=b"", init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)
     _noise: float | None = field(default=None, init=False, repr=False)
     _history: TokenHistory | None = field(default=None, init=False, repr=False)
@@ -145,6 +158,12 @@ class Request:
             first - start, tuple(self.token_ids[first + 1 : last + 1]), self.params.prompt_logprobs
         )
 
+    def pooling_row(self, end: int) -> PoolingRow | None:
+        """Returns how a chunk that ends with the token before `end` is pooled."""
+        if self.pooling is None:
+            return None
+        return PoolingRow(self.pooling, self.num_tokens, self.pooled, is_last=end == self.num_tokens)
+
     @property
     def sampling(self) -> SamplingRow:
         """How the next token is sampled; the same value until that token is appended."""
@@ -160,7 +179,7 @@ class Request:
     def preempt(self) -> list[int]:
         """RUNNING -> WAITING: gives up its blocks and keeps its tokens. Returns the blocks."""
         self._require(RequestState.RUNNING)
-        self.state, self.num_computed_tokens = RequestState.WAITING, 0
+        self.state, self.num_computed_tokens, self.pooled = RequestState.WAITING, 0, b""
         self.num_preemptions += 1
         return self._release()
 

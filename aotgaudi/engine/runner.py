@@ -17,6 +17,7 @@ from torch import Tensor
 from aotgaudi.engine.blocks import PADDING_BLOCK
 from aotgaudi.engine.closing_windows import ClosingWindows
 from aotgaudi.engine.constraints import MaskMaker
+from aotgaudi.engine.pooling import Pooler
 from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.scoring import Scorer
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
@@ -45,8 +46,11 @@ class ProgramRunner:
         block_size: int,
         on_cold: OnCold = refuse_cold,
         num_threads: int | None = None,
+        pooler: Pooler | None = None,
     ) -> None:
-        """`num_threads` is how many threads matrix products use; the thread that runs the first step sets it.
+        """With `pooler`, the programs are those of a pooling model.
+
+        `num_threads` is how many threads matrix products use; the thread that runs the first step sets it.
 
         OpenMP keeps a pool for each thread that ever computed in parallel. Once all pools together outnumber the
         cores, every parallel region pays for sleeping and waking: with a pool of the loading thread beside the
@@ -58,12 +62,12 @@ class ProgramRunner:
         self._block_size = block_size
         self._on_cold = on_cold
         self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
-        self._masks = MaskMaker()
+        self._masks, self._pooler = MaskMaker(), pooler
 
     @property
     def scores_prompts(self) -> bool:
         """Whether the warm programs can give log-probabilities of prompts."""
-        return self._table.has_heads
+        return self._pooler is None and self._table.has_heads
 
     def run(self, step: Step) -> StepResult:
         """Runs a step and samples the rows that ask for it. A row whose logits are NaN spoils no other row's."""
@@ -71,6 +75,8 @@ class ProgramRunner:
         return self._isolated(step, result) if result.invalid_rows else result
 
     def _run(self, step: Step) -> StepResult:
+        if self._pooler is not None and isinstance(step, PromptStep):
+            return self._pooler.pool(self.logits(step), step.rows)
         rows = [row.sampling for row in step.rows]
         self._masks.begin([row.constraint for row in rows if row and row.constraint])
         if isinstance(step, DecodeStep) or not step.scores:
@@ -106,6 +112,8 @@ class ProgramRunner:
                 joint.prompt_logprobs[r] = alone.prompt_logprobs[0]
             if 0 in alone.refused_rows:
                 joint.refused_rows[r] = alone.refused_rows[0]
+            if 0 in alone.pooled:
+                joint.pooled[r] = alone.pooled[0]
         self.clear([PADDING_BLOCK])
         return replace(joint, invalid_rows=invalid_rows)
 
@@ -115,7 +123,7 @@ class ProgramRunner:
             self._table.placement.clear(cache, blocks, self._block_size)
 
     def logits(self, step: Step) -> Tensor:
-        """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
+        """Runs a step without sampling. Returns logits [entry.batch_size, vocab], or what a pooling model gives."""
         program, inputs = self._prepared(step)
         return program.run(inputs)[0]
 

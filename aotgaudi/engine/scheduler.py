@@ -17,6 +17,7 @@
 * With prefix caching, a request shares the blocks that hold the beginning of its tokens, and its first chunk starts after
   them. It shares only as many as leave a rest that entries cover, so no request depends on the cache. Full blocks get
   their key when the step that filled them is complete (aotgaudi/engine/prefix_cache.py).
+* A request for an embedding ends with its last chunk.
 """
 
 from __future__ import annotations
@@ -186,6 +187,8 @@ class Scheduler:
             request.num_computed_tokens += len(row.token_ids) if isinstance(row, PromptRow) else 1
             if self.prefixes is not None:
                 self.prefixes.keep(request)
+            if isinstance(row, PromptRow) and row.pooling is not None and row.pooling.is_last:
+                self.finish(request, "stop")
             if row.sampling is None or token_id is None:
                 continue
             request.append_token(token_id)
@@ -310,8 +313,9 @@ class Scheduler:
             token_ids=tuple(request.token_ids[chunk.start : end]),
             start=chunk.start,
             block_table=tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)]),
-            sampling=request.sampling if end == request.num_tokens else None,
+            sampling=request.sampling if end == request.num_tokens and request.pooling is None else None,
             scoring=request.scoring(chunk.start, end),
+            pooling=request.pooling_row(end),
         )
 
     # Decode

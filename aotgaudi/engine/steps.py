@@ -61,12 +61,33 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """How an embedding is wanted. `dimensions`: how many of its first numbers are kept; None: all."""
+
+    dimensions: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingRow:
+    """How a chunk of a prompt of `num_tokens` tokens is pooled.
+
+    `carried` is what the runner gave for the chunks before it, float32 as bytes; empty for the first. The chunk that
+    `is_last` gives the embedding.
+    """
+
+    params: PoolingParams
+    num_tokens: int
+    carried: bytes
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
     `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens.
     `sampling` is set only if the chunk ends with the last known token, so that the next one must be sampled. `scoring` is
-    set where log-probabilities of the prompt are wanted.
+    set where log-probabilities of the prompt are wanted, `pooling` where its embedding is.
     """
 
     token_ids: tuple[int, ...]
@@ -74,6 +95,7 @@ class PromptRow:
     block_table: tuple[int, ...]
     sampling: SamplingRow | None
     scoring: Scoring | None = None
+    pooling: PoolingRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +161,8 @@ class StepResult:
 
     `invalid_rows` are those whose logits have no finite maximum (NaN, or nothing but infinities): their token ids mean
     nothing. `refused_rows` are those whose constraint has failed, with the reason: the same is true of theirs.
+
+    `pooled` has, for a row's `pooling`, float32 in this machine's byte order: the embedding, or what the next chunk carries.
     """
 
     token_ids: list[int | None]
@@ -146,6 +170,7 @@ class StepResult:
     invalid_rows: set[int] = field(default_factory=set)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     refused_rows: dict[int, RequestError] = field(default_factory=dict)
+    pooled: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

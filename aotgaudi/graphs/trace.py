@@ -41,6 +41,7 @@ from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.pooler import PoolingType
 from aotgaudi.spec.quantization import WeightsDtype
 
 _PROLOGUE = "prologue"
@@ -83,8 +84,14 @@ def trace(
 def _trace_step(
     entry: StepEntry, model: ModelSpec, limits: ServingLimits, dialect: Dialect, n_splits: int
 ) -> TracedProgram:
+    pooling_type = None if model.pooler is None else model.pooler.pooling_type
     tracer = _tracer(
-        json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype, dialect
+        json.dumps(model.config),
+        model.dtype,
+        model.batch_invariant,
+        model.weights_dtype,
+        dialect,
+        pooling_type,
     )
     form, split = tracer.form, tracer.split(entry, limits, n_splits)
     caches = _caches(model, limits, form)
@@ -217,9 +224,14 @@ class _StepTracer:
     """Traces the steps of one model. It reuses layers once a full trace has shown that the result is the same."""
 
     def __init__(
-        self, module: Any, form: Form, is_invariant: bool, quantization: Quantization | None
+        self,
+        module: Any,
+        form: Form,
+        is_invariant: bool,
+        quantization: Quantization | None,
+        pooling_type: PoolingType | None = None,
     ) -> None:
-        self.module, self.form = module, form
+        self.module, self.form, self._pooling_type = module, form, pooling_type
         self._is_invariant, self._quantization = is_invariant, quantization
         self._stored = stored_names(module)
         self._can_reuse: dict[type[StepEntry], bool] = {}
@@ -243,8 +255,13 @@ class _StepTracer:
             is_invariant=self._is_invariant,
             n_splits=n_splits,
             form=self.form,
+            pooling_type=self._pooling_type,
         )
-        return split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
+        step = split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
+        if self._pooling_type is None:
+            return step
+        pieces = (replace(piece, label="pooler") if piece.label == "head" else piece for piece in step.pieces)
+        return replace(step, pieces=tuple(pieces))
 
     def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         with reusing_layers(self.module):
@@ -258,6 +275,7 @@ def _tracer(
     is_invariant: bool,
     weights_dtype: WeightsDtype | None,
     dialect: Dialect,
+    pooling_type: PoolingType | None,
 ) -> _StepTracer:
     """Returns the tracer of a model. A build needs one; the second is for tests."""
     quantization = None if weights_dtype is None else QUANTIZATIONS[weights_dtype]
@@ -269,7 +287,7 @@ def _tracer(
         is_invariant=is_invariant,
         has_packed_weights=quantization is not None,
     )
-    return _StepTracer(module, form, is_invariant, quantization)
+    return _StepTracer(module, form, is_invariant, quantization, pooling_type)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aotgaudi.engine.sampling_params import SamplingParams
     from aotgaudi.engine.structured_outputs import StructuredOutputs
-    from aotgaudi.llm.api import LLM, Output
+    from aotgaudi.llm.api import LLM, Embedding, Output
 
-__all__ = ["LLM", "Output", "SamplingParams", "StructuredOutputs"]
+__all__ = ["LLM", "Embedding", "Output", "SamplingParams", "StructuredOutputs"]
 
 _HOMES = {
+    "Embedding": "aotgaudi.llm.api",
     "LLM": "aotgaudi.llm.api",
     "Output": "aotgaudi.llm.api",
     "SamplingParams": "aotgaudi.engine.sampling_params",

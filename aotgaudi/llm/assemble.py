@@ -20,12 +20,13 @@ from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.part import Outside, describe_part
 from aotgaudi.bundle.verify import Report
-from aotgaudi.engine.admission import RequestRules
+from aotgaudi.engine.admission import EmbeddingRules, RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.constraints import ConstraintMaker, Grammars
 from aotgaudi.engine.core import EngineCore, OnStep
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.pooling import Pooler
 from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
@@ -77,9 +78,11 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
     with observers.phases.time("tokenizer"):
         check_model(manifest.spec, model)
         tokenizer = Tokenizer.load(model)
-        defaults = sampling_defaults(options.generation_config, model, spec.sampler)
+        defaults: Mapping[str, Any] = {}
+        if spec.model.generates:
+            defaults = sampling_defaults(options.generation_config, model, spec.sampler)
         grammars = None
-        if spec.sampler.signature.constraints:
+        if spec.model.generates and spec.sampler.signature.constraints:
             grammars = LaterGrammars(model, sorted(tokenizer.eos_token_ids), spec.model.vocab_size)
     with observers.phases.time("coverage"):
         coverage = check_coverage(served, require_warm=options.require_warm)
@@ -87,7 +90,13 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, observers.phases, pinned, executables, guard)
     splits = _prewarmed(served, executables, observers.phases)
-    runner = ProgramRunner(executables, spec.limits.block_size, builder or refuse_cold, options.num_threads)
+    runner = ProgramRunner(
+        executables,
+        spec.limits.block_size,
+        builder or refuse_cold,
+        options.num_threads,
+        None if spec.model.pooler is None else Pooler(spec.model.pooler),
+    )
     outside = what_is_outside(manifest, served, options.outside_policy)
     with observers.phases.time("engine"):
         engine = make_engine(
@@ -224,9 +233,14 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
         policy=policy or spec.scheduler.policy,
         whole_blocks=spec.model.batch_invariant,
     )
+    embeddings = None
+    if not spec.model.generates:
+        embeddings = EmbeddingRules(spec.model.hidden_size, spec.model.matryoshka_dimensions)
     return Engine(
-        EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
-        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, outside, runner.scores_prompts),
+        EngineCore(scheduler, runner, defrag=spec.defrag if spec.model.generates else None, on_step=on_step),
+        RequestRules(
+            spec.limits, spec.model.vocab_size, spec.sampler, outside, runner.scores_prompts, embeddings
+        ),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
@@ -257,6 +271,10 @@ def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
     """
     if not (manifest.spec.bucketing.prefix_caching if asked is None else asked):
         logger.info("prefix caching is off: %s", "the spec says so" if asked is None else "as asked")
+        return False
+    pooler = manifest.spec.model.pooler
+    if pooler is not None and pooler.pooling_type != "LAST":
+        logger.info("prefix caching is off: pooling by %s needs every token's state", pooler.pooling_type)
         return False
     if any(entry.num_ctx_blocks for entry in BucketTable.from_entries(manifest.entries).prompt):
         return True

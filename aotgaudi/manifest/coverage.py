@@ -12,9 +12,10 @@
 * **Defrag.** Exchanges are cut into runs of at most the largest padded size. A run takes the next padded size of the
   spec, which must have an entry. `most_exchanges` bounds how many there are at a time.
 
-A target that runs without graphs (execution mode ``eager``) needs nothing warm. The proof does not cover unified and vision
-entries, nor the hyper-connections of other servers: our scheduler forms no unified steps (a unified table covers none of its
-prompts and decodes), and the other two follow from separate rules.
+A target that runs without graphs (execution mode ``eager``) needs nothing warm. A pooling model forms prompt steps only: it
+decodes, samples and exchanges nothing. The proof does not cover unified and vision entries, nor the hyper-connections of
+other servers: our scheduler forms no unified steps (a unified table covers none of its prompts and decodes), and the
+other two follow from separate rules.
 
 The proof is about the scheduler that the spec describes. For vLLM's there are two statements: `coverage_of` is about the
 entries of the manifest; `coverage_of_server` is about the table that the server itself makes and keeps, under its own
@@ -76,7 +77,11 @@ class _Part:
 
 def reachable_of(spec: BuildSpec) -> ReachableSteps:
     """Returns the steps that the spec's scheduler can form."""
-    return ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
+    return _reachable(spec, spec.scheduler)
+
+
+def _reachable(spec: BuildSpec, scheduler: SchedulerSpec) -> ReachableSteps:
+    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler, generates=spec.model.generates)
 
 
 def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
@@ -94,9 +99,11 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
     scheduler = scheduler or spec.scheduler
     if scheduler.engine == "vllm" and spec.bucketing.strategy == "unified":
         return Coverage((), None, unproved)  # The server forms unified steps only.
-    reachable = ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
+    reachable = _reachable(spec, scheduler)
     steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
-    parts = (_sampler(manifest), _defrag(manifest), *([] if splits is None else [_mhc(manifest, splits)]))
+    parts = [] if splits is None else [_mhc(manifest, splits)]
+    if spec.model.generates:
+        parts = [_sampler(manifest), _defrag(manifest), *parts]
     holes = [*([steps.smallest] if steps.smallest else []), *(hole for part in parts for hole in part.holes)]
     phases = (*steps.phases, *(part.phase for part in parts))
     return Coverage(phases, min(holes, default=None), unproved)

@@ -247,7 +247,7 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """Returns every entry of a spec, kind by kind in the order of ``ENTRY_KINDS``.
 
     Entries of a kind ascend; sampler, defrag and mhc entries are in warm-up order. A target that runs without
-    graphs (execution mode ``eager``) has none.
+    graphs (execution mode ``eager``) has none. A pooling model has prompts only.
 
     Raises:
         SpecError: the spec leaves no prompt or no decode entry, or asks for more than can be enumerated.
@@ -255,6 +255,8 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     if spec.target.execution_mode == "eager":
         return ()
     steps = _step_entries(spec)
+    if not spec.model.generates:
+        return steps.prompt
     return (
         *steps.prompt,
         *steps.decode,
@@ -279,9 +281,9 @@ def _steps(spec: BuildSpec) -> _Steps:
         flagged = ((query, shared, unique, bool(causal)) for query, shared, unique, causal in rows)
         return _Steps(unified=_entries(UnifiedEntry, flagged))
     strategy = find_strategy(bucketing.version, bucketing.strategy)
+    decodes = strategy.decode_table(inputs) if spec.model.generates else ()
     return _Steps(
-        prompt=_entries(PromptEntry, strategy.prompt_table(inputs)),
-        decode=_entries(DecodeEntry, strategy.decode_table(inputs)),
+        prompt=_entries(PromptEntry, strategy.prompt_table(inputs)), decode=_entries(DecodeEntry, decodes)
     )
 
 
@@ -314,7 +316,7 @@ def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tup
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
     """The steps with the entries that close them, if the spec asks for that."""
-    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
+    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler, generates=spec.model.generates)
     added = closing_entries(reachable, spec.bucketing, BucketTable(steps.prompt, steps.decode))
     return replace(
         steps,

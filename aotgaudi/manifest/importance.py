@@ -167,7 +167,11 @@ class Importance:
 
     @cached_property
     def _steps(self) -> ReachableSteps:
-        return ReachableSteps.of(self.manifest.spec.limits, self.manifest.spec.bucketing)
+        return self._steps_under(self.manifest.spec.limits)
+
+    def _steps_under(self, limits: ServingLimits) -> ReachableSteps:
+        spec = self.manifest.spec
+        return ReachableSteps.of(limits, spec.bucketing, generates=spec.model.generates)
 
     @cached_property
     def _own_steps(self) -> Mapping[Entry, float]:
@@ -195,7 +199,7 @@ class Importance:
         return [*self._closing_steps(limits, has), *self._closing_samplers(limits, has)]
 
     def _closing_steps(self, limits: ServingLimits, has: Iterable[Entry]) -> list[StepEntry]:
-        steps = ReachableSteps.of(limits, self.manifest.spec.bucketing)
+        steps = self._steps_under(limits)
         added: list[StepEntry] = []
         while True:
             table = BucketTable.from_entries((*has, *added))

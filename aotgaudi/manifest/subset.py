@@ -93,7 +93,10 @@ def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> 
     has = frozenset(warm)
     if any(entry not in has for kind in UNPROVED_KINDS for entry in whole.of_kind(kind)):
         return None
-    settings = _settled(whole.spec.sampler.settings, _samplers(has))
+    if whole.spec.model.generates:
+        settings = _settled(whole.spec.sampler.settings, _samplers(has))
+    else:  # Nothing is sampled.
+        settings = _Settled(whole.spec.sampler.settings, whole.spec.limits.max_num_seqs)
     limits = None if settings is None else _Search.of(whole.spec, has).limits(settings.num_rows, chunks)
     if settings is None or limits is None:
         return None
@@ -245,7 +248,7 @@ class _Search:
         return next(decode_holes(self._steps(limits).decodes, self.table), None) is None
 
     def _steps(self, limits: ServingLimits) -> ReachableSteps:
-        return ReachableSteps.of(limits, self.spec.bucketing)
+        return ReachableSteps.of(limits, self.spec.bucketing, generates=self.spec.model.generates)
 
 
 def _lowered(limits: ServingLimits, **lower: int) -> ServingLimits:

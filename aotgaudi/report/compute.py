@@ -131,7 +131,8 @@ def _steps(summary: Summary) -> _Steps:
         return _Steps(table)  # Nothing is added then.
     strategy = find_strategy(bucketing.version, bucketing.strategy)
     inputs = BucketingInputs.from_spec(spec.limits, bucketing)
-    prompts, decodes = set(strategy.prompt_table(inputs)), set(strategy.decode_table(inputs))
+    prompts = set(strategy.prompt_table(inputs))
+    decodes = set(strategy.decode_table(inputs)) if table.decode else set()
     added_prompts = {e for e in table.prompt if (e.batch_size, e.query_len, e.num_ctx_blocks) not in prompts}
     added_decodes = {e for e in table.decode if (e.batch_size, e.query_len, e.num_blocks) not in decodes}
     if not added_prompts and not added_decodes:
@@ -235,8 +236,11 @@ def _planes(
     def facts(entry: StepEntry) -> EntryFacts:
         return EntryFacts(steps.origin(entry), None if warm is None else entry in warm)
 
+    prompts = prompt_plane(reachable.prompts, steps.table, facts, traced.prompts if traced else {}, built)
+    if not reachable.decodes.generates:
+        return (prompts,)
     return (
-        prompt_plane(reachable.prompts, steps.table, facts, traced.prompts if traced else {}, built),
+        prompts,
         decode_plane(reachable.decodes, steps.table, facts, traced.decodes if traced else {}, built),
     )
 

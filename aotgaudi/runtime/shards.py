@@ -20,12 +20,12 @@ import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import FileIO
 from types import MappingProxyType
 from typing import Any, Literal
 
-from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
+from aotgaudi.bundle.model_directory import BASE_PREFIX, MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
@@ -117,7 +117,7 @@ class ShardReader:
         try:
             with self.model.open(name) as raw:
                 file = _File(raw, where, self._stopped, hashes=expected is not None)
-                rows = list(_rows(file))
+                rows = _renamed(list(_rows(file)), wanted)
                 for row in rows:
                     if row.name in wanted:
                         row.require(wanted[row.name], where)
@@ -226,6 +226,17 @@ def _rows(file: _File) -> Iterator[_Row]:
         yield row
     if end != file.size_bytes:
         raise file.bad(f"it has {file.size_bytes} bytes, its tensors need {end}")
+
+
+def _renamed(rows: list[_Row], wanted: Mapping[str, TensorSpec]) -> list[_Row]:
+    """Returns rows under the names that are wanted: a checkpoint of a model without a head may leave the first part out."""
+    own = {row.name for row in rows}
+
+    def name(row: _Row) -> str:
+        whole = BASE_PREFIX + row.name
+        return whole if row.name not in wanted and whole in wanted and whole not in own else row.name
+
+    return [replace(row, name=name(row)) for row in rows]
 
 
 def _tensors(header: bytes, file: _File) -> Iterable[tuple[str, Any]]:

@@ -5,6 +5,7 @@
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
 ``POST /v1/responses``                 items in, items out; streamed on request
+``POST /v1/embeddings``                texts or token ids in, embeddings out; of a pooling model, which has only this
 ``GET /health``                        200 while engine and preprocessor pool live and steps end; else 503 and the reason
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
@@ -19,7 +20,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -59,6 +62,7 @@ from aotgaudi.server.http import (
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
 from aotgaudi.server.preprocess.body import Body
+from aotgaudi.server.preprocess.embedding_request import EmbeddingRequest, embedding_item
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
 from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
 from aotgaudi.server.preprocess.response_request import ResponsesRequest
@@ -85,6 +89,7 @@ BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -154,6 +159,7 @@ def _routes(api: Api) -> list[Route]:
         Route("/v1/completions", api.complete, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
         Route("/v1/responses", api.respond, methods=["POST"]),
+        Route("/v1/embeddings", api.embed, methods=["POST"]),
         Route("/v1/models", api.list_models),
         Route("/v1/models/{model_id:path}", api.retrieve_model),
         Route("/health", api.health),
@@ -164,7 +170,6 @@ def _routes(api: Api) -> list[Route]:
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/ping", api.ping, methods=["GET", "POST"]),
         Route("/load", api.load),
-        Route("/v1/embeddings", api.embed, methods=["POST"], include_in_schema=False),
         Route("/openapi.json", api.describe, include_in_schema=False),
     ]
 
@@ -213,6 +218,20 @@ class Api:
         (output,) = await _outputs(generation, request)
         return JSONResponse(writer.whole(output, generation.token_counts))
 
+    async def embed(self, request: Request) -> Response:
+        """Gives the embedding of one input or several."""
+        prepared = await self._prepared("embedding", request)
+        generation = self._submitted(request, prepared, self._head("embd", prepared).id)
+        outputs = await _outputs(generation, request)
+        items = []
+        for index, events in enumerate(outputs):
+            items.append(embedding_item(index, events[-1].embedding, prepared.encoding))
+            await asyncio.sleep(0)  # A thousand numbers take a millisecond; others go on between.
+        num = generation.token_counts.num_prompt_tokens
+        rest = {"model": prepared.model, "usage": {"prompt_tokens": num, "total_tokens": num}}
+        body = b'{"object":"list","data":[%s],%s' % (b",".join(items), json.dumps(rest)[1:].encode())
+        return Response(body, media_type="application/json")
+
     async def health(self, _: Request) -> Response:
         """Says whether engine and preprocessor pool live and the engine advances, or why not."""
         trouble = self._service.trouble
@@ -233,10 +252,6 @@ class Api:
     async def version(self, _: Request) -> Response:
         """Says which version this is."""
         return JSONResponse({"version": self._service.version})
-
-    async def embed(self, _: Request) -> Response:
-        """Refuses, and says why."""
-        raise HTTPException(404, "This server gives no embeddings: its bundle's model generates text")
 
     async def tokenize(self, request: Request) -> Response:
         """Gives the tokens of a prompt."""
@@ -276,6 +291,7 @@ class Api:
         }
 
     async def _prepared(self, kind: Kind, request: Request) -> PreparedRequest:
+        self._service.engine.admission.rules.require(embeds=kind == "embedding")
         async with self._admitted(request) as raw:
             return await unless_disconnected(self._service.preprocessor.prepare(kind, raw), request.receive)
 
@@ -326,6 +342,7 @@ class Api:
                 prepared.cache_salt,
                 prepared.num_choices,
                 shows_output=prepared.shows_output,
+                pooling=prepared.pooling,
             )
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error

@@ -17,6 +17,7 @@ from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 from aotgaudi.engine.stats import EngineStats
+from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.metrics import Metrics, OutputTimer
 
@@ -119,8 +120,11 @@ class Generation:
         num_choices: int = 1,
         *,
         shows_output: bool = True,
+        pooling: PoolingParams | None = None,
     ) -> None:
         """Queues all `prompts`, each `num_choices` times, or none. Events have no output unless `shows_output`.
+
+        With `pooling`, embeddings of the prompts are wanted.
 
         Cached prefixes are those of requests with the same `cache_salt`. Choices of one prompt have seeds in a row, as in
         vLLM.
@@ -131,7 +135,7 @@ class Generation:
         each = [_with_seed(params, number) for number in range(num_choices)]
         choices = [(prompt, params) for prompt in prompts for params in each]
         requests = [
-            NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
+            NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt, pooling=pooling)
             for index, (prompt, params) in enumerate(choices)
         ]
         self._engine.add(requests, self._on_event)

@@ -61,7 +61,12 @@ _MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
 """Of requests sent at once: each turn of the event loop may be long. What exceeds a socket's buffer is sent alone."""
 _CHUNK_BYTES = 256 << 10
 _MAX_LOST = 2
-_WORKERS: Mapping[Kind, str] = {"completion": "completion", "chat": "chat", "response": "chat"}
+_WORKERS: Mapping[Kind, str] = {
+    "completion": "completion",
+    "chat": "chat",
+    "response": "chat",
+    "embedding": "completion",
+}
 """Which worker reads the small bodies of each kind."""
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.preprocess.body import parse_body
+from aotgaudi.server.preprocess.embedding_request import EmbeddingRequest, EncodingFormat
 from aotgaudi.server.preprocess.plan_reply import plan_reply
 from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.tokenizer import Tokenizer
 
-Kind = Literal["completion", "chat", "response"]
+Kind = Literal["completion", "chat", "response", "embedding"]
 TokenizeKind = Literal["tokenize", "detokenize"]
 
 
@@ -80,7 +82,8 @@ class PreparedRequest:
     its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
     prompt's log-probabilities are a part of the answer by themselves, not only of an echo. `own_names` are the body's names
     of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes. `reply` is
-    how the answer's text is read; None: all of it is content. `repeats` is what the answer repeats of the request.
+    how the answer's text is read; None: all of it is content. `repeats` is what the answer repeats of the request. With
+    `pooling` the answers are embeddings, in the form `encoding`.
     """
 
     model: str
@@ -96,12 +99,14 @@ class PreparedRequest:
     repeats: Mapping[str, Any] = field(default_factory=dict)
     shows_output: bool = True
     shows_prompt_logprobs: bool = False
+    pooling: PoolingParams | None = None
+    encoding: EncodingFormat = "float"
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
     """Makes what the first request would make, so that workers that are forked afterwards share it."""
     generating = CompletionRequest, ChatCompletionRequest, ResponsesRequest
-    for body in (*generating, TokenizeRequest, DetokenizeRequest):
+    for body in (*generating, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
     _ = tokenizer.max_token_chars
 
@@ -125,9 +130,11 @@ class Preparer:
             return self._prepare_chat(parse_body(ChatCompletionRequest, raw))
         if kind == "response":
             return self._prepare_response(parse_body(ResponsesRequest, raw))
+        if kind == "embedding":
+            return self._prepare_embedding(parse_body(EmbeddingRequest, raw))
         completion = parse_body(CompletionRequest, raw)
         name = self.model.resolve(completion.model)
-        token_ids = self._completion_prompts(completion)
+        token_ids = self._token_ids(completion, "prompt")
         return self._prepared(completion, name, token_ids, self._echoes(completion, token_ids))
 
     def _prepare_chat(self, chat: ChatCompletionRequest) -> PreparedRequest:
@@ -148,6 +155,19 @@ class Preparer:
         names = {name: CHAT_NAMES.get(own, own) for name, own in prepared.own_names.items()}
         names.setdefault("max_tokens", CHAT_NAMES["max_tokens"])
         return replace(prepared, own_names=names, repeats=body.repeated(prepared.params))
+
+    def _prepare_embedding(self, body: EmbeddingRequest) -> PreparedRequest:
+        return PreparedRequest(
+            model=self.model.resolve(body.model),
+            prompts=self._token_ids(body, "input"),
+            params=SamplingParams(),
+            stream=False,
+            stream_usage="none",
+            own_names={"prompt": "input"},
+            cache_salt=body.cache_salt or "",
+            pooling=PoolingParams(body.dimensions),
+            encoding=body.encoding_format or "float",
+        )
 
     def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
         """Returns the tokens or the text that the body `raw` asks for. Neither is limited by the model's length.
@@ -197,14 +217,14 @@ class Preparer:
             shows_prompt_logprobs=body.prompt_logprobs is not None,
         )
 
-    def _completion_prompts(self, body: CompletionRequest) -> Sequence[Sequence[int]]:
+    def _token_ids(self, body: CompletionRequest | EmbeddingRequest, param: str) -> Sequence[Sequence[int]]:
         """Text gets the model's special tokens unless the request says otherwise."""
         prompts = body.prompts()
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
-            return self._encoded(body, texts, body.add_special_tokens is not False, "prompt")
+            return self._encoded(body, texts, body.add_special_tokens is not False, param)
         max_len = self._truncated_len(body)
-        return [self._bounded(ids[-max_len:], "prompt") for ids in prompts if not isinstance(ids, str)]
+        return [self._bounded(ids[-max_len:], param) for ids in prompts if not isinstance(ids, str)]
 
     def _echoes(self, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> Sequence[str]:
         """Returns the text of each prompt, as it came or as its tokens have it, if answers begin with it."""
@@ -224,12 +244,14 @@ class Preparer:
             ).explained(self.model.outside)
         return token_ids
 
-    def _truncated_len(self, body: GenerationRequest) -> int:
+    def _truncated_len(self, body: GenerationRequest | EmbeddingRequest) -> int:
         """Returns how many of a prompt's last tokens are kept; 0 keeps all, as ``ids[-0:]`` does."""
         asked, max_len = body.truncate_prompt_tokens, self.model.max_len
         if asked is None:
             return 0
         if asked == -1:
+            if isinstance(body, EmbeddingRequest):
+                return max_len
             return max(1, max_len - (body.max_new_tokens or 1))
         if not 1 <= asked <= max_len:
             raise RequestError(
@@ -255,7 +277,11 @@ class Preparer:
         return template.render(messages, tools, add_generation_prompt=opens_message, variables=variables)
 
     def _encoded(
-        self, body: GenerationRequest, texts: Sequence[str], with_special: bool, param: str
+        self,
+        body: GenerationRequest | EmbeddingRequest,
+        texts: Sequence[str],
+        with_special: bool,
+        param: str,
     ) -> list[list[int]]:
         max_len = self._truncated_len(body)
         if max_len:

@@ -89,7 +89,8 @@ Priority = Annotated[object, neutral_only(0, why="requests run first come, first
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
-def _shape_of_prompt(value: object) -> str:
+def shape_of_prompt(value: object) -> str:
+    """Tells texts and token ids, one or several, for pydantic's unions."""
     if not isinstance(value, list):
         return "<text>"
     first = value[0] if value else 0
@@ -118,7 +119,7 @@ Prompt = Annotated[
     | Annotated[
         list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<token lists>")
     ],
-    Discriminator(_shape_of_prompt),
+    Discriminator(shape_of_prompt),
 ]
 
 
