@@ -11,6 +11,8 @@
   no more padded tokens than one entry for each would.
 * Decode takes all prefilled requests. If no entry covers them all, it takes as many as one covers; the others go first
   in the next decode step.
+* A decode of contiguous attention reads the cache from its first block to the highest one of its requests, whosever the
+  blocks between are. So its entry follows from block ids, which the pool and the defragmenter keep low.
 * When a sequence needs a block and none is free, the scheduler preempts the request that got its seat last: it gives up
   its blocks, keeps its tokens, returns to the head of the queue, and is prefilled again later. The oldest request
   gets blocks first, so it always advances, and every request ends.
@@ -73,6 +75,7 @@ class Scheduler:
         prefix_caching: Whether requests share cached blocks of their beginnings.
         policy: The interleaving policy.
         whole_blocks: Every chunk except a prompt's last ends with a block; batch-invariant graphs need that.
+        is_contiguous: Decodes read contiguous blocks, each for one request; so not with `prefix_caching` (ValueError).
     """
 
     def __init__(
@@ -85,7 +88,11 @@ class Scheduler:
         prefix_caching: bool = False,
         policy: Policy = "latency",
         whole_blocks: bool = False,
+        is_contiguous: bool = False,
     ) -> None:
+        if is_contiguous and prefix_caching:
+            raise ValueError("a block that is read in place belongs to one request: no prefix caching")
+        self._is_contiguous = is_contiguous
         self.limits, self.table, self.pool = limits, table, pool
         self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
         self.num_preemptions = 0
@@ -352,14 +359,19 @@ class Scheduler:
     def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:
         """Returns the longest beginning of `requests` that one entry covers, with the entry."""
         while requests:
-            num_blocks = sum(len(request.block_table) for request in requests)
+            num_blocks = self._num_read(requests)
             entry = self.table.find_decode(len(requests), num_blocks)
             if entry is not None:
                 return entry, requests
             if len(requests) == 1:
                 break
             requests = requests[:-1]
-        raise UncoveredStepError(requests[0], DecodeEntry(1, 1, len(requests[0].block_table)))
+        raise UncoveredStepError(requests[0], DecodeEntry(1, 1, self._num_read(requests)))
+
+    def _num_read(self, requests: Iterable[Request]) -> int:
+        """Returns how many blocks a decode of `requests` reads."""
+        tables = [request.block_table for request in requests]
+        return max(map(max, tables)) if self._is_contiguous else sum(map(len, tables))
 
     # Ends
 

@@ -37,4 +37,4 @@ def dialect_of(spec: BuildSpec) -> Dialect:
     """Returns the dialect of a spec's graphs."""
     if spec.target.backend != "hpu":
         return ATEN
-    return Dialect("hpu", spec.bucketing.contiguous_pa)
+    return Dialect("hpu", spec.reads_contiguous_blocks)

@@ -232,6 +232,7 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
         prefix_caching=prefix_caching,
         policy=policy or spec.scheduler.policy,
         whole_blocks=spec.model.batch_invariant,
+        is_contiguous=spec.reads_contiguous_blocks,
     )
     embeddings = None
     if not spec.model.generates:
@@ -275,6 +276,11 @@ def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
     pooler = manifest.spec.model.pooler
     if pooler is not None and pooler.pooling_type != "LAST":
         logger.info("prefix caching is off: pooling by %s needs every token's state", pooler.pooling_type)
+        return False
+    if manifest.spec.reads_contiguous_blocks:
+        logger.warning(
+            "prefix caching is off: the spec has contiguous_pa, where each block is read for one request"
+        )
         return False
     if any(entry.num_ctx_blocks for entry in BucketTable.from_entries(manifest.entries).prompt):
         return True

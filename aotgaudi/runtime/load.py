@@ -256,7 +256,10 @@ class Loader:
         caches = {spec.name: spec for program in programs for spec in program.caches}
         return Room(
             weights_bytes=sum(_num_bytes(spec.shape, spec.dtype) for spec in weights.values()),
-            block_bytes=sum(_num_bytes(spec.sizes(0), spec.dtype) for spec in caches.values()),
+            block_bytes=sum(
+                _num_bytes(spec.sizes(self._num_blocks), spec.dtype) // (self._num_blocks + 1)
+                for spec in caches.values()
+            ),
             num_blocks=self._num_blocks,
         )
 

@@ -81,6 +81,18 @@ class BuildSpec(SpecValue):
         """Whether our own engine runs the steps, in graphs that we trace. CUDA targets are enumerated for their servers."""
         return self.scheduler.engine == "aotgaudi" and self.target.backend != "cuda"
 
+    @property
+    def reads_contiguous_blocks(self) -> bool:
+        """Whether our own decodes read the cache from its first block to the highest one in use, without a gather.
+
+        Each block then is read for one sequence, so prompts share none, whatever `prefix_caching` says.
+        """
+        return (
+            self.scheduler.engine == "aotgaudi"
+            and self.target.backend == "hpu"
+            and self.bucketing.contiguous_pa
+        )
+
     @model_validator(mode="after")
     def _check_consistency(self) -> BuildSpec:
         check_limits(self.limits)

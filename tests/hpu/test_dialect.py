@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.engine.blocks import BlockPool
+from aotgaudi.engine.core import EngineCore
+from aotgaudi.engine.detokenizer import IncrementalDetokenizer
+from aotgaudi.engine.output import OutputStream
+from aotgaudi.engine.request import Request
 from aotgaudi.engine.runner import ProgramRunner
-from aotgaudi.entries import DecodeEntry, SamplerEntry
+from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.scheduler import Scheduler
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.dialect import Dialect
+from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.limits import ServingLimits
 from tests.hpu.collecting import environment_of
 from tests.hpu.conftest import PROFILES, InstalledDouble
 from tests.hpu.forks import start_fork
@@ -92,6 +104,28 @@ def converse(architecture: str, dialect: Dialect) -> dict[str, float]:
     return {**errors, "fallbacks": counts.fallbacks}
 
 
+def _in_fork(
+    action: Callable[[], dict[str, Any]], folder: Path, directory: Path
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns what `action` returns beside the double in `folder`, and the double's journal."""
+    (directory / "state").mkdir()
+    journal, result = directory / "journal", directory / "result"
+    settings = {"AOTGAUDI_DOUBLE_STATE": str(directory / "state"), "AOTGAUDI_DOUBLE_JOURNAL": str(journal)}
+
+    def run() -> None:
+        result.write_text(json.dumps(action()), encoding="utf-8")
+
+    environment = environment_of(folder, directory / "recipes", **settings)
+    fork = start_fork(run, environment, directory / "output")
+    deadline = time.monotonic() + SECONDS
+    while fork.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if fork.poll() is None:
+        fork.kill()
+    assert result.exists(), (directory / "output").read_text(encoding="utf-8", errors="replace")[-3000:]
+    return json.loads(result.read_bytes()), [json.loads(line) for line in journal.read_bytes().splitlines()]
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(
     ("architecture", "dialect"), CASES, ids=[f"{name}-{d.is_contiguous}" for name, d in CASES]
@@ -100,27 +134,109 @@ def test_its_units_compute_what_transformers_computes_in_place_and_without_a_fal
     architecture: str, dialect: Dialect, profile: str, double: InstalledDouble, tmp_path: Path
 ) -> None:
     """Prompts, prompts on context, decodes of several mixes, through a window where the model has one, and exchanges."""
-    (tmp_path / "state").mkdir()
-    journal, result = tmp_path / "journal", tmp_path / "result"
-    settings = {"AOTGAUDI_DOUBLE_STATE": str(tmp_path / "state"), "AOTGAUDI_DOUBLE_JOURNAL": str(journal)}
+    found, events = _in_fork(lambda: converse(architecture, dialect), double(profile), tmp_path)
 
-    def run() -> None:
-        result.write_text(json.dumps(converse(architecture, dialect)), encoding="utf-8")
-
-    environment = environment_of(double(profile), tmp_path / "recipes", **settings)
-    fork = start_fork(run, environment, tmp_path / "output")
-    deadline = time.monotonic() + SECONDS
-    while fork.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.1)
-    if fork.poll() is None:
-        fork.kill()
-
-    assert result.exists(), (tmp_path / "output").read_text(encoding="utf-8", errors="replace")[-3000:]
-    found = json.loads(result.read_bytes())
-    events = [json.loads(line) for line in journal.read_bytes().splitlines()]
     writes = Counter(event["in_place"] for event in events if event.get("event") == "CACHE_WRITE")
     assert found.pop("fallbacks") == 0
     assert set(found) == {"prompt", "prompt on context", "decode", "swap"}
     assert max(found.values()) < TOLERANCE, found
     assert writes[True]
     assert not writes[False]
+
+
+LONG_DECODES = tuple(DecodeEntry(4, 1, num_blocks) for num_blocks in (8, 16, 40))
+PROMPT = PromptEntry(1, 32, 2)
+SAMPLERS = tuple(SamplerEntry(size, 0.0, 1.0, 0, True) for size in (1, 4))
+
+
+def serve(num_requests: int) -> dict[str, Any]:
+    """Serves requests of mixed lengths with the defragmenter off and on, beside the bridge."""
+    from aotgaudi.backends.hpu.card import acquired, put
+    from aotgaudi.backends.hpu.frontend import compiled, find_key_mode
+    from aotgaudi.backends.hpu.runtime import CardPlacement
+
+    card = acquired()
+    key_mode = find_key_mode(card)
+
+    class Unit:
+        def __init__(self, text: str) -> None:
+            run = compiled(from_text(text)[0], text, key_mode)
+            self.run = lambda inputs: run([put(tensor) for tensor in inputs])
+
+    model, limits = reference("llama"), spec_of(reference("llama")).limits
+    entries = (PROMPT, *LONG_DECODES, SWAP, *SAMPLERS)
+    runner = eager_runner(model, entries, dialect=CONTIGUOUS, load=Unit, put=put)
+    runner._table.placement = CardPlacement(card)
+    found: dict[str, Any] = {}
+    draws = random.Random(3)
+    asked = [
+        ([draws.randrange(3, 320) for _ in range(draws.randint(8, 30))], 60 if number % 4 == 3 else 8)
+        for number in range(num_requests)
+    ]
+    for name, defrag in (
+        ("off", DefragSpec(enabled=False)),
+        ("on", DefragSpec(threshold=2, padded_swaps=(8,))),
+    ):
+        found[name] = _serve(runner, limits, defrag, asked)
+    found["wanted"] = [_greedy(model, prompt, num_tokens) for prompt, num_tokens in asked]
+    return found
+
+
+def _serve(
+    runner: ProgramRunner, limits: ServingLimits, defrag: DefragSpec, asked: list[tuple[list[int], int]]
+) -> dict[str, Any]:
+    pool, read, worst = BlockPool(limits.num_blocks), 0, 0.0
+    scheduler = Scheduler(limits, BucketTable((PROMPT,), LONG_DECODES), pool, is_contiguous=True)
+
+    def observe(entry: Entry, _seconds: float, _rows: int) -> None:
+        nonlocal read
+        read += entry.num_blocks if isinstance(entry, DecodeEntry) else 0
+
+    core = EngineCore(scheduler, runner, defrag=defrag, on_step=observe)
+    requests = []
+    for number, (prompt, num_tokens) in enumerate(asked):
+        params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+        request = Request(
+            request_id=str(number),
+            prompt_token_ids=tuple(prompt),
+            params=params,
+            max_tokens=num_tokens,
+            seed=0,
+        )
+        requests.append(request)
+        core.add(OutputStream(request, IncrementalDetokenizer(lambda ids: "x" * len(ids)), lambda _: None))
+    while core.step():
+        scheduler.check_integrity()
+        if pool.num_used:
+            worst = max(worst, pool.max_used / pool.num_used)
+    stats = core.stats()
+    return {
+        "texts": [request.token_ids[request.num_prompt_tokens :] for request in requests],
+        "read": read,
+        "worst": worst,
+        "swaps": stats.num_defrag_swaps,
+        "failed": stats.num_failed_steps,
+    }
+
+
+def _greedy(model: Any, prompt: list[int], num_tokens: int) -> list[int]:
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def test_a_scattered_cache_gives_the_same_texts_and_the_defragmenter_smaller_decodes(
+    double: InstalledDouble, tmp_path: Path
+) -> None:
+    found, events = _in_fork(lambda: serve(12), double("1.24.1"), tmp_path)
+
+    off, on = found["off"], found["on"]
+    assert off["texts"] == found["wanted"]
+    assert on["texts"] == found["wanted"]
+    assert (off["failed"], on["failed"], off["swaps"]) == (0, 0, 0)
+    assert off["worst"] >= 2
+    assert on["swaps"] > 0
+    assert on["read"] < off["read"]
+    assert not any(event.get("event") == "CPU_FALLBACK" for event in events)

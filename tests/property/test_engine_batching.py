@@ -80,7 +80,11 @@ def seconds_of(entry: Entry) -> float:
 class CacheRunner:
     """A device. It checks that every step fits its entry. `now` is its time, which steps take."""
 
-    def __init__(self, limits: ServingLimits, *, whole_blocks: bool = False) -> None:
+    def __init__(
+        self, limits: ServingLimits, *, whole_blocks: bool = False, is_contiguous: bool = False
+    ) -> None:
+        self._is_contiguous = is_contiguous
+        self.decodes: list[DecodeStep] = []
         self.on_run: Callable[[], None] = lambda: None
         self.now = 0.0
         self._whole_blocks = whole_blocks
@@ -156,7 +160,10 @@ class CacheRunner:
 
     def _check_decode(self, step: DecodeStep) -> None:
         assert 1 <= len(step.rows) <= min(step.entry.batch_size, self._limits.max_num_seqs)
-        assert sum(len(row.block_table) for row in step.rows) <= step.entry.num_blocks
+        self.decodes.append(step)
+        blocks = [block for row in step.rows for block in row.block_table]
+        assert (max(blocks) if self._is_contiguous else len(blocks)) <= step.entry.num_blocks
+        assert not self._is_contiguous or len(set(blocks)) == len(blocks)
         for row in step.rows:
             assert len(row.block_table) == row.position // self._limits.block_size + 1
 
@@ -229,14 +236,15 @@ def make_client(
 
 
 @st.composite
-def closed_tables(draw: st.DrawFn, limits: ServingLimits) -> BucketTable:
+def closed_tables(draw: st.DrawFn, limits: ServingLimits, is_contiguous: bool = False) -> BucketTable:
     """A table that covers every single row; what else it covers is left to chance."""
     blocks = limits.max_blocks_per_seq
+    most = limits.num_blocks if is_contiguous else blocks
     prompts = st.builds(PromptEntry, st.integers(1, 4), st.integers(1, 20), st.integers(0, blocks))
     decodes = st.builds(DecodeEntry, st.integers(1, 6), st.just(1), st.integers(1, limits.num_blocks))
     return BucketTable(
         (PromptEntry(1, limits.block_size, blocks), *draw(st.lists(prompts, max_size=4))),
-        (DecodeEntry(1, 1, blocks), *draw(st.lists(decodes, max_size=4))),
+        (DecodeEntry(1, 1, most), *draw(st.lists(decodes, max_size=4))),
     )
 
 
@@ -277,6 +285,7 @@ class SharedEngine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         policy=st.sampled_from(["latency", "throughput"]),
         whole_blocks=st.booleans(),
+        is_contiguous=st.booleans(),
     )
     def start(
         self,
@@ -286,19 +295,21 @@ class SharedEngine(RuleBasedStateMachine):
         prefix_caching: bool,
         policy: Policy,
         whole_blocks: bool,
+        is_contiguous: bool,
     ) -> None:
         self.limits = limits
-        self.runner = CacheRunner(limits, whole_blocks=whole_blocks)
-        table = data.draw(closed_tables(limits))
+        self.runner = CacheRunner(limits, whole_blocks=whole_blocks, is_contiguous=is_contiguous)
+        table = data.draw(closed_tables(limits, is_contiguous))
         pool = BlockPool(limits.num_blocks)
         scheduler = Scheduler(
             limits,
             table,
             pool,
             eos_token_ids=(EOS,),
-            prefix_caching=prefix_caching,
+            prefix_caching=prefix_caching and not is_contiguous,
             policy=policy,
             whole_blocks=whole_blocks,
+            is_contiguous=is_contiguous,
         )
         self.core = EngineCore(scheduler, self.runner, defrag=defrag, clock=lambda: self.runner.now)
         self.clients: list[Client] = []
@@ -460,3 +471,85 @@ def test_the_machine_reaches_preemption_defragmentation_and_chunks(prefix_cachin
     assert stats.num_output_tokens == sum(num_output for _, num_output in lengths)
     assert stats.num_finished == {"length": len(lengths)}
     assert (stats.num_running, stats.num_waiting, stats.num_blocks_used) == (0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a long run of contiguous attention did."""
+
+    decodes: list[DecodeStep]
+    """With the defragmenter's moves between them."""
+    texts: list[tuple[int, ...]]
+    num_swaps: int
+    worst_spread: float
+    """The highest block in use over the number of blocks in use, before a decode; the largest."""
+
+    @property
+    def num_blocks_read(self) -> int:
+        return sum(step.entry.num_blocks for step in self.decodes)
+
+    @property
+    def num_padded(self) -> int:
+        return self.num_blocks_read - sum(len(row.block_table) for step in self.decodes for row in step.rows)
+
+
+_LONG = ServingLimits(
+    max_num_seqs=16, max_num_batched_tokens=64, max_model_len=128, block_size=4, num_blocks=256
+)
+_BUCKETS = tuple(DecodeEntry(16, 1, num_blocks) for num_blocks in (8, 16, 32, 48, 64, 96, 128, 192, 256))
+_SWAPS = (8, 16, 32, 64, 128)
+
+
+def _long_run(defrag: DefragSpec, num_requests: int = 150) -> Run:
+    """Requests of mixed lengths come and go: crowds, of which some long ones stay on."""
+    draws = Random(7)
+    runner = CacheRunner(_LONG, is_contiguous=True)
+    table = BucketTable((PromptEntry(1, 64, 32),), _BUCKETS)
+    pool = BlockPool(_LONG.num_blocks)
+    scheduler = Scheduler(_LONG, table, pool, eos_token_ids=(EOS,), is_contiguous=True)
+    core = EngineCore(scheduler, runner, defrag=defrag, clock=lambda: runner.now)
+    clients: list[Client] = []
+    worst = 0.0
+
+    def step() -> bool:
+        nonlocal worst
+        if pool.num_used:
+            worst = max(worst, pool.max_used / pool.num_used)
+        before = len(runner.decodes)
+        went_on = core.step()
+        scheduler.check_integrity()
+        for decode in runner.decodes[before:]:
+            highest = max(block for row in decode.rows for block in row.block_table)
+            assert decode.entry == table.find_decode(len(decode.rows), highest)
+        return went_on
+
+    for number in range(num_requests):
+        is_long = draws.random() < 0.15
+        params = SamplingParams(
+            temperature=0.5, max_tokens=100 if is_long else draws.randint(1, 8), ignore_eos=True
+        )
+        prompt = tuple(draws.randrange(VOCAB_SIZE) for _ in range(draws.randint(4, 24)))
+        clients.append(make_client(f"r{number}", prompt, params, number, _LONG))
+        core.add(clients[-1].stream)
+        for _ in range(draws.choice([0, 0, 1, 4, 60])):
+            step()
+    while step():
+        pass
+
+    for client in clients:
+        client.check()
+    assert pool.num_free == _LONG.num_blocks
+    tokens = [tuple(client.request.token_ids) for client in clients]
+    return Run(runner.decodes, tokens, core.stats().num_defrag_swaps, worst)
+
+
+def test_with_contiguous_attention_the_defragmenter_makes_decodes_read_fewer_blocks() -> None:
+    """And texts, which are checked against each request alone, are the same. No exchange has a size that is not warm."""
+    scattered = _long_run(DefragSpec(enabled=False))
+    packed = _long_run(DefragSpec(threshold=8, padded_swaps=_SWAPS))
+
+    assert scattered.texts == packed.texts
+    assert scattered.num_swaps == 0 < packed.num_swaps
+    assert scattered.worst_spread >= 2
+    assert packed.num_blocks_read < scattered.num_blocks_read
+    assert packed.num_padded < 0.7 * scattered.num_padded

@@ -24,6 +24,7 @@ from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
 from aotgaudi.runtime.bindings import weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
+from aotgaudi.runtime.load import declare_samplers
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
@@ -66,6 +67,7 @@ def eager_runner(
     """
     spec = spec_of(model, batch_invariant=batch_invariant, block_size=block_size)
     table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
+    declare_samplers(entries, table)
     state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
     for entry in entries:
         traced = traced_of(spec_json, entry, dialect)
