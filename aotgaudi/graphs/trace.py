@@ -286,6 +286,7 @@ def _tracer(
         described_by(config, dtype),
         is_invariant=is_invariant,
         has_packed_weights=quantization is not None,
+        pools=pooling_type is not None,
     )
     return _StepTracer(module, form, is_invariant, quantization, pooling_type)
 
