@@ -13,8 +13,12 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.compile.keys import ProgramKeys, read_programs
+from aotgaudi.compile.pipeline import seal
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, MhcEntry, PromptEntry
+from aotgaudi.errors import CorruptError
+from aotgaudi.store.store import Store
 from tests.e2e.harness import VOCAB_SIZE, Workplace, copy_bundle, make_tokenizer, reseal
 from tests.integration.models import ARCHITECTURES, random_model
 from tests.parallel import once, run_folder
@@ -227,3 +231,21 @@ def test_a_bundle_whose_classes_name_each_others_units_does_not_start(
 
     assert (refusal.exit_code, refusal.has_listened) == (4, False)
     assert "(prompt, 1, 160, 12) has the hyper-connections of 1 partial sums; call" in refusal.output
+
+
+def test_a_store_that_has_another_classs_program_for_an_entry_is_not_sealed(
+    place: Workplace, tmp_path: Path
+) -> None:
+    bundle = open_bundle(place.bundle)
+    keys = ProgramKeys(bundle.manifest.spec, bundle.require_programs().target)
+    store = Store(tmp_path / "store", (place.store,))
+    for sublayer in ("attn", "ffn"):
+        entries = MhcEntry(160, 1, sublayer), MhcEntry(128, 2, sublayer)
+        one, two = map(keys.hex_of, entries)
+        row = read_programs(store, (two,))[two]
+        store.actions.put(one, row.model_dump(mode="json"), lambda _: False)
+
+    with pytest.raises(
+        CorruptError, match=r"\(prompt, 1, 160, 12\) has the hyper-connections of 1 partial sums"
+    ):
+        seal(bundle.manifest, store, tmp_path / "mixed.bundle")
