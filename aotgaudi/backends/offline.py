@@ -18,6 +18,8 @@ AVAILABLE = ("cpu", "hpu", "fake")
 _PACKING_BACKENDS = ("cpu", "fake")
 """Backends whose linear layers can take packed weights (``graphs/quantization.py``)."""
 
+_HPU_DTYPES = ("bfloat16", "float32")
+
 HPU_NEEDS = (
     "it takes a Gaudi; elsewhere `aotgaudi build plan --target FILE` plans it, with what"
     " `aotgaudi doctor --hpu --write-target FILE` wrote on one"
@@ -37,7 +39,26 @@ def build_target(spec: BuildSpec, described: Target | None = None) -> Target:
     for where, problem in _enumerated_only(spec):
         remedy = "one device, unquantized and without adapters; `aotgaudi build manifest` enumerates it"
         raise SpecError(where, f"{problem}, which the {target.backend} backend cannot build", remedy)
+    if target.backend == "hpu" and described is None:
+        _require_buildable_on_hpu(spec)
     return target
+
+
+def _require_buildable_on_hpu(spec: BuildSpec) -> None:
+    """Raises SpecError for what the hpu backend was not written for; it can be planned all the same."""
+    mode = spec.target.execution_mode
+    if mode not in (None, "torch_compile"):
+        raise SpecError(
+            "target.execution_mode",
+            f"is {mode!r}, whose graphs exist in one process alone, so nothing of them could be sealed",
+            'target.execution_mode = "torch_compile"',
+        )
+    if spec.model.dtype not in _HPU_DTYPES:
+        raise SpecError(
+            "model.dtype",
+            f"is {spec.model.dtype!r}, which the hpu backend cannot build",
+            f"one of {', '.join(_HPU_DTYPES)}",
+        )
 
 
 def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:

@@ -250,7 +250,7 @@ def _require_needed(index: BundleIndex, receipt: SealedReceipt, path: Path) -> N
                 f"bundle {path}: the index lists other objects than the receipt has files ({again})"
             )
         return
-    num_files = sum(len(unit.artifact) for unit in receipt.units.values())
+    num_files = sum(len(unit.artifact) for unit in receipt.units.values()) + len(receipt.recipes)
     most = 2 * len(receipt.programs) + num_files
     if len(index.objects) > most:
         raise CorruptError(

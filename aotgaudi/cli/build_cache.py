@@ -20,6 +20,7 @@ from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.target_option import refused_target_option
 from aotgaudi.compile.pipeline import Workers, compile_extent, compile_missing, make_receipt, plan_manifest
+from aotgaudi.compile.proof import require_proof
 from aotgaudi.compile.recheck import Difference, Recheck, recheck
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
@@ -37,7 +38,7 @@ _WORK = {"trace": "tracing", "compile": "compiling"}
 
 def describe_check(found: Recheck) -> str:
     """Returns one line for people about a check that found no difference."""
-    return f"check: {len(found.labels)} units compiled again in {found.seconds:.1f} s, all to the same bytes"
+    return f"check: {len(found.labels)} units compiled again in {found.seconds:.1f} s, all to the same {found.compared}"
 
 
 def check_document(found: Recheck) -> dict[str, Any]:
@@ -146,7 +147,7 @@ def build_cache(  # noqa: PLR0913 - one argument per option
             outcome = compile_extent(manifest, store, extent, workers, BuildDisplay(), phases)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
-            write_atomic(receipt, make_receipt(manifest, plan).dumps())
+            write_atomic(receipt, make_receipt(manifest, plan, require_proof(plan, store)).dumps())
     document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
     lines = [outcome_line(outcome), build_time_line(phases.done, outcome)]
     if extent is not None:
@@ -172,7 +173,18 @@ def _check(
 
 
 def outcome_line(outcome: BuildOutcome) -> str:
-    """One line for people."""
+    """One line for people, and another about the proof if there is one."""
+    proof = outcome.proof
+    if proof is None:
+        return _work_line(outcome)
+    late = f", {len(proof.recipes) // 2} of which only whole programs need" if proof.recipes else ""
+    return (
+        f"{_work_line(outcome)}\nproof: a new process found all {proof.num_recipes} recipes{late} in a directory that it"
+        f" could not write to, and compiled 0 (round {proof.num_rounds})"
+    )
+
+
+def _work_line(outcome: BuildOutcome) -> str:
     if not outcome.compiled and not outcome.num_traced:
         return "cache: nothing to do" + (" in the time that there was" if outcome.interrupted else "")
     cpu = sum(row.cpu_seconds for row in outcome.compiled)
@@ -191,6 +203,11 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "num_workers": outcome.num_workers,
         "worker_seconds": dict(outcome.worker_seconds),
+        **(
+            {}
+            if outcome.proof is None
+            else {"proof": outcome.proof.model_dump(mode="json", exclude={"label"})}
+        ),
         "units": [
             {
                 "label": row.label,

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.backends.offline import differences
+from aotgaudi.backends.offline import differences, what_is_compared
 from aotgaudi.compile.cards import local_pool
 from aotgaudi.compile.jobs import CompileJob, compile_again
 from aotgaudi.compile.plan import Plan
@@ -44,11 +44,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class Recheck:
-    """The labels of the units that were compiled again, and the files that came out differently."""
+    """The labels of the units that were compiled again, and the files that came out differently, judged by `compared`."""
 
     labels: tuple[str, ...]
     differences: tuple[Difference, ...]
     seconds: float
+    compared: str = "bytes"
 
 
 def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
@@ -70,8 +71,9 @@ def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="check-", dir=_scratch_root(store)) as scratch:
         jobs = [_job(key, plan, store, Path(scratch)) for key in keys]
-        differences = _run(jobs, Path(scratch), num_workers)
-    return Recheck(tuple(each.job.label for each in jobs), differences, time.monotonic() - started)
+        found = _run(jobs, Path(scratch), num_workers)
+    labels = tuple(each.job.label for each in jobs)
+    return Recheck(labels, found, time.monotonic() - started, what_is_compared(plan.target))
 
 
 @dataclass(frozen=True)
