@@ -17,9 +17,8 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.hpu import frontend
 from aotgaudi.backends.hpu.artifact import read_unit
 from aotgaudi.backends.hpu.card import acquired, put, recipe_directory
-from aotgaudi.backends.hpu.compiler import FromCpu
+from aotgaudi.backends.hpu.compiler import check_unit
 from aotgaudi.backends.hpu.probe import KEY_MODE
-from aotgaudi.backends.inductor.check import check
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text
 from aotgaudi.graphs.program import Call, Program
@@ -72,23 +71,23 @@ def look(programs: Iterable[Program], units: Mapping[str, StoredUnit], target: T
 
 
 class _Stage:
-    """Loads units; keeps one stand-in a shape and dtype."""
+    """Loads units; keeps one stand-in a shape, dtype and place: one tensor in two places would be another graph."""
 
     def __init__(self, target: Target) -> None:
         self.key_mode = target.flags[KEY_MODE]
-        self._stand_ins: dict[tuple[str, tuple[object, ...]], Tensor] = {}
+        self._stand_ins: dict[tuple[str, tuple[object, ...], int], Tensor] = {}
 
     def load(self, unit: StoredUnit) -> _Loaded:
         text, descriptor = read_unit(unit.files)
         graph, specs = from_text(text)
         run = frontend.compiled(graph, text, self.key_mode)  # type: ignore[arg-type]
         if unit.is_foreign:
-            check(graph, specs, FromCpu(run), unit.label)
+            check_unit(graph, specs, run, unit.label)
         return _Loaded(self, unit.label, run, specs, descriptor.uncached)
 
-    def stand_in(self, spec: InputSpec) -> Tensor:
+    def stand_in(self, spec: InputSpec, number: int) -> Tensor:
         dtype, sizes, _ = spec
-        name = dtype, tuple(sizes)
+        name = dtype, tuple(sizes), number
         if name not in self._stand_ins:
             zeros = torch.zeros([int(size) for size in sizes], dtype=getattr(torch, dtype))
             self._stand_ins[name] = put(zeros)
@@ -110,7 +109,7 @@ class _Loaded:
             for binding in call.inputs
         ]
         placed = [
-            self.stage.stand_in(spec) if tensor is None else tensor
-            for tensor, spec in zip(inputs, self.specs, strict=True)
+            self.stage.stand_in(spec, number) if tensor is None else tensor
+            for number, (tensor, spec) in enumerate(zip(inputs, self.specs, strict=True))
         ]
         results.update(zip(call.outputs, self.compiled(placed), strict=True))
