@@ -325,6 +325,13 @@ class RecipeSet:
                 raise CorruptError(f"recipe {key}: its {missing} is missing")
 
     @classmethod
+    def named(cls, device_type: DeviceType, files: Mapping[str, Digest]) -> RecipeSet:
+        """Returns the set of `files`, whose versions are those in the first name. Raises CorruptError as the constructor."""
+        parsed = next((found for found in map(RecipeName.parse, files) if found is not None), None)
+        synapse, libraries = (parsed.synapse, parsed.libraries) if parsed is not None else ("", "")
+        return cls(device_type, synapse, libraries, files)
+
+    @classmethod
     def of(
         cls, device_type: DeviceType, files: Mapping[str, Path], keep: Callable[[Path], Digest] | None = None
     ) -> RecipeSet:
@@ -340,10 +347,8 @@ class RecipeSet:
             CorruptError: as the constructor.
             StoreError: a file cannot be read, or not be kept.
         """
-        parsed = next((found for found in map(RecipeName.parse, files) if found is not None), None)
-        synapse, libraries = (parsed.synapse, parsed.libraries) if parsed is not None else ("", "")
         digest_of = keep or _digest
-        return cls(device_type, synapse, libraries, {name: digest_of(path) for name, path in files.items()})
+        return cls.named(device_type, {name: digest_of(path) for name, path in files.items()})
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> RecipeSet:

@@ -105,7 +105,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
             tokenizer,
             table=None if builder is None else WarmFirstTable(served.entries, executables),
             outside=outside,
-            on_step=observers.on_step,
+            on_step=_telling_of_compilations(observers.on_step, guard),
             prefix_caching=caches_prefixes(served, options.prefix_caching),
             policy=options.policy,
             grammars=grammars,
@@ -196,6 +196,22 @@ def _prewarmed(served: Manifest, executables: ExecutableTable, phases: Phases) -
     with contextlib.nullcontext() if splits is None else phases.time("prewarm"):
         warm = prewarm(served.entries, executables.get)
     return SplitCounter(splits, served.entries, warm)
+
+
+def _telling_of_compilations(on_step: OnStep | None, guard: Guard) -> OnStep:
+    """Returns an observer that logs the step in which the device's compiler has run, as vLLM for Gaudi would."""
+    num_told = 0
+
+    def observe(entry: Entry, seconds: float, num_rows: int) -> None:
+        nonlocal num_told
+        num = guard.num_by_device()
+        if num > num_told:
+            logger.warning("Configuration: %s was not warmed-up! %d graphs compiled", entry, num - num_told)
+            num_told = num
+        if on_step is not None:
+            on_step(entry, seconds, num_rows)
+
+    return observe
 
 
 def make_engine(  # noqa: PLR0913 - one argument a setting

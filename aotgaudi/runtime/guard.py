@@ -206,6 +206,11 @@ class Guard:
         with self._lock:
             self._counts[cause] += num
 
+    def num_by_device(self) -> int:
+        """Returns the count of the cause ``backend``, which steps can cause where a device cannot be kept from compiling."""
+        found = self._watched.get("backend")
+        return 0 if found is None else found[0]() - found[1]
+
     def compilations(self) -> Mapping[Cause, int]:
         """Returns the count of every cause, zeros included."""
         watched = {cause: count() - start for cause, (count, start) in self._watched.items()}

@@ -132,7 +132,7 @@ class Service:
     def readiness(self) -> Readiness:
         """Returns whether requests are taken now, and if not, why."""
         warmth = self.warmth()
-        reason = self._reason
+        reason = self._reason or _compiled(warmth)
         return Readiness(
             ready=not reason,
             reason=reason,
@@ -173,6 +173,12 @@ class Service:
     def has_ended(self) -> bool:
         """Aborts what still runs, and returns whether the engine has ended. Does not block."""
         return self.engine.shutdown()
+
+
+def _compiled(warmth: Warmth) -> str:
+    """Says that the device's compiler has run, where it cannot be kept from it; empty if it has not."""
+    num = warmth.compilations.get("backend", 0)
+    return f"the device has compiled {num} graphs since the server was ready" if num else ""
 
 
 def _shown_limits(limits: ServingLimits) -> Mapping[str, int]:

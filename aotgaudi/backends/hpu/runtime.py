@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,8 @@ from aotgaudi.backends.hpu.probe import KEY_MODE
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, TargetError
 from aotgaudi.gaudi.counters import RECIPES, Counts, require_found
-from aotgaudi.gaudi.recipes import materialise
+from aotgaudi.gaudi.identity import DeviceType
+from aotgaudi.gaudi.recipes import RecipeSet, materialise
 from aotgaudi.graphs.canonical import from_text
 
 logger = logging.getLogger(__name__)
@@ -61,10 +62,12 @@ class HpuRuntime:
             if not chosen.keys() <= self._restored.keys():
                 raise TargetError("target: recipes cannot be added to a server that runs")
             return
-        materialise(chosen, card.recipe_directory())
         self._restored = {name: digest for name, (digest, _) in chosen.items()}
+        recipes = RecipeSet.named(cast("DeviceType", self._target.machine), self._restored)
+        materialise(chosen, card.recipe_directory())
         found = card.acquired()
         found.require(self._target)
+        recipes.require_usable(found.device_type, found.synapse)
         self._placement = CardPlacement(found)
         logger.info("%d recipes restored, card %s acquired", len(chosen) // 2, found.device_type)
 
