@@ -6,16 +6,12 @@ sealed has run. The bridge stores recipes in this process's directory, and says 
 
 from __future__ import annotations
 
-import copy
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor, fx
-from torch._subclasses import FakeTensorMode
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.backends.hpu import frontend
@@ -26,8 +22,7 @@ from aotgaudi.backends.inductor.check import check
 from aotgaudi.errors import AotGaudiError, CompileError, TargetError
 from aotgaudi.gaudi.counters import Counts
 from aotgaudi.gaudi.recipes import collect, scan
-from aotgaudi.graphs.attend_prompt import ATTEND_PROMPT
-from aotgaudi.graphs.canonical import InputSpec, closed, from_text, is_open
+from aotgaudi.graphs.canonical import InputSpec, from_text, is_open
 
 
 class HpuCompiler:
@@ -105,59 +100,24 @@ def check_unit(
 ) -> tuple[float, float]:
     """Compares a unit's results with eager's on the CPU: returns the error and what was allowed.
 
-    Prompts are as long as their entry: what attention gives in rows beyond a prompt's length is not specified. Raises
-    CompileError, naming `label`, where they differ.
+    Raises CompileError, naming `label`, where they differ.
     """
-    lengths = _whole_lengths(graph, specs)
-    reference = copy.deepcopy(graph)
-    for number, node in enumerate(reference.graph.find_nodes(op="placeholder")):
-        if number in lengths:
-            with reference.graph.inserting_after(node):
-                whole = reference.graph.call_function(
-                    torch.ops.aten.full_like.default, (node, int(lengths[number][0]))
-                )
-            node.replace_all_uses_with(whole, lambda user, whole=whole: user is not whole)
-    reference.recompile()
-    return check(reference, specs, _FromCpu(run, lengths), label)
-
-
-def _whole_lengths(graph: fx.GraphModule, specs: list[InputSpec]) -> Mapping[int, Tensor]:
-    """Returns, by their number, the inputs that are lengths of prompts, with the longest that the unit takes."""
-    placeholders = list(graph.graph.find_nodes(op="placeholder"))
-    calls = [
-        node for node in graph.graph.find_nodes(op="call_function", target=ATTEND_PROMPT) if node.args[4]
-    ]
-    if not calls:
-        return {}
-    with FakeTensorMode() as mode:
-        fakes = [
-            torch.empty_strided(closed(sizes, 1), closed(strides, 1), dtype=getattr(torch, dtype))
-            for dtype, sizes, strides in specs
-        ]
-    FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*fakes)
-    found = {}
-    for node in calls:
-        query_len = node.args[0].meta["val"].shape[2]
-        number = placeholders.index(node.args[4])
-        dtype, sizes, _ = specs[number]
-        found[number] = torch.full(closed(sizes, 1), query_len, dtype=getattr(torch, dtype))
-    return found
+    return check(graph, specs, _FromCpu(run), label)
 
 
 class _FromCpu:
-    """Runs a unit on copies of CPU tensors, some of which are replaced, and copies back what it has written."""
+    """Runs a unit on copies of CPU tensors, and copies back what it has written."""
 
-    def __init__(self, run: frontend.Run, replaced: Mapping[int, Tensor]) -> None:
-        self._run, self._replaced = run, replaced
+    def __init__(self, run: frontend.Run) -> None:
+        self._run = run
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Returns the outputs, on the CPU."""
-        placed = [put(self._replaced.get(number, tensor)) for number, tensor in enumerate(inputs)]
+        placed = [put(tensor) for tensor in inputs]
         outputs = [output.cpu() for output in self._run(placed)]
         synchronize()
-        for number, (tensor, there) in enumerate(zip(inputs, placed, strict=True)):
-            if number not in self._replaced:
-                tensor.copy_(there.cpu())
+        for tensor, there in zip(inputs, placed, strict=True):
+            tensor.copy_(there.cpu())
         return outputs
 
 
