@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import os
 import random
 import socket
 import time
@@ -178,6 +180,47 @@ def repeat(port: int, path: str, body: bytes, seconds: float, allowed: Sequence[
         time.sleep(0.01)
     print(f"repeat: {dict(results)}", flush=True)
     assert set(results) <= {*allowed}, results
+
+
+Refused = tuple[bytes, "str | None", str]
+"""A body, and what its refusal names: a parameter (None: none can be), and words of the message."""
+
+
+def ask_for_grammars(
+    port: int,
+    refused: Sequence[tuple[str, Refused]],
+    taken: Sequence[tuple[str, bytes]],
+    seconds: float,
+) -> None:
+    """Posts bodies with hostile grammars, one at a time, in an order of its own; each pair has the path first.
+
+    Raises:
+        AssertionError: one that must be refused was not, or not by what is wrong with it; or another got no answer.
+    """
+    deadline, found = time.monotonic() + seconds, Counter[str]()
+    orders = [("refused", path, *rest) for path, rest in refused] + [
+        ("taken", path, body, None, "") for path, body in taken
+    ]
+    random.Random(os.getpid()).shuffle(orders)
+    for kind, path, body, param, words in itertools.cycle(orders):
+        if time.monotonic() > deadline:
+            break
+        data = post(path, body).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+        begun = time.monotonic()
+        received = say(port, data, ANSWER_SECONDS)
+        status = status_of(received)
+        text = received.partition(b"\r\n\r\n")[2].decode()
+        found[f"{kind} {status}"] += 1
+        print(f"{status} {time.monotonic() - begun:.2f} s {body[:100]!r} {text[:200]}", flush=True)
+        if status in (429, 503):
+            continue
+        assert status in ((400,) if kind == "refused" else (200, 400)), (status, body[:300], text[:300])
+        if status == 400:
+            error = json.loads(text)["error"]
+            assert words in error["message"], (words, error, body[:300])
+            assert kind == "taken" or error["param"] == param, (param, error, body[:300])
+            assert len(error["message"]) < 1000, error
+    print(f"grammars: {dict(found)}", flush=True)
 
 
 def never_read(port: int, num_connections: int, body: dict[str, Any], seconds: float) -> None:

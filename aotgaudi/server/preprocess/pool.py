@@ -47,6 +47,7 @@ from aotgaudi.server.preprocess.worker import (
     WorkerLimits,
     lengths_of,
     message_of,
+    noted_in,
     prepared_of,
     question,
     tokenized_of,
@@ -227,10 +228,14 @@ class _Job:
 
 
 class _Line:
-    """A connection to a worker. Reads more than one answer at a time, if more have come."""
+    """A connection to a worker. Reads more than one answer at a time, if more have come.
+
+    `grammar` is the parameter whose grammar the worker has begun to compile for the answer that is waited for.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._buffer = connection, bytearray()
+        self.grammar: str | None = None
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
@@ -239,8 +244,14 @@ class _Line:
 
     async def answer(self) -> Message:
         """Waits for the next answer. Raises OSError if the worker dies before, or sends what is no message."""
-        num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
-        return message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
+        self.grammar = None
+        while True:
+            num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
+            message = message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
+            grammar = noted_in(message)
+            if grammar is None:
+                return message
+            self.grammar = grammar
 
     def close(self) -> None:
         self._connection.close()
@@ -332,7 +343,8 @@ class WorkerQueue:
                     await self._replaced()
                     break
         except OSError:
-            self._blame(jobs, await self._replaced())
+            grammar = self._line.grammar
+            self._blame(jobs, await self._replaced(), grammar)
         for job in [job for job in jobs if job.done.done()]:  # Refused, or its client has left.
             jobs.remove(job)
 
@@ -343,14 +355,14 @@ class WorkerQueue:
         finally:
             deadline.cancel()
 
-    def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
+    def _blame(self, jobs: deque[_Job], cause: Cause, grammar: str | None) -> None:
         """Refuses what the worker was at when it ended, if that was its fault or if workers keep ending over it."""
         job = jobs[0]
         job.num_lost += 1
         if cause == "time":
-            job.refuse(self._limits.too_slow(len(job.raw)))
+            job.refuse(self._limits.too_slow(len(job.raw), grammar))
         elif cause == "memory":
-            job.refuse(self._limits.too_large())
+            job.refuse(self._limits.too_large(grammar))
         elif job.num_lost >= _MAX_LOST:
             job.refuse(_no_worker())
 

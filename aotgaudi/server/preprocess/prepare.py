@@ -6,7 +6,7 @@ worker process does it (`aotgaudi.server.preprocess.worker`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -111,14 +111,22 @@ def get_ready(tokenizer: Tokenizer) -> None:
     _ = tokenizer.max_token_chars
 
 
+def _tell_nobody(param: str) -> None:
+    del param
+
+
 @dataclass(frozen=True)
 class Preparer:
-    """Prepares requests for one model."""
+    """Prepares requests for one model.
+
+    `on_grammar` is called before a grammar is compiled, with the request's name of it: that may be the last thing done.
+    """
 
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     grammars: Grammars
     model: ServedModel
+    on_grammar: Callable[[str], None] = _tell_nobody
 
     def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         """Returns what the body `raw` asks for.
@@ -148,8 +156,11 @@ class Preparer:
         return replace(prepared, reply=reply)
 
     def _prepare_response(self, body: ResponsesRequest) -> PreparedRequest:
+        def on_grammar(param: str) -> None:
+            self.on_grammar(CHAT_NAMES.get(param, param))
+
         try:
-            prepared = self._prepare_chat(body.as_chat())
+            prepared = replace(self, on_grammar=on_grammar)._prepare_chat(body.as_chat())
         except RequestError as error:
             raise error.renamed(CHAT_NAMES) from error
         names = {name: CHAT_NAMES.get(own, own) for name, own in prepared.own_names.items()}
@@ -200,6 +211,7 @@ class Preparer:
         try:
             params = body.sampling_params(self.model.defaults)
             if params.structured_outputs is not None:
+                self.on_grammar(body.own_names().get("structured_outputs", "structured_outputs"))
                 self.grammars.compile(params.structured_outputs)  # Here its time and memory are limited.
         except RequestError as error:
             raise error.renamed(body.own_names()) from error

@@ -26,6 +26,7 @@ What the processes send each other::
                             {"error": [class, arguments]} if the model directory cannot be used
     server <-> worker       message  = length of head, length of tail (unsigned 32-bit, network order), head (JSON), tail
                             question   head: {"kind"}                      tail: the body as the client sent it
+                            note       head: {"compiles": the name of a grammar's parameter}; an answer follows, if any
                             answer     head: {"strings", "text"}           tail: the token ids of a text
                                        head: {"model", "lengths", ...}     tail: all prompts' token ids (native 32-bit)
                                        head: {"refusal": [message, param, HTTP status]}
@@ -95,6 +96,9 @@ _KEPT_BYTES = 16 << 20
 """A worker that has grown by more ends, which gives the memory back."""
 
 
+_TOO_COMPLEX = "its grammar is too complex"
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerLimits:
     """What one worker may use.
@@ -123,18 +127,28 @@ class WorkerLimits:
         """Returns the processor time that a request with a body of `num_bytes` may take: a second more for each MB."""
         return self.seconds + num_bytes * _SECONDS_PER_BYTE
 
-    def too_large(self) -> RequestError:
-        """Returns the refusal of a request that needs more memory."""
+    def too_large(self, grammar: str | None = None) -> RequestError:
+        """Returns the refusal of a request that needs more memory; `grammar` is the parameter whose grammar was compiled."""
         return RequestError(
             f"This request needs more than {self.memory_bytes >> 20} MiB of memory to prepare: "
-            "the model's chat template grows without end, the body has too much in it, or its grammar is too complex"
+            + (
+                _TOO_COMPLEX
+                if grammar
+                else "the model's chat template grows without end, or the body has too much in it"
+            ),
+            param=grammar,
         )
 
-    def too_slow(self, num_bytes: int) -> RequestError:
-        """Returns the refusal of a request that needs more time."""
+    def too_slow(self, num_bytes: int, grammar: str | None = None) -> RequestError:
+        """Returns the refusal of a request that needs more time; `grammar` as of `too_large`."""
         return RequestError(
             f"This request took more than {self.seconds_for(num_bytes):.3g} s of processor time to prepare: "
-            "the model's chat template runs without end, the body has too much in it, or its grammar is too complex"
+            + (
+                _TOO_COMPLEX
+                if grammar
+                else "the model's chat template runs without end, or the body has too much in it"
+            ),
+            param=grammar,
         )
 
 
@@ -234,6 +248,17 @@ def answer(prepared: PreparedRequest | Tokenized) -> Message:
     return Message(head, b"".join(array(_ARRAY_TYPE, prompt).tobytes() for prompt in prepared.prompts))
 
 
+def note(grammar: str) -> Message:
+    """Returns what a worker says before it compiles the grammar of a parameter, which it may die of."""
+    return Message({"compiles": grammar})
+
+
+def noted_in(message: Message) -> str | None:
+    """Returns the parameter that a `note` names; None for an answer."""
+    grammar = message.head.get("compiles")
+    return grammar if isinstance(grammar, str) else None
+
+
 def refusal(error: RequestError) -> Message:
     """Returns what a worker answers to a request that it refuses."""
     return Message({"refusal": [str(error), error.param, error.http_status]})
@@ -315,6 +340,7 @@ def run_worker(connection: socket.socket, preparer: Preparer, limits: WorkerLimi
     """Answers what comes over `connection` until it is closed, and ends this process."""
     _confine(limits)
     size_at_start = _peak_bytes()
+    preparer = replace(preparer, on_grammar=lambda param: connection.sendall(bytes(note(param))))
     with suppress(OSError):  # The server is gone: nobody is left to be told.
         is_last = False
         while not is_last:

@@ -70,6 +70,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     make_backend().save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(BOMBS, encoding="utf-8")
+    (folder / "generation_config.json").write_text('{"eos_token_id": 256}', encoding="utf-8")
     return folder
 
 
@@ -208,6 +209,25 @@ def test_template_without_bound_is_refused_and_the_next_request_served(
         assert caught.value.http_status == 400
         assert beside.prompts == [[256, *ids("a")]]
         assert (await pool.prepare("chat", chat("fine"))).prompts == [ids("fine")]
+
+    run(pool, use)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (completion("a", guided_regex="((a{1000}){1000}){1000}"), "guided_regex"),
+        (chat("a", structured_outputs={"regex": "((a{1000}){1000}){1000}"}), "structured_outputs"),
+    ],
+)
+def test_a_grammar_that_takes_more_than_there_is_is_named(
+    pool: PreprocessorPool, body: bytes, param: str
+) -> None:
+    async def use() -> None:
+        with pytest.raises(RequestError, match="its grammar is too complex") as caught:
+            await pool.prepare("completion" if b"prompt" in body else "chat", body)
+        assert (caught.value.param, caught.value.http_status) == (param, 400)
+        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
 
     run(pool, use)
 
