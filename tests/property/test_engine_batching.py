@@ -21,6 +21,7 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.admission import resolve_max_tokens
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
+from aotgaudi.engine.defragmenter import should_defragment
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.output import ErrorEvent, Event, OutputStream, ScoredPrompt, TokenEvent
 from aotgaudi.engine.request import Request
@@ -509,7 +510,11 @@ def _long_run(defrag: DefragSpec, num_requests: int = 150) -> Run:
     scheduler = Scheduler(_LONG, table, pool, eos_token_ids=(EOS,), is_contiguous=True)
     core = EngineCore(scheduler, runner, defrag=defrag, clock=lambda: runner.now)
     clients: list[Client] = []
-    worst = 0.0
+    worst, peak = 0.0, 0
+
+    def note_peak() -> None:
+        nonlocal peak
+        peak = max(peak, pool.num_used)
 
     def step() -> bool:
         nonlocal worst
@@ -518,11 +523,14 @@ def _long_run(defrag: DefragSpec, num_requests: int = 150) -> Run:
         before = len(runner.decodes)
         went_on = core.step()
         scheduler.check_integrity()
+        assert pool.max_used <= peak, "a block beyond the most that were ever in use"
+        assert not (defrag.enabled and should_defragment(pool.max_used, pool.num_used, defrag.threshold))
         for decode in runner.decodes[before:]:
             highest = max(block for row in decode.rows for block in row.block_table)
             assert decode.entry == table.find_decode(len(decode.rows), highest)
         return went_on
 
+    runner.on_run = note_peak
     for number in range(num_requests):
         is_long = draws.random() < 0.15
         params = SamplingParams(

@@ -14,9 +14,10 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import NotWarmError
+from aotgaudi.graphs.dialect import Dialect
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
-from aotgaudi.graphs.step_inputs import decode_inputs, prompt_inputs, sampler_inputs
+from aotgaudi.graphs.step_inputs import decode_inputs, hpu_inputs, prompt_inputs, sampler_inputs
 from aotgaudi.runtime.executables import ExecutableTable
 
 SIZE = 4
@@ -90,6 +91,34 @@ def test_a_decode_step_is_flat_over_its_blocks() -> None:
     ]
     assert [sum(block) for block in seen["mask"]] == [4, 2, 1, 0, 0, 0]
     assert seen["mask_w3"][:2] == [[False, False, False, True], [True, True, False, False]]
+
+
+def test_steps_of_the_hpu_dialect_take_what_their_masks_follow_from() -> None:
+    prompt, decode = PromptEntry(2, 4, 2), DecodeEntry(3, 1, 8)
+    programs = {
+        (entry, dialect): Recorder(hpu_inputs(entry, dialect), torch.zeros(entry.batch_size, 8))
+        for entry in (prompt, decode)
+        for dialect in (Dialect("hpu"), Dialect("hpu", is_contiguous=True))
+    }
+    chunk = PromptStep(prompt, (PromptRow((11, 12, 13), 5, (9, 5), None),))
+    rows = (DecodeRow(7, 5, (3, 8), GREEDY), DecodeRow(9, 0, (2, 6), GREEDY))
+
+    for (entry, _), program in programs.items():
+        step = chunk if entry == prompt else DecodeStep(decode, rows)
+        runner_of({entry: program}).logits(step)
+
+    seen = {
+        (entry, dialect.is_contiguous): {name: value.tolist() for name, value in program.seen.items()}
+        for (entry, dialect), program in programs.items()
+    }
+    assert seen[prompt, False] == seen[prompt, True]
+    assert (seen[prompt, True]["starts"], seen[prompt, True]["num_padding"]) == ([5, 0], [1, 4])
+    gathered, contiguous = seen[decode, False], seen[decode, True]
+    assert gathered["block_list"] == [3, 8, 2, 0, 0, 0, 0, 0]
+    assert gathered["block_rows"] == [0, 0, 1, 0, 0, 0, 0, 0]
+    assert gathered["block_ends"] == [6, 2, 1, 0, 0, 0, 0, 0]
+    assert contiguous["pool_rows"] == [0, 1, 0, 0, 0, 0, 0, 0]
+    assert contiguous["pool_ends"] == [0, 1, 6, 0, 0, 0, 0, 2]
 
 
 def test_a_sampler_of_another_size_serves_the_rows_that_sample() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections import Counter
 from typing import Any
@@ -12,12 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bundle.programs import ProgramChecks
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.dialect import Dialect
+from aotgaudi.graphs.program import Call, Program
 from aotgaudi.graphs.sample_sorted import sample_sorted
 from aotgaudi.graphs.sample_tokens import sample_tokens
 from aotgaudi.graphs.trace import TracedProgram, trace
+from aotgaudi.spec.parse import spec_from_json
 from tests.integration.models import reference, spec_of
 from tests.integration.test_right_answers import CHUNK, FRESH, SWAP, TOLERANCE, Conversation
 from tests.unit.graphs.test_trace import eager_runner, worst_error
@@ -121,6 +125,35 @@ def test_a_prologue_makes_masks_where_causal_attention_does_not_do(
 
     assert [piece.label for piece in program.pieces if piece.label == "prologue"] == labels
     assert not any(spec.dtype == "bool" for spec in program.inputs)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.kind)
+def test_its_programs_are_those_that_a_server_can_run(entry: Entry) -> None:
+    spec = spec_of(reference("llama")).to_json()
+    spec["target"] = {"backend": "hpu"}
+    spec["bucketing"]["contiguous_pa"] = True
+    program = traced(entry)
+    sealed = Program(
+        inputs=program.inputs,
+        weights=program.weights,
+        caches=program.caches,
+        calls=tuple(
+            Call(
+                unit=hashlib.sha256(piece.text.encode()).hexdigest(),
+                inputs=piece.inputs,
+                outputs=piece.outputs,
+            )
+            for piece in program.pieces
+        ),
+        outputs=program.outputs,
+        constants=None if program.constants is None else "sha256:" + 64 * "0",
+    )
+
+    on_hpu, on_cpu = ProgramChecks(spec_from_json(spec)), ProgramChecks(spec_of(reference("llama")))
+
+    assert on_hpu.problem(sealed) is None
+    assert on_hpu.entry_problem(sealed, entry) is None
+    assert on_cpu.problem(sealed) or on_cpu.entry_problem(sealed, entry)
 
 
 def test_a_contiguous_decode_reads_no_list_of_blocks() -> None:
