@@ -24,10 +24,9 @@ import shutil
 import stat
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CompileError, CorruptError, SpecError, TargetError, store_error
@@ -331,46 +330,6 @@ class RecipeSet:
         synapse, libraries = (parsed.synapse, parsed.libraries) if parsed is not None else ("", "")
         return cls(device_type, synapse, libraries, files)
 
-    @classmethod
-    def of(
-        cls, device_type: DeviceType, files: Mapping[str, Path], keep: Callable[[Path], Digest] | None = None
-    ) -> RecipeSet:
-        """Returns the set of collected `files`, each of which is read once.
-
-        Args:
-            device_type: Of the card that they were compiled for.
-            files: Name -> where the bridge has written it.
-            keep: Takes a copy of a file and returns its digest, as ``store.objects.put_file`` does, so that what is
-                hashed is what is kept; None: files are hashed only.
-
-        Raises:
-            CorruptError: as the constructor.
-            StoreError: a file cannot be read, or not be kept.
-        """
-        digest_of = keep or _digest
-        return cls.named(device_type, {name: digest_of(path) for name, path in files.items()})
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> RecipeSet:
-        """Returns what `as_record` wrote. Raises CorruptError for anything else, or as the constructor does."""
-        try:
-            values = {name: record[name] for name in ("device_type", "synapse", "libraries")}
-            files = {str(name): Digest.parse(digest) for name, digest in record["files"].items()}
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptError(f"a record of recipes is malformed: {error!r}") from error
-        if values["device_type"] not in get_args(DeviceType) or not all(map(_is_text, values.values())):
-            raise CorruptError(f"a record of recipes is malformed: {values}")
-        return cls(**values, files=files)
-
-    def as_record(self) -> dict[str, Any]:
-        """Returns the set as JSON: digests as the store's records have them, so that they keep its objects."""
-        return {
-            "device_type": self.device_type,
-            "synapse": self.synapse,
-            "libraries": self.libraries,
-            "files": {name: str(digest) for name, digest in sorted(self.files.items())},
-        }
-
     @property
     def keys(self) -> tuple[str, ...]:
         """The bridge's keys of the pairs, in order."""
@@ -432,12 +391,6 @@ def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> 
         raise
 
 
-def _digest(path: Path) -> Digest:
-    state = hashlib.sha256()
-    size = sum(len(chunk) for chunk in _chunks(path, state))
-    return Digest(state.hexdigest(), size)
-
-
 def _copy(source: Path, digest: Digest, destination: Path) -> None:
     state = hashlib.sha256()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -458,10 +411,6 @@ def _chunks(path: Path, state: hashlib._Hash) -> Iterator[bytes]:
                 yield chunk
     except OSError as error:
         raise store_error("read", path, error) from error
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 _SETTLED_SECONDS = 1.0

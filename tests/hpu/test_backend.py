@@ -4,41 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aotgaudi.backends.base import Target
-from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.compile.cards import CardPool
-from aotgaudi.compile.jobs import CompileJob, run_compile
-from aotgaudi.compile.keys import ProgramRow, ProofRow, UnitRow, UnitSource, unit_key
-from aotgaudi.compile.plan import Plan, ProgramState
-from aotgaudi.compile.proof import prove
+from aotgaudi.compile.keys import ProofRow, UnitRow
 from aotgaudi.compile.workers import Done
-from aotgaudi.digest import Key
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.gaudi.recipes import RecipeName
-from aotgaudi.graphs.program import Call, Program
 from aotgaudi.store.scratch import locked_directory
-from aotgaudi.store.store import Store
 from tests.e2e.harness import Server, make_model
-from tests.hpu.collecting import environment_of
+from tests.hpu.collecting import LABEL, LAYER, NOT_LOWERED, OTHER, SECONDS, Place
 from tests.hpu.conftest import InstalledDouble
-from tests.hpu.forks import start_fork
 from tests.parallel import once, run_folder
 
 pytestmark = [pytest.mark.hpu_double, pytest.mark.slow]
 
-SECONDS = 240.0
 NUM_TOKENS = 24
 PROMPT = [5, 17, 300, 42, 9]
 SPEC = """\
@@ -256,98 +243,6 @@ def test_without_require_warm_a_bundle_is_refused_since_a_builder_would_need_the
 
 
 # A unit: what compiling and proving refuse
-
-
-def text(*lines: object) -> str:
-    rows = ("aotgaudi.graph/2", *lines)
-    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in rows)
-
-
-LAYER = text(
-    ["input", "float32", [4, 8], [8, 1]],
-    ["input", "float32", [8, 8], [8, 1]],
-    ["input", "float32", [12, 8], [8, 1]],
-    ["input", "int64", [4], [1]],
-    ["call", "aten.mm.default", [{"%": 0}, {"%": 1}], {}],
-    ["call", "aten.index_copy_.default", [{"%": 2}, 0, {"%": 3}, {"%": 4}], {}],
-    ["call", "aten.index_select.default", [{"%": 5}, 0, {"%": 3}], {}],
-    ["call", "aten.relu.default", [{"%": 6}], {}],
-    ["output", [{"%": 7}]],
-)
-OTHER = LAYER.replace("aten.relu.default", "aten.neg.default")
-NOT_LOWERED = LAYER.replace(
-    '"aten.relu.default",[{"%":6}]', '"aten.addcmul.default",[{"%":6},{"%":6},{"%":6}]'
-)
-LABEL = "layer (prompt, 1, 4, 0)"
-
-
-class Place:
-    """A store and a double, in which forks compile and prove `LAYER`."""
-
-    def __init__(self, double: Path, root: Path, key_mode: str = "stable") -> None:
-        self.double, self.root, self.key_mode = double, root, key_mode
-        self.store = Store.open(root / "store")
-        self._number = 0
-
-    def target(self) -> Target:
-        synapse = "1.24.1.482.6c1b7a2" if self.double.name == "1.24.1" else "1.19.0.561.5a56187"
-        return hpu_target("gaudi2", synapse, self.key_mode, os.environ, memory=self.root)  # type: ignore[arg-type]
-
-    def in_fork(self, action: Callable[[], Any], fault: str = "", **settings: str) -> Any:
-        """Returns what `action` returns beside the bridge, or the error of ours that it raises."""
-        self._number += 1
-        result, output = self.root / f"result-{self._number}", self.root / f"output-{self._number}"
-        environment = environment_of(
-            self.double,
-            self.root / f"recipes-{self._number}",
-            AOTGAUDI_DOUBLE_FAULTS=fault,
-            AOTGAUDI_DOUBLE_STATE=str(self.root),
-            LD_LIBRARY_PATH=str(self.double / "usr" / "lib" / "habanalabs"),
-            PATH=f"{self.double / 'bin'}:{os.environ['PATH']}",
-            **settings,
-        )
-
-        def run() -> None:
-            try:
-                found = action()
-            except AotGaudiError as error:
-                found = error
-            result.write_bytes(pickle.dumps(found))
-
-        fork, deadline = start_fork(run, environment, output), time.monotonic() + SECONDS
-        while fork.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        fork.kill()
-        assert result.exists(), output.read_text(errors="replace")
-        return pickle.loads(result.read_bytes())
-
-    def job(self, graph: str = LAYER) -> CompileJob:
-        digest = self.store.objects.put_bytes(graph.encode())
-        key = unit_key(graph, self.target()).hex
-        return CompileJob(key, str(digest), LABEL, self.target(), self.store.root, self.root / "log")
-
-    def compiled(self, *graphs: str, fault: str = "") -> UnitRow | AotGaudiError:
-        def compile_all() -> UnitRow:
-            return [run_compile(self.job(graph)) for graph in graphs or (LAYER,)][-1]
-
-        found: UnitRow | AotGaudiError = self.in_fork(compile_all, fault)
-        return found
-
-    def proved(self, row: UnitRow, fault: str = "") -> ProofRow | AotGaudiError:
-        def run() -> ProofRow:
-            job = self.job()
-            calls = (
-                Call(unit=job.key, inputs=("step:x", "weight:w", "kv:0.k", "step:i"), outputs=("h",)),
-                Call(unit=job.key, inputs=("tmp:h", "weight:w", "kv:1.k", "step:i"), outputs=("y",)),
-            )
-            program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=("y",))
-            digest = self.store.objects.put_bytes(program.dumps())
-            units = {job.key: UnitSource(text=job.text, label=LABEL)}
-            state = ProgramState(Key.of([("a", "b")]), (), ProgramRow(program=str(digest), units=units))
-            return prove(Plan(job.target, (state,), {job.key: row}), self.store, SECONDS)
-
-        found: ProofRow | AotGaudiError = self.in_fork(run, fault)
-        return found
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.digest import Digest
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeProcess, start_process
 from aotgaudi.errors import TargetError
 from aotgaudi.gaudi.counters import Counts, require_found
@@ -43,10 +44,16 @@ def built(newest: Path, tmp_path: Path) -> tuple[Path, Outcome]:
     return directory, outcome
 
 
+def collected(directory: Path, outcome: Outcome) -> RecipeSet:
+    files = collect(directory, outcome.values["files"]).files
+    return RecipeSet.named("gaudi2", {name: Digest.of(path.read_bytes()) for name, path in files.items()})
+
+
 def through_a_store(directory: Path, keys: list[str], root: Path, target: Path) -> RecipeSet:
     """Collects recipes into a store, and makes a directory of what that has, once the first is gone."""
     store = Store.open(root)
-    recipes = RecipeSet.of("gaudi2", collect(directory, keys).files, store.objects.put_file)
+    files = collect(directory, keys).files
+    recipes = RecipeSet.named("gaudi2", {name: store.objects.put_file(path) for name, path in files.items()})
     shutil.rmtree(directory)
     paths = {name: (digest, store.objects.path(digest)) for name, digest in recipes.files.items()}
     materialise(paths, target)
@@ -112,7 +119,7 @@ def test_another_machine_is_refused_by_what_differs(
     newest: Path, tmp_path: Path, built: tuple[Path, Outcome], settings: dict[str, str], component: str
 ) -> None:
     directory, outcome = built
-    recipes = RecipeSet.of("gaudi2", collect(directory, outcome.values["files"]).files)
+    recipes = collected(directory, outcome)
     lab = a_lab(newest, tmp_path / "lab", **settings)
     device, own = lab.run("device.identity").values, lab.run("recipes.keys", order=[1]).values
 
@@ -124,7 +131,7 @@ def test_another_release_is_refused_by_its_version(
     double: Callable[[str], Path], tmp_path: Path, built: tuple[Path, Outcome]
 ) -> None:
     directory, outcome = built
-    recipes = RecipeSet.of("gaudi2", collect(directory, outcome.values["files"]).files)
+    recipes = collected(directory, outcome)
     device = a_lab(double("1.19"), tmp_path / "lab").run("device.identity").values
 
     with pytest.raises(TargetError, match=f"target.toolchain.synapse: .* {SYNAPSE}, this machine has 1.19"):

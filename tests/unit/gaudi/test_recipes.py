@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import threading
@@ -182,63 +181,11 @@ def a_set(files: dict[str, Digest]) -> RecipeSet:
     return RecipeSet("gaudi2", SYNAPSE, LIBRARIES, files)
 
 
-def test_collected_files_are_read_and_say_what_they_were_compiled_for(tmp_path: Path) -> None:
-    files = {}
-    for key in (10, 9):
-        for kind in ("recipe", "metadata"):
-            files[name(key, kind)] = tmp_path / f"{key}.{kind}"
-            files[name(key, kind)].write_bytes(kind.encode())
-
-    recipes = RecipeSet.of("gaudi3", files)
+def test_a_set_is_of_the_versions_in_its_names() -> None:
+    recipes = RecipeSet.named("gaudi3", {**pair(10), **pair(9)})
 
     assert (recipes.device_type, recipes.synapse, recipes.libraries) == ("gaudi3", SYNAPSE, LIBRARIES)
     assert recipes.keys == ("9", "10")
-    assert recipes.files[name(9, "recipe")] == Digest.of(b"recipe")
-
-
-def test_what_is_hashed_is_what_is_kept(tmp_path: Path) -> None:
-    files = {name(1, kind): tmp_path / kind for kind in ("recipe", "metadata")}
-    for path in files.values():
-        path.write_bytes(path.name.encode())
-    kept: list[Path] = []
-
-    def keep(path: Path) -> Digest:
-        kept.append(path)
-        return Digest.of(b"as kept")
-
-    recipes = RecipeSet.of("gaudi2", files, keep)
-
-    assert kept == list(files.values())
-    assert set(recipes.files.values()) == {Digest.of(b"as kept")}
-
-
-def test_a_set_is_read_as_it_was_recorded() -> None:
-    recipes = a_set({**pair(10), **pair(9)})
-
-    assert RecipeSet.from_record(json.loads(json.dumps(recipes.as_record()))) == recipes
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"device_type": "tpu"}, "malformed"),
-        ({"synapse": 5}, "malformed"),
-        ({"files": ["x"]}, "malformed"),
-        ({"files": {name(1, "recipe"): "sha256:0"}}, "not a digest"),
-        ({"files": {name(1, "recipe"): str(EMPTY)}}, "recipe 1: its metadata is missing"),
-        ({"libraries": "4"}, "another version of libraries"),
-    ],
-)
-def test_a_record_that_is_damaged_is_refused(change: dict[str, object], message: str) -> None:
-    with pytest.raises(CorruptError, match=message):
-        RecipeSet.from_record({**a_set(pair(1)).as_record(), **change})
-
-
-def test_a_record_that_lacks_something_is_refused() -> None:
-    record = a_set(pair(1)).as_record()
-    for missing in record:
-        with pytest.raises(CorruptError, match=missing):
-            RecipeSet.from_record({one: value for one, value in record.items() if one != missing})
 
 
 @pytest.mark.parametrize(
@@ -279,7 +226,7 @@ def test_the_same_machine_may_use_it_also_before_its_libraries_are_known() -> No
 
 
 def test_a_set_without_recipes_is_for_every_machine() -> None:
-    RecipeSet.of("gaudi2", {}).require_usable("gaudi3", SYNAPSE, LIBRARIES)
+    RecipeSet.named("gaudi2", {}).require_usable("gaudi3", SYNAPSE, LIBRARIES)
 
 
 def objects(directory: Path, **contents: bytes) -> dict[str, tuple[Digest, Path]]:
