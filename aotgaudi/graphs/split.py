@@ -112,10 +112,10 @@ class _Place:
 
 
 class _Partitioner:
-    """Numbers the piece of each node. `places` has the place of each number, in the order in which pieces begin."""
+    """Numbers the piece of each node."""
 
     def __init__(self) -> None:
-        self.places: list[_Place] = []
+        self._numbers: dict[_Place, int] = {}
         self._layer: int | None = None
         self._num_calls: Counter[int | None] = Counter()
         self._of_calls: dict[fx.Node, int] = {}
@@ -137,9 +137,12 @@ class _Partitioner:
         return self._number(_Place("embedding" if self._layer is None else "head", None))
 
     def _number(self, place: _Place) -> int:
-        if place not in self.places:
-            self.places.append(place)
-        return self.places.index(place)
+        return self._numbers.setdefault(place, len(self._numbers))
+
+    @property
+    def places(self) -> tuple[_Place, ...]:
+        """The place of each number, in the order in which pieces begin."""
+        return tuple(self._numbers)
 
 
 def _bindings(

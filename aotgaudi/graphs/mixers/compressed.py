@@ -98,7 +98,7 @@ def _forward(
         module=module,
         x_TX=x_TX,
         latent_TX=latent_TX,
-        positions_T=position_ids[0],
+        positions_1T=position_ids,
         q_THD=rotated(q_THD, cos_TP[:, None], sin_TP[:, None]),
         keys_TD=rotated(module.kv_norm(module.kv_proj(x_TX)), cos_TP, sin_TP),
     )
@@ -122,7 +122,7 @@ class CompressedCall:
     module: Any
     x_TX: Tensor
     latent_TX: Tensor
-    positions_T: Tensor
+    positions_1T: Tensor
     q_THD: Tensor
     keys_TD: Tensor
 
@@ -135,14 +135,14 @@ class CompressedCall:
         """Returns the indexer's queries [T, I, M], and the weights of their scores [T, I], in float32."""
         indexer = self.indexer
         queries_TIM = indexer.q_b_proj(self.latent_TX).unflatten(-1, (-1, indexer.head_dim))
-        cos_TP, sin_TP = _angles(indexer, self.x_TX, self.positions_T)
+        cos_TP, sin_TP = _angles(indexer, self.x_TX, self.positions_1T)
         queries_TIM = rotated(queries_TIM, cos_TP[:, None], sin_TP[:, None]).float()
         weights_TI = indexer.scorer.weights_proj(self.x_TX).float() * indexer.scorer.weights_scaling
         return queries_TIM, weights_TI * indexer.scorer.softmax_scale
 
 
 def _angles(part: Any, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    cos, sin = part.rotary_emb(like, position_ids=positions[None], layer_type=part.rope_layer_type)
+    cos, sin = part.rotary_emb(like, position_ids=positions, layer_type=part.rope_layer_type)
     return cos[0], sin[0]
 
 
@@ -210,7 +210,7 @@ def _compressors(call: CompressedCall, compression: Compression) -> tuple[Any, .
 
 def _raw_rows(call: CompressedCall, compression: Compression) -> Tensor:
     """Returns [T, W] float32: values and gates of each compressor. A gate's bias follows from the place in the window."""
-    places_T = call.positions_T % compression.every
+    places_T = call.positions_1T[0] % compression.every
     return torch.cat(
         [
             part.float()
@@ -242,7 +242,7 @@ def _entries(
     for module, values, gates in zip(modules, parts[::2], parts[1::2], strict=True):
         weights = torch.softmax(torch.where(seen_NS1, gates, MASKED), dim=1)
         entries = module.kv_norm((torch.where(seen_NS1, values, 0.0) * weights).sum(1))
-        cos_NP, sin_NP = _angles(module, entries, inputs[f"entry_positions_r{every}"])
+        cos_NP, sin_NP = _angles(module, entries, inputs[f"entry_positions_r{every}"][None])
         yield rotated(entries, cos_NP, sin_NP).to(call.x_TX.dtype)
 
 

@@ -91,6 +91,8 @@ def eager_runner(
         for binding in weight_bindings([program]):
             tensors[binding.text] = put(torch.cat([state[name] for name in binding.names]))
         table.add(entry, BoundProgram(program, units, tensors))
+        if isinstance(entry, SamplerEntry):
+            table.declare_sampler(entry)
     table.caches = [tensor for name, tensor in tensors.items() if name.startswith("kv:")]
     return ProgramRunner(table, block_size)
 
