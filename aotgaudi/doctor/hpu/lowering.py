@@ -227,6 +227,17 @@ def _operator_table(torch: Any) -> Mapping[str, tuple[Run, tuple[Any, ...]]]:
         "topk": (lambda a: torch.topk(a, 3).values * 1.0, (x,)),
         "logsumexp": (lambda a: torch.logsumexp(a, -1) * 1.0, (x,)),
         "to_bfloat16": (lambda a: (a.to(torch.bfloat16) * 2.0).to(torch.float32), (x,)),
+        "scatter_add": (
+            lambda a, i, b: a.scatter_add(1, i, b),
+            (x, torch.zeros(4, 3, dtype=torch.int64), x[:, :3]),
+        ),
+        "sorted_ids": (lambda a: torch.sort(a, -1, descending=True).indices.to(torch.float32), (x,)),
+        "minimum": (torch.minimum, (x, torch.randn(4, 8))),
+        "split": (lambda a: a.split([2, 6], 1)[1] * 1.0, (x,)),
+        "bits": (
+            lambda w, i: (w[:, None] & torch.bitwise_left_shift(i, i)).ne(0).to(torch.float32),
+            (torch.tensor([5, -2], dtype=torch.int32), torch.arange(8, dtype=torch.int32)),
+        ),
         "compare_integers": (lambda i: (i < 2).to(torch.float32) + i.to(torch.float32), (ids,)),
     }
 
