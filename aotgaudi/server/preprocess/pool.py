@@ -37,6 +37,7 @@ from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedMode
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import (
     ANSWER_FOR_KERNEL,
+    GRAMMARS,
     LARGE_BODY_BYTES,
     LENGTHS_BYTES,
     MAX_PACKET_BYTES,
@@ -45,9 +46,9 @@ from aotgaudi.server.preprocess.worker import (
     Message,
     WorkerGoneError,
     WorkerLimits,
+    grammar_in,
     lengths_of,
     message_of,
-    noted_in,
     prepared_of,
     question,
     tokenized_of,
@@ -128,7 +129,11 @@ class PreprocessorPool:
             RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
                 503 if the pool has died.
         """
-        return prepared_of(await self._queue(kind, raw).ask(kind, raw))
+        answered = await self._queue(kind, raw).ask(kind, raw)
+        grammar = grammar_in(answered)
+        if grammar is not None:
+            answered = await self._queues[GRAMMARS].ask(kind, raw, grammar)
+        return prepared_of(answered)
 
     async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
         """Returns the tokens or the text that `raw` asks for. Cancelling and errors as of `prepare`."""
@@ -209,11 +214,15 @@ class PreprocessorPool:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request that has not been answered. `num_lost` counts workers that ended before, for no fault of this request."""
+    """A request that has not been answered. `num_lost` counts workers that ended before, for no fault of this request.
+
+    `grammar` is the parameter with its grammar, which is all that is left to be refused of it; None: that is not known.
+    """
 
     kind: Kind | TokenizeKind
     raw: bytes
     done: asyncio.Future[Message]
+    grammar: str | None = None
     num_lost: int = 0
 
     def settle(self, answered: Message) -> None:
@@ -228,14 +237,10 @@ class _Job:
 
 
 class _Line:
-    """A connection to a worker. Reads more than one answer at a time, if more have come.
-
-    `grammar` is the parameter whose grammar the worker has begun to compile for the answer that is waited for.
-    """
+    """A connection to a worker. Reads more than one answer at a time, if more have come."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._buffer = connection, bytearray()
-        self.grammar: str | None = None
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
@@ -244,14 +249,8 @@ class _Line:
 
     async def answer(self) -> Message:
         """Waits for the next answer. Raises OSError if the worker dies before, or sends what is no message."""
-        self.grammar = None
-        while True:
-            num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
-            message = message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
-            grammar = noted_in(message)
-            if grammar is None:
-                return message
-            self.grammar = grammar
+        num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
+        return message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
 
     def close(self) -> None:
         self._connection.close()
@@ -279,13 +278,13 @@ class WorkerQueue:
         self._waiting: OrderedDict[_Job, None] = OrderedDict()
         self._has_come = asyncio.Event()
 
-    async def ask(self, kind: Kind | TokenizeKind, raw: bytes) -> Message:
+    async def ask(self, kind: Kind | TokenizeKind, raw: bytes, grammar: str | None = None) -> Message:
         """Returns what the worker answers.
 
         Raises:
             RequestError: 400 if the worker died of it; 503 if there is no worker.
         """
-        job = _Job(kind, raw, asyncio.get_running_loop().create_future())
+        job = _Job(kind, raw, asyncio.get_running_loop().create_future(), grammar)
         self._waiting[job] = None
         self._has_come.set()
         try:
@@ -343,8 +342,7 @@ class WorkerQueue:
                     await self._replaced()
                     break
         except OSError:
-            grammar = self._line.grammar
-            self._blame(jobs, await self._replaced(), grammar)
+            self._blame(jobs, await self._replaced())
         for job in [job for job in jobs if job.done.done()]:  # Refused, or its client has left.
             jobs.remove(job)
 
@@ -355,14 +353,14 @@ class WorkerQueue:
         finally:
             deadline.cancel()
 
-    def _blame(self, jobs: deque[_Job], cause: Cause, grammar: str | None) -> None:
+    def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
         """Refuses what the worker was at when it ended, if that was its fault or if workers keep ending over it."""
         job = jobs[0]
         job.num_lost += 1
         if cause == "time":
-            job.refuse(self._limits.too_slow(len(job.raw), grammar))
+            job.refuse(self._limits.too_slow(len(job.raw), job.grammar))
         elif cause == "memory":
-            job.refuse(self._limits.too_large(grammar))
+            job.refuse(self._limits.too_large(job.grammar))
         elif job.num_lost >= _MAX_LOST:
             job.refuse(_no_worker())
 

@@ -26,7 +26,7 @@ What the processes send each other::
                             {"error": [class, arguments]} if the model directory cannot be used
     server <-> worker       message  = length of head, length of tail (unsigned 32-bit, network order), head (JSON), tail
                             question   head: {"kind"}                      tail: the body as the client sent it
-                            note       head: {"compiles": the name of a grammar's parameter}; an answer follows, if any
+                            pass on    head: {"grammar": the name of a grammar's parameter}, to the worker of grammars
                             answer     head: {"strings", "text"}           tail: the token ids of a text
                                        head: {"model", "lengths", ...}     tail: all prompts' token ids (native 32-bit)
                                        head: {"refusal": [message, param, HTTP status]}
@@ -82,6 +82,9 @@ MAX_PACKET_BYTES = 1 << 20
 
 ANSWER_FOR_KERNEL = b"answer for kernel"
 
+GRAMMARS = "grammar"
+"""The worker that compiles them, which may take it all its time."""
+
 LARGE_BODY_BYTES = 64 * 1024
 """Larger bodies have a worker of their own."""
 
@@ -110,6 +113,7 @@ class WorkerLimits:
             character, and a token has four or five.
         niceness: As of nice(2).
         wall_seconds: A worker that has not answered by then is stopped or starved, and is killed.
+        compiles_grammars: Whether it prepares requests with a grammar; else it passes them on.
     """
 
     seconds: float
@@ -117,6 +121,7 @@ class WorkerLimits:
     memory_bytes_per_token: int = 0
     niceness: int = 0
     wall_seconds: float = 60.0
+    compiles_grammars: bool = False
 
     def for_model(self, max_len: int) -> WorkerLimits:
         """Returns the limits for a model that reads `max_len` tokens."""
@@ -156,8 +161,14 @@ WORKERS: Mapping[str, WorkerLimits] = {
     "completion": WorkerLimits(seconds=2.0, memory_bytes=32 << 20),
     "chat": WorkerLimits(seconds=2.0, memory_bytes=32 << 20),
     "large": WorkerLimits(seconds=2.0, memory_bytes=64 << 20, memory_bytes_per_token=1024, niceness=10),
+    GRAMMARS: WorkerLimits(
+        seconds=2.0, memory_bytes=64 << 20, memory_bytes_per_token=1024, niceness=10, compiles_grammars=True
+    ),
 }
-"""No chat template delays a completion, and no large body a small one. 136 MiB in all at 8,192 tokens."""
+"""No chat template delays a completion, no large body a small one, and no grammar a request without one.
+
+208 MiB in all at 8,192 tokens.
+"""
 
 
 # Messages between the server and a worker
@@ -248,14 +259,18 @@ def answer(prepared: PreparedRequest | Tokenized) -> Message:
     return Message(head, b"".join(array(_ARRAY_TYPE, prompt).tobytes() for prompt in prepared.prompts))
 
 
-def note(grammar: str) -> Message:
-    """Returns what a worker says before it compiles the grammar of a parameter, which it may die of."""
-    return Message({"compiles": grammar})
+class _PassOn(Exception):  # noqa: N818 - no error
+    """A request has a grammar, in this parameter, and this worker compiles none. Never leaves this module."""
 
 
-def noted_in(message: Message) -> str | None:
-    """Returns the parameter that a `note` names; None for an answer."""
-    grammar = message.head.get("compiles")
+def passed_on(grammar: str) -> Message:
+    """Returns what a worker answers to a request with a grammar in this parameter that it passes on."""
+    return Message({"grammar": grammar})
+
+
+def grammar_in(message: Message) -> str | None:
+    """Returns the parameter with the grammar of a request that was passed on; None if the message is an answer."""
+    grammar = message.head.get("grammar")
     return grammar if isinstance(grammar, str) else None
 
 
@@ -340,7 +355,8 @@ def run_worker(connection: socket.socket, preparer: Preparer, limits: WorkerLimi
     """Answers what comes over `connection` until it is closed, and ends this process."""
     _confine(limits)
     size_at_start = _peak_bytes()
-    preparer = replace(preparer, on_grammar=lambda param: connection.sendall(bytes(note(param))))
+    if not limits.compiles_grammars:
+        preparer = replace(preparer, on_grammar=_pass_on)
     with suppress(OSError):  # The server is gone: nobody is left to be told.
         is_last = False
         while not is_last:
@@ -351,6 +367,10 @@ def run_worker(connection: socket.socket, preparer: Preparer, limits: WorkerLimi
             is_last = _peak_bytes() - size_at_start > _KEPT_BYTES
             connection.sendall(bytes(Message({**answered.head, "is_last": is_last}, answered.tail)))
     os._exit(0)
+
+
+def _pass_on(param: str) -> NoReturn:
+    raise _PassOn(param)
 
 
 def _confine(limits: WorkerLimits) -> None:
@@ -376,6 +396,8 @@ def _answer(preparer: Preparer, asked: Message, limits: WorkerLimits) -> Message
         return answer(preparer.prepare(kind, asked.tail))
     except RequestError as error:
         return refusal(error)
+    except _PassOn as grammar:
+        return passed_on(str(grammar))
     except MemoryError:
         return refusal(limits.too_large())
     except Exception as error:

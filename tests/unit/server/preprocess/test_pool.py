@@ -35,6 +35,7 @@ QUICK = {
     "completion": WorkerLimits(seconds=1.0, memory_bytes=32 << 20, wall_seconds=2.0),
     "chat": WorkerLimits(seconds=0.2, memory_bytes=32 << 20),
     "large": WorkerLimits(seconds=1.0, memory_bytes=72 << 20, niceness=10),
+    "grammar": WorkerLimits(seconds=1.0, memory_bytes=32 << 20, niceness=10, compiles_grammars=True),
 }
 BOMBS = """
 {%- set what = messages[0].content -%}
@@ -220,12 +221,17 @@ def test_template_without_bound_is_refused_and_the_next_request_served(
         (chat("a", structured_outputs={"regex": "((a{1000}){1000}){1000}"}), "structured_outputs"),
     ],
 )
-def test_a_grammar_that_takes_more_than_there_is_is_named(
+def test_a_grammar_that_takes_more_than_there_is_is_named_and_delays_nobody_without_one(
     pool: PreprocessorPool, body: bytes, param: str
 ) -> None:
     async def use() -> None:
+        kind: Kind = "completion" if b"prompt" in body else "chat"
+        bad = asyncio.ensure_future(pool.prepare(kind, body))
+        await asyncio.sleep(0.05)
+        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+        assert not bad.done()
         with pytest.raises(RequestError, match="its grammar is too complex") as caught:
-            await pool.prepare("completion" if b"prompt" in body else "chat", body)
+            await bad
         assert (caught.value.param, caught.value.http_status) == (param, 400)
         assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
 
@@ -278,7 +284,7 @@ def test_worker_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -
             prompts = [[7] * 8000] * 60
             assert (await pool.prepare("completion", completion(prompts))).prompts == prompts
             assert (await pool.prepare("completion", completion(prompts))).prompts == prompts
-            assert len(before & {worker.pid for worker in workers()}) == 2
+            assert len(before & {worker.pid for worker in workers()}) == len(WORKERS) - 1
 
         run(pool, use)
 
