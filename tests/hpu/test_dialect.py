@@ -41,7 +41,10 @@ GATHERED, CONTIGUOUS = Dialect("hpu"), Dialect("hpu", is_contiguous=True)
 SAMPLER = SamplerEntry(
     2, 0.7, 0.9, 50, True, min_p=0.1, repetition_penalty=1.2, num_logprobs=3, constraints=True
 )
-CASES = (("llama", GATHERED), ("llama", CONTIGUOUS), ("qwen3", CONTIGUOUS), ("gemma3_text", CONTIGUOUS))
+CASES = (
+    *((name, CONTIGUOUS, profile) for name in ("llama", "qwen3", "gemma3_text") for profile in PROFILES),
+    ("llama", GATHERED, PROFILES[0]),
+)
 SECONDS = 500
 
 
@@ -58,9 +61,8 @@ class OnCard:
 def converse(architecture: str, dialect: Dialect) -> dict[str, float]:
     """Returns the largest error of each kind of step, beside the bridge."""
     from aotgaudi.backends.hpu.card import acquired, put
-    from aotgaudi.backends.hpu.compiler import FromCpu
+    from aotgaudi.backends.hpu.compiler import check_unit
     from aotgaudi.backends.hpu.frontend import compiled, find_key_mode
-    from aotgaudi.backends.inductor.check import check
     from aotgaudi.graphs.trace import trace
 
     card = acquired()
@@ -99,7 +101,7 @@ def converse(architecture: str, dialect: Dialect) -> dict[str, float]:
                 piece.text: piece for piece in trace(entry, spec.model, spec.limits, dialect).pieces
             }.values():
                 graph, specs = from_text(piece.text)
-                check(graph, specs, FromCpu(compiled(graph, piece.text, key_mode)), f"{piece.label} {entry}")
+                check_unit(graph, specs, compiled(graph, piece.text, key_mode), f"{piece.label} {entry}")
     counts = card.counts().since(before)
     return {**errors, "fallbacks": counts.fallbacks}
 
@@ -126,9 +128,8 @@ def _in_fork(
     return json.loads(result.read_bytes()), [json.loads(line) for line in journal.read_bytes().splitlines()]
 
 
-@pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize(
-    ("architecture", "dialect"), CASES, ids=[f"{name}-{d.is_contiguous}" for name, d in CASES]
+    ("architecture", "dialect", "profile"), CASES, ids=[f"{n}-{d.is_contiguous}-{p}" for n, d, p in CASES]
 )
 def test_its_units_compute_what_transformers_computes_in_place_and_without_a_fallback(
     architecture: str, dialect: Dialect, profile: str, double: InstalledDouble, tmp_path: Path
