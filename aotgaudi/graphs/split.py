@@ -272,7 +272,8 @@ class _Assembly:
                 f"tmp:{old}": f"tmp:{new}" for old, new in zip(traced.piece.outputs, outputs, strict=True)
             }
             pieces.append(replace(traced.piece, inputs=inputs, outputs=outputs))
-        (self._names[node],) = [f"tmp:{name}" for name in pieces[-1].outputs]
+        # Where the equal layer gives more, a full trace differs, and layers are not reused.
+        self._names[node] = f"tmp:{pieces[-1].outputs[0]}"
         return pieces
 
     def _name_outputs(self, node: fx.Node, numbers: Sequence[str]) -> tuple[str, ...]:
