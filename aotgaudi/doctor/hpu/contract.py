@@ -237,5 +237,11 @@ LINES: Mapping[str, ContractLine] = MappingProxyType(
             "inferred",
             "a closed table is a closed set of graphs without VLLM_T_COMPILE_DYNAMIC_SHAPES=false, too",
         ),
+        "K-46": ContractLine(
+            "what our backend has compiled, another process serves, and compiles nothing",
+            "inferred",
+            "`build` and `serve` would fail in the same way; the observation says how",
+            is_needed=True,
+        ),
     }
 )

@@ -22,7 +22,7 @@ from pydantic import Field
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
 from aotgaudi.backends.hpu.probe import KeyMode
-from aotgaudi.doctor.hpu import device, lowering, recipes
+from aotgaudi.doctor.hpu import device, lowering, recipes, whole
 from aotgaudi.doctor.hpu.contract import LINES, Mark
 from aotgaudi.doctor.hpu.lab import ABSENT, HpuCheck, Lab, LineFinding, Outcome, Verdict
 from aotgaudi.document import Document, Value
@@ -209,6 +209,7 @@ CHECKS: tuple[HpuCheck, ...] = (
     *device.SOFTWARE_CHECKS,
     *lowering.CHECKS,
     *device.DEVICE_CHECKS,
+    *whole.WHOLE_CHECKS,
 )
 """In the order in which they run: checks that others need come first. H-26, end to end, needs the backend."""
 
