@@ -178,11 +178,10 @@ class Loader:
         programs = {
             digest: placed(artifacts.program(entry.id), artifacts.receipt) for digest, entry in fresh.items()
         }
-        with phases.time("restore"):
+        with phases.time("layouts"):
             self._runtime.restore(_files(programs.values(), artifacts))
             self._runtime.placement.require(self._room(programs.values()))
-        table.placement = self._runtime.placement
-        with phases.time("layouts"):
+            table.placement = self._runtime.placement
             self._add_weights(programs.values())
             table.caches += self._add_caches(programs.values())
         with phases.time("units"):

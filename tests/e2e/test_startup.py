@@ -17,7 +17,8 @@ pytestmark = pytest.mark.slow
 PHASES = {
     *("process", "engine_process", "engine_import", "import", "bind", "intake"),
     *("open", "manifest", "verify", "weights", "kv_caches", "import_torch"),
-    *("tokenizer", "coverage", "warm_checks", "layouts", "units", "bind_programs", "engine", "guard", "listen"),
+    *("tokenizer", "coverage", "warm_checks", "layouts", "units", "bind_programs", "rehearsal", "engine"),
+    *("guard", "listen"),
 }  # fmt: skip
 
 
@@ -42,7 +43,7 @@ def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
         "warm_checks",
         "layouts",
     )
-    order = (*order, "units", "bind_programs", "engine", "guard", "listen")
+    order = (*order, "units", "bind_programs", "rehearsal", "engine", "guard", "listen")
 
     for earlier, later in itertools.pairwise(order):
         assert phases[earlier].end <= phases[later].begin, (earlier, later)
