@@ -236,7 +236,7 @@ class UnitRow(UnitRecord):
 
 
 class ProofRow(Value):
-    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/proof.py).
+    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/recipe_proof.py).
 
     `recipes` has what programs need beyond the artifacts of their units: file name -> digest. `num_recipes` counts all.
     """

@@ -27,7 +27,7 @@ from aotgaudi.compile.cards import local_pool
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, builder_versions, require_key_parts
 from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
-from aotgaudi.compile.proof import find_proof, prove, require_proof
+from aotgaudi.compile.recipe_proof import find_proof, prove, require_proof
 from aotgaudi.compile.run import BuildOutcome, Deadline, Extent, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Pool
 from aotgaudi.digest import Digest

@@ -33,9 +33,9 @@ from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CoverageError, TargetError
 from aotgaudi.llm.grammars import LaterGrammars
-from aotgaudi.llm.hyper_connections import SplitCounter, prewarm
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
+from aotgaudi.llm.prewarm import SplitCounter, prewarm
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.coverage import coverage_of

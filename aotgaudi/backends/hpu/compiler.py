@@ -17,7 +17,8 @@ from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.backends.hpu import frontend
 from aotgaudi.backends.hpu.artifact import TEXT_FILE, UNIT_FILE, HpuUnit
 from aotgaudi.backends.hpu.card import acquired, put, recipe_directory, synchronize
-from aotgaudi.backends.hpu.probe import KEY_MODE, KeyMode
+from aotgaudi.backends.hpu.learn import KeyMode
+from aotgaudi.backends.hpu.probe import KEY_MODE
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.errors import AotGaudiError, CompileError, TargetError
 from aotgaudi.gaudi.counters import Counts

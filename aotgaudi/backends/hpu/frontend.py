@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from aotgaudi.backends.hpu.attention import attend_by, attention_here
 from aotgaudi.backends.hpu.card import DEVICE, Card, acquired, put, without_grad
-from aotgaudi.backends.hpu.probe import KeyMode
+from aotgaudi.backends.hpu.learn import KeyMode
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import CompileError, TargetError
 

@@ -12,15 +12,17 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, get_args
 
-from aotgaudi.backends.hpu.probe import KeyMode
 from aotgaudi.child import python_command
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import CompileError, TargetError
 from aotgaudi.files import make_directories, write_atomic
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.gaudi.identity import DeviceType
+
+KeyMode = Literal["stable", "pinned"]
+"""How the keys of recipes repeat: by themselves; or with FX's counter pinned (K-09)."""
 
 _SECONDS = 300.0
 

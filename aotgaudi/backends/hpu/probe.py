@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
 from aotgaudi.backends.base import Target, version_of
+from aotgaudi.backends.hpu.learn import KeyMode, learn
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, sealed_variables
 from aotgaudi.gaudi.identity import (
@@ -41,8 +42,6 @@ TOOLCHAIN: Mapping[str, str] = MappingProxyType(
 
 KEY_MODE = "hpu.key_mode"
 """The flag that says how the keys of recipes repeat, which is learnt from a card."""
-KeyMode = Literal["stable", "pinned"]
-"""By themselves; or with FX's counter pinned (K-09)."""
 ENVIRONMENT = "env."
 """With this before their names, the variables that may change code are flags."""
 
@@ -86,8 +85,6 @@ def probe(environment: Mapping[str, str], memory: Path, root: Path = Path("/")) 
 
     Raises as `hpu_target` does, and TargetError where no card can be acquired.
     """
-    from aotgaudi.backends.hpu.learn import learn
-
     device_type = find_cards(root).device_type()
     libraries = _libraries(environment, memory, root)
     sealed = sealed_variables(ENGINE_RULES.applied(environment))

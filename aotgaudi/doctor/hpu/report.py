@@ -21,7 +21,7 @@ from pydantic import Field
 
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
-from aotgaudi.backends.hpu.probe import KeyMode
+from aotgaudi.backends.hpu.learn import KeyMode
 from aotgaudi.doctor.hpu import device, lowering, recipes, whole
 from aotgaudi.doctor.hpu.contract import LINES, Mark
 from aotgaudi.doctor.hpu.lab import ABSENT, HpuCheck, Lab, LineFinding, Outcome, Verdict

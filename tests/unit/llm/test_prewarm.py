@@ -11,7 +11,7 @@ import pytest
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.entries import DecodeEntry, Entry, MhcEntry, PromptEntry
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.llm.hyper_connections import SplitCounter, prewarm
+from aotgaudi.llm.prewarm import SplitCounter, prewarm
 from aotgaudi.llm.running import SplitCounts
 
 CLASSES = ((64, 4), (128, 2), (160, 1))
