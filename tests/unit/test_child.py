@@ -16,6 +16,7 @@ from aotgaudi.child import python_command
 from tests.planted import plant, sources
 
 ARGUMENTS: dict[str, list[str]] = {
+    "aotgaudi.backends.hpu.frontend": ["result.json"],
     "aotgaudi.bench.floor": ["no bundle", "no model"],
     "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],
     "aotgaudi.compile.ray": ["1"],

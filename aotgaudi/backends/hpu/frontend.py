@@ -118,4 +118,6 @@ def main() -> None:
         }
     except (TargetError, CompileError) as error:
         found = {"problem": str(error), "is_unstable": isinstance(error, CompileError)}
+    except ImportError as error:
+        found = {"problem": f"target: the bridge cannot be imported: {error}", "is_unstable": False}
     Path(sys.argv[1]).write_text(json.dumps(found), encoding="utf-8")

@@ -244,7 +244,7 @@ MISUSES: dict[str, tuple[Callable[[Place], list[Any]], str]] = {
     "binary JSON": (file_with("bad.json", b"\xff\xfe"), "bad.json: is not JSON"),
     "JSON of something else": (file_with("bad.json", b"[1]"), "bad.json: is [1] (should be an object)"),
     "manifest edited by hand": (edited_manifest, "a manifest is not edited: change its spec"),
-    "backend hpu": (spec_with('backend = "fake"', 'backend = "hpu"'), "(available: cpu, fake)"),
+    "backend hpu": (spec_with('backend = "fake"', 'backend = "hpu"'), "'hpu' cannot be compiled for here"),
     "two devices": (
         spec_with("[target]", "[parallel]\ntensor_parallel_size = 2\n[target]"),
         "parallel.tensor_parallel_size: is 2, which the fake backend cannot build (one device, ",
@@ -263,7 +263,7 @@ MISUSES: dict[str, tuple[Callable[[Place], list[Any]], str]] = {
         ),
         "model.config.quantization_config: says that the checkpoint is quantized, which the fake backend cannot build",
     ),
-    "backend cuda": (spec_with('backend = "fake"', 'backend = "cuda"'), "(available: cpu, fake)"),
+    "backend cuda": (spec_with('backend = "fake"', 'backend = "cuda"'), "(available: cpu, hpu, fake)"),
     "unknown backend": (spec_with('backend = "fake"', 'backend = "tpu"'), "target.backend: is 'tpu'"),
     "unknown entry": (
         lambda place: ["cache", place.spec, "--entry", "zz"],

@@ -119,7 +119,11 @@ def other_value(table: SpecValue, name: str) -> Any:
         case tuple():
             return value[:-1] if value else ("1x1",)
         case None:
-            return _present(str(annotation))
+            parts = [part for part in typing.get_args(annotation) if hasattr(part, "model_fields")]
+            tables = [
+                part for part in parts if not any(one.is_required() for one in part.model_fields.values())
+            ]
+            return tables[0]() if tables else _present(str(annotation))
     raise AssertionError(f"{name}: no other value for {value!r}")
 
 
@@ -150,6 +154,7 @@ PATHS = [path for path in leaves(SPEC) if path != ("model", "config")]
 IN_KEY = {
     "model.dtype": "model.model.dtype",
     "model.batch_invariant": "model.model.batch_invariant",
+    "model.pooler": "model.model.pooler.pooling_type",
     "limits.block_size": "limits.block_size",
     "target.execution_mode": "spec.target.execution_mode",
     **{

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from aotgaudi.entries import DecodeEntry, MhcEntry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.invariant import batch_invariant, linear, require_invariant, row_sum
@@ -145,10 +145,3 @@ def test_a_traced_step_leaves_no_sum_to_a_library(entry: PromptEntry | DecodeEnt
     assert products(is_invariant=True) == set()
     if not isinstance(entry, SamplerEntry):  # One operator, in either mode.
         assert products(is_invariant=False)
-
-
-def test_hyper_connections_are_refused() -> None:
-    spec = spec_of(reference("llama"), batch_invariant=True)
-
-    with pytest.raises(SpecError, match="by the number of tokens"):
-        trace(MhcEntry(4, 1, "attn"), spec.model, spec.limits)
