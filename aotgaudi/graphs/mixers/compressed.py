@@ -20,6 +20,7 @@ Formulas: transformers 5.23 (models/deepseek_v4/modeling_deepseek_v4.py), whose 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MethodType
@@ -147,7 +148,7 @@ def _angles(part: Any, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
-class CompressedState:
+class CompressedState(ABC):
     """What prompt and decode steps have in common: new rows are written, and entries made."""
 
     compressions: tuple[Compression | None, ...]
@@ -159,9 +160,9 @@ class CompressedState:
         layer = _Layer.of(self, call)
         return self.attend_over(call, layer)
 
+    @abstractmethod
     def attend_over(self, call: CompressedCall, layer: _Layer) -> Tensor:
         """Attends over a layer whose new rows are written. Returns [T, H, D]."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

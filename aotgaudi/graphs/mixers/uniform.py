@@ -8,6 +8,7 @@ blocks make the gathered keys of a block ready for a batched matrix product with
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def write_cache(cache: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) ->
     cache[:, blocks, :, offsets] = torch.stack([k_TKD, v_TKD], dim=1)
 
 
-class _State:
+class _State(ABC):
     """What the states of all steps do with a layer's call."""
 
     caches: Mapping[str, Tensor]
@@ -72,9 +73,9 @@ class _State:
         """Writes the new keys and values, and attends. Returns [1, T, H, D]."""
         return self.attend_heads(AttentionCall.of(call, self.caches))
 
+    @abstractmethod
     def attend_heads(self, call: AttentionCall) -> Tensor:
         """Does so for queries, keys and values by heads."""
-        raise NotImplementedError
 
 
 @dataclass
