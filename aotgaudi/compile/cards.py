@@ -17,16 +17,11 @@ from pathlib import Path
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.jobs import TraceJob
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
-from aotgaudi.errors import TargetError
 from aotgaudi.gaudi.environment import process_environment
-from aotgaudi.gaudi.identity import find_cards
+from aotgaudi.gaudi.identity import usable_modules
 
-_VISIBLE = "HABANA_VISIBLE_MODULES"
 _WITHOUT_BRIDGE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PT_HPU_AUTOLOAD": "0"}
 _POLL_SECONDS = 0.02
-
-Module = int | None
-"""A card's module id; None: any free card."""
 
 
 def local_pool(
@@ -42,27 +37,8 @@ def local_pool(
     return CardPool(scratch, num_workers, cache_dir, timeout_seconds)
 
 
-def visible_cards() -> tuple[Module, ...]:
-    """Returns the cards that this process may use: those that HABANA_VISIBLE_MODULES names, else all that are not busy.
-
-    Raises TargetError where there is none.
-    """
-    named = os.environ.get(_VISIBLE, "")
-    if named:
-        return tuple(int(part) for part in named.split(",") if part.strip().isdecimal())
-    inventory = find_cards()
-    inventory.device_type()
-    free = [card for card in inventory.cards if not card.is_busy]
-    if not free:
-        raise TargetError(f"target: all {len(inventory.cards)} cards of this machine are busy")
-    modules = tuple(card.module_id for card in free)
-    return (
-        modules if None not in modules else (None,)
-    )  # Without ids, one worker takes whichever card is free.
-
-
-def card_environment(directory: Path, module: Module) -> Mapping[str, str]:
-    """Returns the environment of a process that compiles on a card into `directory`."""
+def card_environment(directory: Path, module: int | None) -> Mapping[str, str]:
+    """Returns the environment of a process that compiles into `directory` on the card `module`; None: any free one."""
     return process_environment(os.environ, directory, module)
 
 
@@ -80,7 +56,7 @@ class CardPool:
         timeout_seconds: float,
     ) -> None:
         """Raises TargetError where no card can be used."""
-        self._cards, self._scratch, self._stack = visible_cards(), scratch, ExitStack()
+        self._cards, self._scratch, self._stack = usable_modules(os.environ), scratch, ExitStack()
         self._cache_dir, self._timeout_seconds = cache_dir, timeout_seconds
         self._tracing = LocalPool(
             num_tracing,

@@ -7,18 +7,20 @@ compiles is recorded for the programs, and the round after that must find everyt
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
-from aotgaudi.compile.cards import card_environment, visible_cards
+from aotgaudi.compile.cards import card_environment
 from aotgaudi.compile.jobs import logged_errors
 from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, read_proof, record
 from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.workers import LocalPool
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CompileError, NotWarmError
+from aotgaudi.gaudi.identity import usable_modules
 from aotgaudi.gaudi.recipes import RecipeName, materialise
 from aotgaudi.graphs.program import Program
 from aotgaudi.store.cas import ObjectStore
@@ -151,7 +153,7 @@ def _round(
             log_path=store.root / "logs" / "proof.log",
             lower=store.lower,
         )
-        environment = card_environment(directory, visible_cards()[0])
+        environment = card_environment(directory, usable_modules(os.environ)[0])
         try:
             with LocalPool(
                 1, store.root / "toolcache", timeout_seconds=timeout_seconds, environment=environment

@@ -198,6 +198,9 @@ def python_version() -> str:
 DeviceType = Literal["gaudi", "gaudi2", "gaudi3"]
 Source = Literal["pyhlml", "sysfs", "hl-smi"]
 
+MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
+"""Lists the cards that a process may use, by their module ids."""
+
 VENDOR = "0x1da3"
 """Habana Labs, in the PCI database."""
 
@@ -246,6 +249,25 @@ class Inventory:
                 " show one with HABANA_VISIBLE_DEVICES"
             )
         return types[0]
+
+
+def usable_modules(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[int | None, ...]:
+    """Returns the module ids of the cards that a process with this environment may use; None: any free one.
+
+    They are those that ``HABANA_VISIBLE_MODULES`` lists, if it lists numbers, else those of all cards that are not busy.
+
+    Raises:
+        TargetError: there is no such card, or there are two types of them.
+    """
+    listed = environ.get(MODULES_VARIABLE, "").replace(",", " ").split()
+    if listed and all(map(str.isdecimal, listed)):
+        return tuple(map(int, listed))
+    inventory = find_cards(root)
+    inventory.device_type()
+    modules = tuple(card.module_id for card in inventory.cards if not card.is_busy)
+    if not modules:
+        raise TargetError(f"target: all {len(inventory.cards)} cards of this machine are busy")
+    return modules if None not in modules else (None,)
 
 
 def device_type_of(name: str) -> DeviceType | None:

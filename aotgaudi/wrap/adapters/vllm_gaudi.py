@@ -21,13 +21,22 @@ from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import CompileError, SpecError, TargetError, counted, shown, store_error
 from aotgaudi.gaudi.environment import (
     CACHE_VARIABLE,
+    CARD_VARIABLES,
     NEUTRAL,
     RECIPE_RULES,
     may_change_code,
     sealed_setting,
     sealed_variables,
 )
-from aotgaudi.gaudi.identity import SYSTEM_LIBRARIES, DigestMemory, Installation, LibraryDigests, find_cards
+from aotgaudi.gaudi.identity import (
+    MODULES_VARIABLE,
+    SYSTEM_LIBRARIES,
+    DigestMemory,
+    Installation,
+    LibraryDigests,
+    find_cards,
+    usable_modules,
+)
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
 from aotgaudi.wrap.adapters.base import (
     SHAPES_FOLDER,
@@ -112,7 +121,6 @@ RECIPES = "cache/hpu"
 METRICS = "tmp/hpu-metrics.json"
 """Where the bridge writes its counters when a process ends (``saver.py``)."""
 
-_MODULES = "HABANA_VISIBLE_MODULES"
 _FORCED_AOT = "VLLM_FORCE_AOT_LOAD"
 _ROOTS_OF_OTHER_DEVICES = frozenset(
     {"CUDA_CACHE_PATH", "FLASHINFER_WORKSPACE_BASE", "CUTE_DSL_CACHE_DIR", "AITER_JIT_DIR"}
@@ -245,25 +253,21 @@ class VllmGaudi(Vllm):
         return tuple({**files, FILE: text} for text in cut_bucket_file(files[FILE], num))
 
     def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns the variables of as many servers as there are cards for, a card for each rank (K-25: both variables).
+        """Returns the variables of as many servers as there are cards for, a card for each rank.
 
-        The cards are those of ``HABANA_VISIBLE_MODULES``, if that lists any, else those that the driver shows.
+        A server of one rank gets both variables that name a card (K-25). If cards have no ids, there is one server.
         """
-        listed = environ.get(_MODULES, "").replace(",", " ").split()
-        if not listed or not all(map(str.isdecimal, listed)):
-            shown = (card.module_id for card in find_cards().cards)
-            listed = [str(number) for number in shown if number is not None]
-        ranks = math.prod(launch.world.values())
-        groups = [listed[first : first + ranks] for first in range(0, len(listed) - ranks + 1, ranks)]
+        modules, ranks = usable_modules(environ), math.prod(launch.world.values())
+        if modules == (None,):
+            return ({},)
+        groups = [modules[first : first + ranks] for first in range(0, len(modules) - ranks + 1, ranks)]
         if not groups:
             raise TargetError(
-                f"--shards: a server has {counted(ranks, 'rank')}, and {counted(len(listed), 'card')} can be used"
-                f" ({_MODULES} lists others)"
+                f"--shards: a server has {counted(ranks, 'rank')}, and {counted(len(modules), 'card')} can be used"
+                f" ({MODULES_VARIABLE} lists others)"
             )
-        return tuple(
-            {_MODULES: ",".join(group), **({"HLS_MODULE_ID": group[0]} if ranks == 1 else {})}
-            for group in groups
-        )
+        names = CARD_VARIABLES if ranks == 1 else (MODULES_VARIABLE,)
+        return tuple(dict.fromkeys(names, ",".join(map(str, group))) for group in groups)
 
     def settle(self, root: Path) -> None:
         """Puts the recipe caches in order, after the server has ended. Raises CompileError for a truncated recipe."""

@@ -21,6 +21,7 @@ from aotgaudi.gaudi.identity import (
     device_type_of,
     device_type_of_pci,
     find_cards,
+    usable_modules,
 )
 
 
@@ -314,6 +315,31 @@ def test_the_tool_is_asked_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     assert found.source == "hl-smi"
     assert [(card.index, card.module_id) for card in found.cards] == [(0, 4), (1, None)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of other processes")
+@pytest.mark.parametrize(
+    ("listed", "modules"), [("4, 6", (4, 6)), ("2", (2,)), ("", (3,)), ("all", (3,)), (",", (3,))]
+)
+def test_cards_that_may_be_used_are_the_listed_ones_or_those_that_are_free(
+    tmp_path: Path, listed: str, modules: tuple[int, ...]
+) -> None:
+    accel(tmp_path, 0, module="3")
+    accel(tmp_path, 1, module="5")
+    (tmp_path / "proc/77/fd").mkdir(parents=True)
+    (tmp_path / "proc/77/fd/5").symlink_to("/dev/accel/accel1")
+
+    assert usable_modules({"HABANA_VISIBLE_MODULES": listed}, tmp_path) == modules
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root sees the files of other processes")
+def test_without_a_free_card_none_may_be_used(tmp_path: Path) -> None:
+    accel(tmp_path, 1)
+    (tmp_path / "proc/77/fd").mkdir(parents=True)
+    (tmp_path / "proc/77/fd/5").symlink_to("/dev/accel/accel1")
+
+    with pytest.raises(TargetError, match="all 1 cards of this machine are busy"):
+        usable_modules({}, tmp_path)
 
 
 @pytest.mark.parametrize("text", ["exit 3", "echo nothing", "echo; exit 0"])
