@@ -11,8 +11,6 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from time import perf_counter
 
-import torch
-
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.entries import DecodeEntry, Entry, MhcEntry, PromptEntry
 from aotgaudi.llm.running import SplitCounts
@@ -40,7 +38,7 @@ def prewarm(entries: Iterable[Entry], program: Callable[[Entry], BoundProgram | 
         if bound is None:
             continue
         begin = perf_counter()
-        bound.run([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in bound.inputs])
+        bound.run_on_zeros()
         seconds = perf_counter() - begin
         logger.info(
             "MHC prewarm path=%s num_tokens=%d completed in %.3fs", entry.sublayer, entry.num_tokens, seconds

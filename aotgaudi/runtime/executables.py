@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Optional
 
+import torch
 from torch import Tensor
 
 from aotgaudi.backends.base import Executable, HostPlacement, Placement, Plan, RunPlan, Step
@@ -73,6 +74,10 @@ class BoundProgram:
         self._hidden = _hidden_slot(program, numbers)
         self.run: Callable[[Sequence[Tensor]], list[Tensor]] = join(self._plan) or self._run
         """Runs the program on the step's tensors, in the order of `inputs`. Returns its outputs."""
+
+    def run_on_zeros(self) -> None:
+        """Runs the program on zeros, for what a first run does besides."""
+        self.run([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in self.inputs])
 
     @property
     def has_head(self) -> bool:

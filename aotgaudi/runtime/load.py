@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
@@ -195,9 +194,7 @@ class Loader:
     def rehearse(self, table: ExecutableTable, block_size: int) -> None:
         """Runs every program of `table` as the device needs before anything is served; see `Runtime.rehearse`."""
         placement = self._runtime.placement
-        self._runtime.rehearse(
-            {str(entry): partial(_run_on_zeros, program) for entry, program in table.programs()}
-        )
+        self._runtime.rehearse({str(entry): program.run_on_zeros for entry, program in table.programs()})
         for cache in table.caches:  # What a rehearsal has written there may be NaN, and padding reads it.
             placement.clear(cache, [0], block_size)
 
@@ -261,10 +258,6 @@ class Loader:
             ),
             num_blocks=self._num_blocks,
         )
-
-
-def _run_on_zeros(program: BoundProgram) -> None:
-    program.run([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in program.inputs])
 
 
 def _num_bytes(shape: Iterable[int], dtype: str) -> int:

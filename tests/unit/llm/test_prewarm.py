@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,10 +13,18 @@ from aotgaudi.entries import DecodeEntry, Entry, MhcEntry, PromptEntry
 from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.llm.prewarm import SplitCounter, prewarm
 from aotgaudi.llm.running import SplitCounts
+from aotgaudi.runtime.executables import BoundProgram
 
 CLASSES = ((64, 4), (128, 2), (160, 1))
 MHC = tuple(MhcEntry(tokens, n, sublayer) for tokens, n in CLASSES for sublayer in ("attn", "ffn"))
 SPLITS = StepSplits("sglang-pr25810", 4, 512, 4)
+
+
+class Bound(BoundProgram):
+    """A program of one input."""
+
+    def __init__(self, spec: TensorSpec, run: Callable[[Any], Any]) -> None:
+        self.inputs, self.run = (spec,), run
 
 
 class Programs:
@@ -33,7 +41,7 @@ class Programs:
         def run(inputs: Any) -> None:
             self.ran.append((entry, tuple(inputs[0].shape), float(inputs[0].abs().sum())))
 
-        return SimpleNamespace(inputs=(spec,), run=run)
+        return Bound(spec, run)
 
 
 def test_every_program_runs_once_on_zeros_and_the_log_has_the_lines_of_the_server_named(
