@@ -22,7 +22,7 @@ from aotgaudi.errors import RequestError, shortened
 from aotgaudi.llm.tokenizer import Tokenizer
 
 _LIMITS: Mapping[str, Any] = {
-    "initial_lexer_fuel": 200_000,
+    "initial_lexer_fuel": 100_000,  # At most 18 MB. An enum of 5,000 texts takes half of it.
     "step_lexer_fuel": 50_000,
     "max_lexer_states": 25_000,  # Of 1 to 2 kB.
     "max_grammar_size": 200_000,
@@ -123,6 +123,7 @@ class GrammarCompiler:
             eos_token_ids: What ends a sequence.
         """
         self._unusable = ""
+        self._is_trial = isinstance(tokenizer, _Bytes)
         self._limits = llguidance.LLParserLimits(**_LIMITS)
         self._kept: dict[StructuredOutputs, llguidance.LLMatcher] = {}  # The last used one comes last.
         if not eos_token_ids:
@@ -146,8 +147,8 @@ class GrammarCompiler:
     def over_bytes(cls, tokenizer: Tokenizer) -> GrammarCompiler:
         """Returns a compiler that is ready at once and refuses what that of the model refuses.
 
-        The model's own refuses more where its tokens lack bytes, or where the library cannot use its tokenizer. Matchers
-        are of no use for the model's tokens.
+        It tries a first token, too. The model's own refuses more where its tokens lack bytes, or where the library cannot
+        use its tokenizer. Matchers are of no use for the model's tokens.
         """
         eos_token_ids = sorted(tokenizer.eos_token_ids)
         return cls(_Bytes(tokenizer, eos_token_ids), None, eos_token_ids)
@@ -172,12 +173,15 @@ class GrammarCompiler:
         return self._matcher(outputs)
 
     def _compiled(self, outputs: StructuredOutputs) -> llguidance.LLMatcher:
-        matcher = self._matcher(outputs)
+        matcher = judged = self._matcher(outputs)
         if not matcher.is_error():
-            matcher.compute_bitmask()  # Here a grammar without any text is found out.
-        if matcher.is_error():
+            bits = matcher.compute_bitmask()  # Here a grammar without any text is found out,
+            if self._is_trial and not matcher.is_error():
+                judged = matcher.deep_copy()
+                _take_first(judged, bits)  # and here one whose states multiply at once.
+        if judged.is_error():
             place = _place_of(json.loads(outputs.json or "0"), self._mistake)
-            raise _refusal(f"cannot be used{place}: {_said(matcher)}")
+            raise _refusal(f"cannot be used{place}: {_said(judged)}")
         return matcher
 
     def _matcher(self, outputs: StructuredOutputs) -> llguidance.LLMatcher:
@@ -210,6 +214,13 @@ class LaterGrammars:
     def compile(self, outputs: StructuredOutputs) -> GrammarMatcher:
         """As of `GrammarCompiler`, for which it may wait."""
         return self._compiler.result().compile(outputs)
+
+
+def _take_first(matcher: llguidance.LLMatcher, bits: bytes) -> None:
+    """Takes the first token that may come."""
+    first = next((8 * at + (byte & -byte).bit_length() - 1 for at, byte in enumerate(bits) if byte), None)
+    if first is not None and matcher.consume_token(first) and not matcher.is_stopped():
+        matcher.compute_bitmask()
 
 
 def _grammar_of(outputs: StructuredOutputs) -> str:

@@ -165,6 +165,13 @@ def test_what_is_checked_over_bytes_is_refused_as_over_the_models_tokens(given: 
     assert said(over_bytes) == said(GrammarCompiler(with_merges().to_str(), None, [0]))
 
 
+@pytest.mark.parametrize("regex", ["((a{1000}){1000}){1000}", "(a?){500}a{500}"])
+def test_a_worker_refuses_what_would_fail_at_its_first_token(regex: str) -> None:
+    over_bytes = GrammarCompiler.over_bytes(Tokenizer(with_merges(), [0]))
+    with pytest.raises(RequestError, match="too many expressions"):
+        over_bytes.compile(StructuredOutputs(regex=regex))
+
+
 def _chain(kind: str, num: int) -> dict[str, Any]:
     """A schema that doubles at each step."""
     steps = {f"d{i}": {kind: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(num)}
