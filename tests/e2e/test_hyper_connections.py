@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -187,6 +188,36 @@ def test_there_are_as_many_artifacts_as_classes_and_every_step_calls_its_own(pla
                 **dict.fromkeys(CLASSES, 0),
                 n_splits: 2 * CONFIG["num_hidden_layers"],
             }
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "classes"),
+    [
+        ("num_sms = 4", "num_sms = 2", {1: 160, 2: 64}),
+        ('rule = "sglang-pr25810"', 'rule = "one"', {1: 160}),
+    ],
+)
+def test_other_classes_need_other_steps_and_no_other_unit(
+    was: str, now: str, classes: dict[int, int], place: Workplace, tmp_path: Path
+) -> None:
+    spec = place.folder / f"{len(classes)}-classes.toml"
+    spec.write_text(SPEC.replace(was, now), encoding="utf-8")
+    bundle = tmp_path / "other.bundle"
+
+    cached = place.run("build", "cache", spec, "--store", place.store, "--json")
+    sealed = place.run("build", "bundle", spec, "-o", bundle, "--store", place.store)
+
+    assert (cached.returncode, sealed.returncode) == (0, 0), cached.stderr + sealed.stderr
+    assert json.loads(cached.stdout)["num_compiled"] == 0
+    old, new = open_bundle(place.bundle), open_bundle(bundle)
+    assert {e.n_splits: e.num_tokens for e in new.manifest.entries if isinstance(e, MhcEntry)} == classes
+    for entry in new.manifest.entries:
+        if isinstance(entry, (PromptEntry, DecodeEntry)):
+            before, after = (set(b.program(entry.id).unit_keys()) for b in (old, new))
+            is_of_another_class = entry.num_tokens < 160
+            programs = {b.require_programs().programs[entry.id] for b in (old, new)}
+            assert len(programs) == 1 + is_of_another_class
+            assert len(after - before) == is_of_another_class  # The hyper-connections, of one unit.
 
 
 def test_a_checkpoint_in_its_published_form_is_refused_with_what_converts_it(place: Workplace) -> None:
