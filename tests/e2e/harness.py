@@ -37,7 +37,7 @@ MAX_MODEL_LEN = 64
 VOCAB_SIZE = 512
 START_TIMEOUT_SECONDS = 90.0
 STOP_TIMEOUT_SECONDS = 60.0
-REQUEST_TIMEOUT_SECONDS = 120.0
+REQUEST_TIMEOUT_SECONDS = 240.0
 PACKAGE_ROOT = str(Path(aotgaudi.__file__).parents[1])
 """Children run elsewhere, and must run the same code whether or not it is installed."""
 
