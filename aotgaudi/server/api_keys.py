@@ -1,7 +1,7 @@
 """Which requests need an API key, and whether they carry one.
 
-Every path needs a key, also one that is added later, but for `OPEN_PATHS`: probes and scrapers, and the dashboard's page, to
-which a browser cannot send a key. These answer nothing that clients sent or got.
+Every path needs a key, also one that is added later, but for `OPEN_PATHS`: probes and scrapers, the API's description, and
+the pages for people, since a browser cannot send a key. These answer nothing that clients sent or got.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aotgaudi.errors import RequestError
 from aotgaudi.server.boundary import answer_error
 
-OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics", "/version", "/dashboard"})
-_OPEN_FOLDER = "/dashboard/"
+OPEN_PATHS = frozenset(
+    {"/health", "/live", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"}
+)
+_OPEN_FOLDERS = ("/docs/", "/dashboard/")
 _SCHEME = "bearer"
 
 
@@ -54,4 +56,4 @@ class KeyCheck:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+    return path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)

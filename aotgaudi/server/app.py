@@ -14,6 +14,7 @@
 ``GET /ping``, ``POST /ping``          as ``/health``, for SageMaker
 ``GET /load``                          how many answers are being made or wait
 ``GET /openapi.json``                  this API in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)
+``GET /docs``                          a page that shows this description
 ``GET /dashboard``                     a page that shows the running server, with ``--dashboard``
 =====================================  ====================================================================
 """
@@ -49,7 +50,6 @@ from aotgaudi.server.boundary import (
     answer_error,
     answer_id,
 )
-from aotgaudi.server.dashboard.routes import dashboard_routes
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
 from aotgaudi.server.http import (
@@ -61,6 +61,7 @@ from aotgaudi.server.http import (
 )
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
+from aotgaudi.server.pages.routes import dashboard_routes, docs_routes
 from aotgaudi.server.preprocess.body import Body
 from aotgaudi.server.preprocess.embedding_request import EmbeddingRequest, embedding_item
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
@@ -111,7 +112,7 @@ def create_app(
 
     A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
     """
-    routes = _routes(Api(service, root_path))
+    routes = [*_routes(Api(service, root_path)), *docs_routes()]
     if observability.dashboard:
         routes += dashboard_routes(service)
     log = AccessLog(service.now) if observability.access_log else None

@@ -64,9 +64,7 @@ def test_each_key_lets_a_request_in(guarded: TestClient, key: str, scheme: str) 
         "Bearer \xff",
     ],
 )
-@pytest.mark.parametrize(
-    "path", ["/v1/models", "/v1/completions", "/openapi.json", "/tokenize", "/no/such/path"]
-)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/no/such/path"])
 def test_a_request_without_a_key_is_refused_in_the_form_of_openai(
     guarded: TestClient, path: str, header: str | None
 ) -> None:
@@ -80,9 +78,13 @@ def test_a_request_without_a_key_is_refused_in_the_form_of_openai(
 
 
 @pytest.mark.parametrize(
-    "path", ["/health", "/ready", "/metrics", "/version", "/dashboard", "/dashboard/data"]
+    "path",
+    [
+        *("/health", "/ready", "/metrics", "/version", "/dashboard", "/dashboard/data"),
+        *("/docs", "/docs/docs.js", "/openapi.json"),
+    ],
 )
-def test_probes_and_scrapers_need_no_key(guarded: TestClient, path: str) -> None:
+def test_probes_scrapers_and_pages_need_no_key(guarded: TestClient, path: str) -> None:
     assert guarded.get(path).status_code == 200
 
 

@@ -1,9 +1,9 @@
-"""The dashboard: its routes, and what it shows as one JSON value. The page computes rates from two of them.
+"""The pages for people: the API's description, and the dashboard with what it shows as one JSON value.
 
-Page, style and script are files of this package, read before the server listens. The page loads nothing from elsewhere, and
+Pages, style and scripts are files of this package, read before the server listens. A page loads nothing from elsewhere, and
 its policy allows it nothing else: no inline script or style, no frame around it. It shows everything it is told as text. Its
 answers pass the same check of ``Host`` as all others, so no other site's page can read them. Everybody who can reach the
-server may see it, as with ``/metrics``.
+server may see them, as with ``/metrics``. The dashboard computes rates from two of its values.
 """
 
 from __future__ import annotations
@@ -125,13 +125,11 @@ _HEADERS = MappingProxyType(
         "Cache-Control": "no-store",
     }
 )
-_FILES = MappingProxyType(
-    {
-        "/dashboard": ("page.html", "text/html; charset=utf-8"),
-        "/dashboard/page.css": ("page.css", "text/css; charset=utf-8"),
-        "/dashboard/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    }
-)
+
+
+def docs_routes() -> list[Route]:
+    """Returns the routes of the page that shows ``/openapi.json``."""
+    return _page_routes("docs")
 
 
 def dashboard_routes(service: Service) -> list[Route]:
@@ -141,8 +139,15 @@ def dashboard_routes(service: Service) -> list[Route]:
         await service.refresh()
         return JSONResponse(dashboard_document(service), headers=_HEADERS)
 
-    pages = [_file_route(path, name, media_type) for path, (name, media_type) in _FILES.items()]
-    return [*pages, Route("/dashboard/data", data, include_in_schema=False)]
+    return [*_page_routes("dashboard"), Route("/dashboard/data", data, include_in_schema=False)]
+
+
+def _page_routes(name: str) -> list[Route]:
+    return [
+        _file_route(f"/{name}", f"{name}.html", "text/html; charset=utf-8"),
+        _file_route(f"/{name}/{name}.js", f"{name}.js", "text/javascript; charset=utf-8"),
+        _file_route(f"/{name}/page.css", "page.css", "text/css; charset=utf-8"),
+    ]
 
 
 def _file_route(path: str, name: str, media_type: str) -> Route:

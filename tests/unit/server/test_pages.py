@@ -16,12 +16,13 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.dashboard.routes import MAX_ENTRIES
 from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.options import Observability
+from aotgaudi.server.pages.routes import MAX_ENTRIES
 from aotgaudi.server.service import Service
 
-FILES = ("/dashboard", "/dashboard/page.css", "/dashboard/page.js")
+DASHBOARD = ("/dashboard", "/dashboard/page.css", "/dashboard/dashboard.js")
+FILES = (*DASHBOARD, "/docs", "/docs/page.css", "/docs/docs.js")
 PATHS = (*FILES, "/dashboard/data")
 SHOWN = Observability(dashboard=True)
 
@@ -31,8 +32,8 @@ def shown(service: Service) -> TestClient:
     return TestClient(create_app(service, observability=SHOWN))
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_it_is_not_there_unless_asked_for(client: TestClient, path: str) -> None:
+@pytest.mark.parametrize("path", [*DASHBOARD, "/dashboard/data"])
+def test_the_dashboard_is_not_there_unless_asked_for(client: TestClient, path: str) -> None:
     assert client.get(path).status_code == 404
 
 
@@ -59,11 +60,12 @@ def test_its_files_name_no_other_place_and_need_no_exception_of_the_policy(
     others = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"']*", text)) - {"http://www.w3.org/2000/svg"}
     assert others == set(), "but for SVG's own name"
     assert "@import" not in text
-    assert not re.search(r"<script(?![^>]*src=)|<style| style=| on\w+=", text) or path != "/dashboard"
+    assert not re.search(r"<script(?![^>]*src=)|<style| style=| on\w+=", text) or path.count("/") > 1
 
 
-def test_its_script_puts_nothing_into_the_page_as_markup(shown: TestClient) -> None:
-    script = shown.get("/dashboard/page.js").text
+@pytest.mark.parametrize("path", ["/dashboard/dashboard.js", "/docs/docs.js"])
+def test_its_script_puts_nothing_into_the_page_as_markup(shown: TestClient, path: str) -> None:
+    script = shown.get(path).text
 
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):
         assert word not in script
@@ -125,5 +127,7 @@ def test_entries_have_their_figures_and_the_rest_is_one_row(
 def test_it_is_in_no_description_and_counted_by_its_routes(shown: TestClient) -> None:
     shown.get("/dashboard")
 
-    assert not [path for path in shown.get("/openapi.json").json()["paths"] if "dashboard" in path]
+    assert not [
+        path for path in shown.get("/openapi.json").json()["paths"] if "dashboard" in path or "docs" in path
+    ]
     assert 'aotgaudi_requests_total{endpoint="/dashboard",status="200"} 1.0' in shown.get("/metrics").text

@@ -1,4 +1,4 @@
-"""The dashboard of a real server, guard and all, in a real headless browser."""
+"""The pages of a real server, guard and all, in a real headless browser."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_it_asks_its_own_server_alone(page: Page, server: Server) -> None:
     requests = page.requests()
 
     assert {url.removeprefix(server.base_url) for url in requests} == {
-        *("/dashboard/page.css", "/dashboard/page.js", "/dashboard/data")
+        *("/dashboard/page.css", "/dashboard/dashboard.js", "/dashboard/data")
     }
 
 
@@ -135,3 +135,21 @@ def test_the_guard_counts_nothing_and_the_log_is_json_to_its_last_line(page: Pag
     (first,) = [line for line in lines if line.get("generated_tokens") == 8][:1]
     assert first["path"] == "/v1/completions"
     assert not [line for line in lines if line.get("path") == "/dashboard/data"]
+
+
+def test_the_description_of_the_api_shows_every_field_and_links_to_what_it_names(
+    browser: Browser, server: Server
+) -> None:
+    api: dict[str, Any] = server.client.get("/openapi.json").json()
+    page = browser.open(f"{server.base_url}/docs")
+    until(page, f"document.querySelector('#state').innerText === '{len(api['paths'])} paths.'")
+
+    assert page.complaints() == []
+    titles = page.value("Array.from(document.querySelectorAll('h2 > code'), e => e.textContent)")
+    assert titles == [f"{m.upper()} {path}" for path, methods in api["paths"].items() for m in methods]
+    names = set(page.value("Array.from(document.querySelectorAll('dt'), e => e.textContent)"))
+    schemas = api["components"]["schemas"]
+    assert names == {name for schema in schemas.values() for name in schema.get("properties", {})}
+    broken = "Array.from(document.querySelectorAll('a[href^=\"#\"]')).filter(a => !document.getElementById(a.hash.slice(1)))"
+    assert page.value(f"{broken}.length") == 0
+    assert "undefined" not in str(page.value("document.body.textContent"))
