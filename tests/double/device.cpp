@@ -3,18 +3,23 @@
 // An operator that Python calls on such tensors runs on CPU tensors that alias their memory, so views, in-place
 // operators, storage offsets and data pointers are real; mixing devices is refused. What the device is documented to do
 // otherwise is done here too: integers of 64 bits keep 32, doubles are floats (D-16), memory has a limit (D-22), one
-// process holds a card (D-20), and an operator outside a compiled cluster is compiled by itself (D-15).
+// process holds a card (D-20), and an operator outside a compiled cluster is compiled by itself (D-15). Indices are not
+// checked (D-27). Random numbers are drawn by generators of the device (D-30).
 //
-// Source, of the bridge: create_tensor.cpp and tensor_utils.cpp:390 (D-16), device.cpp:388-492 (D-20), habana_eager (D-15).
+// Source, of the bridge: create_tensor.cpp and tensor_utils.cpp:390 (D-16), device.cpp:388-492 (D-20), habana_eager (D-15),
+// HPUHooksInterface.cpp (D-30).
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/HPUHooksInterface.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/where.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
@@ -129,6 +134,52 @@ C10_REGISTER_GUARD_IMPL(HPU, Guard)
 
 const auto kKeys = c10::DispatchKeySet(c10::DispatchKey::HPU);
 
+// D-30: a generator of the device. One of the CPU draws its numbers, which are not those of a card.
+struct Generator final : c10::GeneratorImpl {
+  explicit Generator(at::Generator drawing)
+      : c10::GeneratorImpl(c10::Device(kHPU, 0), kKeys), drawing(std::move(drawing)) {}
+  void set_current_seed(uint64_t seed) override { drawing.set_current_seed(seed); }
+  void set_offset(uint64_t offset) override { drawing.set_offset(offset); }
+  uint64_t get_offset() const override { return drawing.get_offset(); }
+  uint64_t current_seed() const override { return drawing.current_seed(); }
+  uint64_t seed() override { return drawing.seed(); }
+  void set_state(const c10::TensorImpl& state) override { drawing.unsafeGetGeneratorImpl()->set_state(state); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return drawing.unsafeGetGeneratorImpl()->get_state();
+  }
+  Generator* clone_impl() const override { return new Generator(drawing.clone()); }
+  at::Generator drawing;
+};
+
+at::Generator new_generator() { return at::make_generator<Generator>(at::detail::createCPUGenerator()); }
+
+const at::Generator& default_generator() {
+  static const auto generator = at::make_generator<Generator>(at::detail::getDefaultCPUGenerator());
+  return generator;
+}
+
+// What torch asks of the device by itself. Host memory is never pinned.
+struct HPUHooks final : at::HPUHooksInterface {
+  explicit HPUHooks(at::HPUHooksArgs) {}
+  void init() const override { card.acquire(); }
+  bool hasHPU() const override { return true; }
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return deviceCount() > 0; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return card.module() >= 0; }
+  c10::DeviceIndex deviceCount() const override { return std::stoi(setting("AOTGAUDI_DOUBLE_CARDS", "1")) > 0; }
+  void setCurrentDevice(c10::DeviceIndex) const override {}
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex) const override { return 0; }
+  c10::Device getDeviceFromPtr(void*) const override { return c10::Device(kHPU, 0); }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  const at::Generator& getDefaultGenerator(c10::DeviceIndex) const override { return default_generator(); }
+  at::Generator getNewGenerator(c10::DeviceIndex) const override { return new_generator(); }
+};
+using at::HPUHooksRegistry;
+using at::RegistererHPUHooksRegistry;
+REGISTER_HPU_HOOKS(HPUHooks)  // By this name torch finds it.
+
 Tensor empty(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
              std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
   return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &allocator, kKeys, dtype.value_or(at::kFloat), format);
@@ -193,6 +244,20 @@ void compile_eagerly(const c10::FunctionSchema& schema, const std::vector<c10::I
     if (arg.isTensor() && arg.toTensor().defined()) key << ' ' << arg.toTensor().dtype() << arg.toTensor().sizes();
   std::lock_guard<std::mutex> held(eager_mutex);
   eager_cache.insert(key.str());
+}
+
+// D-27: indices are not checked, and negative ones count from the end; the CPU's operators refuse some.
+void wrap_indices(const std::string& name, torch::jit::Stack* stack, size_t first) {
+  static const std::set<std::string> indexed = {"aten::index_select", "aten::gather", "aten::index_copy",
+                                                "aten::index_copy_", "aten::index_add", "aten::index_add_"};
+  const bool is_embedding = name == "aten::embedding";
+  if (!is_embedding && !indexed.count(name)) return;
+  if (has_fault("checked-indices")) return;
+  auto& indices = (*stack)[first + (is_embedding ? 1 : 2)];
+  const auto& sized = (*stack)[first].toTensor();
+  const auto size = sized.dim() ? sized.size(is_embedding ? 0 : (*stack)[first + 1].toInt()) : 1;
+  const auto given = indices.toTensor();
+  indices = at::where(given.lt(0), given.add(size), given);
 }
 
 void push_results(const c10::FunctionSchema& schema, const std::vector<c10::IValue>& args,
@@ -261,12 +326,15 @@ void run_eagerly(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
       for (const c10::IValue& item : arg.toListRef())
         tensors.push_back(item.isNone() ? std::optional<Tensor>() : std::optional<Tensor>(alias_of(item.toTensor())));
       arg = tensors;
+    } else if (arg.isGenerator() && arg.toGenerator().device().type() == kHPU) {
+      arg = arg.toGenerator().get<Generator>()->drawing;
     } else if (arg.isDevice()) {
       wants_cpu = arg.toDevice().type() != kHPU;
       arg = c10::Device(at::kCPU);
     }
     torch::jit::push(*stack, arg);
   }
+  wrap_indices(schema.name(), stack, stack->size() - count);
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
   for (size_t i = 0; i < sources.size(); ++i) take_size(sources[i], aliases[i]);
   const auto num_results = schema.returns().size();
@@ -298,6 +366,7 @@ TORCH_LIBRARY(hpu_double, m) {
   m.def("as_hpu(Tensor cpu, Tensor[] sources) -> Tensor", [](const Tensor& cpu, const std::vector<Tensor>& sources) {
     return as_hpu(cpu, sources);
   });
+  m.def("default_generator() -> Generator?", []() { return std::optional<at::Generator>(default_generator()); });
   m.def("acquire() -> ()", []() { card.acquire(); });
   m.def("module() -> int", []() { return int64_t(card.module()); });
   m.def("eager_cache_size() -> int", []() { return int64_t(eager_cache.size()); });

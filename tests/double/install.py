@@ -20,6 +20,9 @@ from pathlib import Path
 _HERE = Path(__file__).parent
 _LIBRARY = "libhabana_pytorch2_plugin.so"
 _VERSIONS = {"1.19": "1.19.0.561", "1.24.1": "1.24.1.482"}
+_NO_COMPRESSOR = "0+aotgaudi.double"
+"""Intel's images have the quantizer, and vllm-gaudi asks for its version. The double has none, so it says a very old one."""
+_AUTOLOAD = "[torch.backends]\ndevice_backend = habana_frameworks.autoload:__autoload\n"
 _HL_SMI = """#!/bin/sh
 # The double's cards, as `hl-smi -Q index,name,module_id,bus_id -f csv,noheader,nounits` prints them.
 [ "${AOTGAUDI_DOUBLE_DEVICE:-gaudi2}" = gaudi3 ] && name=HL-325L || name=HL-225B
@@ -42,7 +45,8 @@ def install(folder: Path, profile: str) -> None:
         (package / "torch" / "lib").mkdir(exist_ok=True)
         shutil.copy(_library(folder.parent / ".device"), package / "torch" / "lib" / _LIBRARY)
         _write_system(made / "usr" / "lib" / "habanalabs")
-        _write_metadata(made / f"habana_torch_plugin-{version}.dist-info", version)
+        _write_metadata(made, "habana-torch-plugin", version, entry_points=_AUTOLOAD)
+        _write_metadata(made, "neural_compressor_pt", _NO_COMPRESSOR)
         tool = made / "bin" / "hl-smi"
         _made(tool.parent)
         tool.write_text(_HL_SMI, encoding="ascii")
@@ -81,15 +85,11 @@ def _write_system(folder: Path) -> None:
         (folder / name).write_bytes(f"double of {name}\n".encode())
 
 
-def _write_metadata(folder: Path, version: str) -> None:
-    _made(folder)
-    (folder / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: habana-torch-plugin\nVersion: {version}\n", encoding="ascii"
-    )
-    (folder / "entry_points.txt").write_text(
-        "[torch.backends]\ndevice_backend = habana_frameworks.autoload:__autoload\n", encoding="ascii"
-    )
-    (folder / "RECORD").write_text("", encoding="ascii")
+def _write_metadata(site: Path, name: str, version: str, entry_points: str = "") -> None:
+    folder = _made(site / f"{name.replace('-', '_')}-{version}.dist-info")
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    for file, content in (("METADATA", metadata), ("entry_points.txt", entry_points), ("RECORD", "")):
+        (folder / file).write_text(content, encoding="ascii")
 
 
 def main() -> None:

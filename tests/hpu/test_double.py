@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
 from aotgaudi.gaudi.environment import CACHE_VARIABLE
 from aotgaudi.gaudi.recipes import find_directories, scan
+from tests.environment import ROOT
 from tests.hpu.collecting import environment_of
 from tests.hpu.forks import start_probe
 
@@ -162,3 +165,37 @@ def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: P
 
     assert "Device acquire failed." in refused.problem
     assert replaced.is_whole, replaced.problem
+
+
+def test_models_find_kernels_streams_generators_and_a_world_of_one(newest: Path, tmp_path: Path) -> None:
+    """D-17, D-21, D-27 to D-31: what vllm-gaudi imports of the bridge, against what torch computes on the CPU."""
+    script = ROOT / "tests" / "hpu" / "bridge_modules.py"
+    environment = dict(environment_of(newest, tmp_path))
+    # A server compiles, and falls back.
+    for name in ("PT_HPU_DISALLOW_TORCH_COMPILE", "PT_HPU_USE_EAGER_FALLBACK"):
+        environment.pop(name, None)
+
+    done = subprocess.run(
+        [sys.executable, script], check=False, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    far = {name: value for name, value in seen.items() if isinstance(value, float)}
+    assert far.keys() == {
+        *("attention", "attention compiled", "norm", "norm compiled", "rotary", "rotary compiled"),
+        "rotary pairs",
+    }
+    assert max(far.values()) < 1e-5
+    assert {name: value for name, value in seen.items() if name not in far} == {
+        "grouped": [True, False, False],
+        "last rows": [[[4, 5]], [[4, 5]]],
+        "current stream": True,
+        "after it": True,
+        "copied": [0, 1, 2],
+        "in order": True,
+        "a generator": [True, False],
+        "the device's": [True, True],
+        "a sum": [1.0, 1.0],
+        "made": [2, 3],
+    }

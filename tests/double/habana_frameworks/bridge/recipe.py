@@ -77,7 +77,8 @@ class Recipe:
         sources = [arg for arg in args if isinstance(arg, torch.Tensor)]
         aliases = [torch.ops.hpu_double.as_cpu(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
         if flags.is_on("PT_COMPILE_ONLY_MODE"):  # D-17: nothing is computed, so no index can be out of range.
-            shapes = self._run([arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in aliases])
+            metas = [arg.to("meta") if isinstance(arg, torch.Tensor) else arg for arg in aliases]
+            shapes = self._run(metas, "meta")
             outputs = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype) for one in shapes]
             for output in outputs:
                 output.untyped_storage().fill_(_GARBAGE)
@@ -90,13 +91,13 @@ class Recipe:
             PERMUTED.update(dict.fromkeys(found, True))
         return found
 
-    def _run(self, args: Sequence[Any]) -> list[Any]:
+    def _run(self, args: Sequence[Any], device: str = "cpu") -> list[Any]:
         values: list[Any] = []
         inputs = iter(args)
         places = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
         workspace_bytes = 0
         for op, target, packed_args, packed_kwargs in self._content["nodes"]:
-            node_args, kwargs = _unpacked(packed_args, values), _unpacked(packed_kwargs, values)
+            node_args, kwargs = (_unpacked(packed, values, device) for packed in (packed_args, packed_kwargs))
             if op == "placeholder":
                 values.append(next(inputs))
             elif op == "output":
@@ -168,18 +169,18 @@ def _packed(value: Any, order: Mapping[fx.Node, int]) -> Any:
         return {"dict": {name: _packed(item, order) for name, item in value.items()}}
     for kind, of in _KINDS.items():
         if isinstance(value, of):
-            return {kind: "cpu" if kind == "device" else str(value).removeprefix("torch.")}
+            return {kind: "" if kind == "device" else str(value).removeprefix("torch.")}
     return value
 
 
-def _unpacked(value: Any, values: Sequence[Any]) -> Any:
+def _unpacked(value: Any, values: Sequence[Any], device: str) -> Any:
     if isinstance(value, list):
-        return [_unpacked(item, values) for item in value]
+        return [_unpacked(item, values, device) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == "node":
         return values[content]
     if kind == "dict":
-        return {name: _unpacked(item, values) for name, item in content.items()}
-    return torch.device(content) if kind == "device" else getattr(torch, content)
+        return {name: _unpacked(item, values, device) for name, item in content.items()}
+    return torch.device(device) if kind == "device" else getattr(torch, content)

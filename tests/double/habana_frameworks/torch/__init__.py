@@ -32,8 +32,10 @@ torch.ops.load_library(str(_HERE / "lib" / "libhabana_pytorch2_plugin.so"))
 
 atexit.register(lambda: [note(asked=name) for name in torch.ops.hpu_double.asked()])
 
+import habana_frameworks.torch.distributed.hccl  # noqa: E402
+import habana_frameworks.torch.hpex.kernels  # noqa: E402
+import habana_frameworks.torch.hpex.normalization  # noqa: E402
 from habana_frameworks.torch import hpu  # noqa: E402
-from habana_frameworks.torch.hpex.kernels import FusedSDPA as _  # noqa: E402
 
 torch._register_device_module("hpu", hpu)
 

@@ -6,17 +6,46 @@ import torch
 
 from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.bridge.profile import CARDS, DEVICE, PROFILE
-from habana_frameworks.torch.hpu import graphs, metrics
+from habana_frameworks.torch.hpu import graphs, metrics, random
 from habana_frameworks.torch.hpu.memory import mem_get_info, memory_stats
+from habana_frameworks.torch.hpu.random import (
+    default_generators,
+    get_rng_state,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    set_rng_state,
+)
+from habana_frameworks.torch.hpu.streams import (
+    Event,
+    Stream,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
 from habana_frameworks.torch.utils.internal import is_lazy
 
 __all__ = [
+    "Event",
+    "Stream",
     "current_device",
+    "current_stream",
+    "default_generators",
+    "default_stream",
     "device_count",
+    "get_rng_state",
+    "initial_seed",
     "is_available",
+    "manual_seed",
+    "manual_seed_all",
     "mem_get_info",
     "memory_stats",
     "metrics",
+    "random",
+    "set_rng_state",
+    "set_stream",
+    "stream",
     "synchronize",
 ]
 

@@ -1,0 +1,140 @@
+"""What a process with the double finds of the modules that models import: ``bridge_modules.py`` prints it as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.nn import functional
+
+
+def far(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Returns the largest difference. `found` must be of the device."""
+    assert found.device.type == "hpu"
+    return float((found.cpu() - wanted).abs().max())
+
+
+def on_hpu(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.to("hpu") for tensor in tensors]
+
+
+def kernels() -> Iterator[tuple[str, Any]]:
+    """D-21 and D-28, alone and compiled."""
+    from habana_frameworks.torch.hpex.kernels import FusedSDPA, RotaryPosEmbeddingMode, apply_rotary_pos_emb
+    from habana_frameworks.torch.hpex.kernels.FusedSDPA import is_gqa
+    from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
+
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    hidden, weight = torch.randn(2, 3, 8), torch.randn(8)
+    angles = torch.rand(4, 1, 4)
+    cos, sin = (torch.cat((half, half), -1) for half in (angles.cos(), angles.sin()))
+    heads = torch.randn(4, 2, 8)
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        options = (None, 0.0, True, None, "fast", True, None, "right", False, False, (-1, -1), None)
+        found: torch.Tensor = FusedSDPA.apply(*tensors, *options)
+        return found
+
+    def norm(data: torch.Tensor, gamma: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = FusedRMSNorm.apply(data, gamma, 1e-5)
+        return found
+
+    def rotate(p: torch.Tensor, c: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = apply_rotary_pos_emb(p, c, s, None, 0, RotaryPosEmbeddingMode.BLOCKWISE)
+        return found
+
+    attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    turned = torch.complex(heads[..., :4], heads[..., 4:]) * torch.complex(angles.cos(), angles.sin())
+    rotated = torch.cat((turned.real, turned.imag), -1)
+    rows = (
+        ("attention", attend, (q, k, v), attended),
+        ("norm", norm, (hidden, weight), functional.rms_norm(hidden, (8,), weight, 1e-5)),
+        ("rotary", rotate, (heads, cos, sin), rotated),
+    )
+    for name, function, inputs, wanted in rows:
+        yield name, far(function(*on_hpu(*inputs)), wanted)
+        compiled = torch.compile(function, backend="hpu_backend", dynamic=False)
+        yield f"{name} compiled", far(compiled(*on_hpu(*inputs)), wanted)
+    yield "grouped", [is_gqa(q, k), is_gqa(q, q), is_gqa(q, k[:, :1])]
+    pairs = (
+        torch.stack((cos[..., :4], cos[..., :4]), -1).flatten(-2),
+        torch.stack((sin[..., :4],) * 2, -1).flatten(-2),
+    )
+    interleaved = torch.stack((heads[..., :4], heads[..., 4:]), -1).flatten(-2)
+    mode = RotaryPosEmbeddingMode.PAIRWISE
+    found = apply_rotary_pos_emb(*on_hpu(interleaved, *pairs), None, 0, mode)
+    yield "rotary pairs", far(found, torch.stack((turned.real, turned.imag), -1).flatten(-2))
+
+
+def indices() -> Iterator[tuple[str, Any]]:
+    """D-27, outside graphs."""
+    table, last = torch.arange(6, device="hpu").view(3, 2), torch.tensor([-1], device="hpu")
+    yield "last rows", [table.index_select(0, last).tolist(), functional.embedding(last, table).tolist()]
+
+
+def streams() -> Iterator[tuple[str, Any]]:
+    """D-29."""
+    side = torch.hpu.Stream()
+    first, last = (torch.hpu.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    with torch.hpu.stream(side):
+        side.wait_stream(torch.hpu.default_stream())
+        yield "current stream", torch.hpu.current_stream() is side
+        copied = torch.arange(3, device="hpu").to("cpu", non_blocking=True)
+    last.record(side)
+    last.synchronize()
+    yield "after it", torch.hpu.current_stream() is torch.hpu.default_stream()
+    yield "copied", copied.tolist()
+    yield "in order", first.elapsed_time(last) >= 0
+
+
+def random_numbers() -> Iterator[tuple[str, Any]]:
+    """D-30."""
+
+    def drawn(generator: torch.Generator | None = None) -> list[float]:
+        found: list[float] = torch.empty(4, device="hpu").exponential_(generator=generator).cpu().tolist()
+        return found
+
+    seeded = [drawn(torch.Generator(device="hpu").manual_seed(seed)) for seed in (3, 3, 4)]
+    yield "a generator", [seeded[0] == seeded[1], seeded[0] == seeded[2]]
+    torch.hpu.random.manual_seed_all(5)
+    state, first = torch.hpu.get_rng_state(), drawn()
+    torch.hpu.set_rng_state(state)
+    again = drawn()
+    torch.manual_seed(5)
+    yield "the device's", [first == again, first == drawn()]
+
+
+def collectives() -> Iterator[tuple[str, Any]]:
+    """D-31."""
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("hccl", store=store, rank=0, world_size=1)
+    ones = torch.ones(2, device="hpu")
+    torch.distributed.all_reduce(ones)
+    torch.distributed.broadcast(ones, 0)
+    yield "a sum", ones.cpu().tolist()
+
+
+def compile_only() -> Iterator[tuple[str, Any]]:
+    """D-17, of a graph that makes tensors."""
+    from habana_frameworks.torch.internal.bridge_config import env_setting
+
+    with env_setting("PT_COMPILE_ONLY_MODE", True):
+        made = torch.compile(lambda x: x + torch.arange(3, device=x.device), backend="hpu_backend")
+        yield "made", list(made(torch.ones(2, 3, device="hpu")).shape)
+
+
+def main() -> None:
+    """Prints everything."""
+    with torch.inference_mode():
+        parts = (kernels(), indices(), streams(), random_numbers(), collectives(), compile_only())
+        found = {name: value for part in parts for name, value in part}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
