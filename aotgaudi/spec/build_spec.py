@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
-from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.defrag import DefragSpec, defragments_by_default
 from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
 from aotgaudi.spec.model import ModelSpec
@@ -74,6 +74,14 @@ class BuildSpec(SpecValue):
         is_open = "rule" not in self.mhc.model_fields_set and not self.mhc.enabled
         if is_open and self.has_own_steps and HyperConnections.of(self.model) is not None:
             object.__setattr__(self, "mhc", self.mhc.model_copy(update={"rule": "one"}))
+        return self
+
+    @model_validator(mode="after")
+    def _fill_defrag(self) -> BuildSpec:
+        """In our own engine's steps on a CPU nothing depends on block ids, so there the default moves no blocks."""
+        if "enabled" not in self.defrag.model_fields_set:
+            enabled = defragments_by_default(self.scheduler.engine, self.target.backend)
+            object.__setattr__(self, "defrag", self.defrag.model_copy(update={"enabled": enabled}))
         return self
 
     @property
@@ -159,7 +167,8 @@ class BuildSpec(SpecValue):
                 "another model",
             )
         plain = SamplerSpec(settings=default_settings("aotgaudi"))
-        for name, value, default in (("sampler", self.sampler, plain), ("defrag", self.defrag, DefragSpec())):
+        exchanges = DefragSpec(enabled=self.defrag.enabled)
+        for name, value, default in (("sampler", self.sampler, plain), ("defrag", self.defrag, exchanges)):
             if value != default:
                 raise SpecError(
                     name, 'is given, but model.runner is "pooling", which has no use for it', "leave it out"

@@ -14,7 +14,8 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 class DefragSpec(SpecValue):
     """The defragmenter. Defaults are vllm-gaudi's (vllm_gaudi/extension/defragmentation.py).
 
-    It acts when the highest block in use minus `threshold` exceeds the number of blocks in use.
+    It acts when the highest block in use minus `threshold` exceeds the number of blocks in use. `enabled`: where a spec
+    leaves it out, it follows the target (``defragments_by_default``).
     `padded_swaps`: the numbers of block exchanges that one step is padded to, ascending; more exchanges than
     the largest take several steps. `with_graphs` (VLLM_DEFRAG_WITH_GRAPHS, hpu targets only): the exchange is a
     captured graph.
@@ -34,3 +35,12 @@ class DefragSpec(SpecValue):
                 "defrag.padded_swaps", f"is {list(self.padded_swaps)}", "ascending sizes, each one once"
             )
         return self
+
+
+def defragments_by_default(engine: str, backend: str) -> bool:
+    """Returns whether the cache is defragmented where a spec does not say so.
+
+    Where decodes read up to the highest block in use, exchanges make them shorter. Our own engine's decodes on a CPU gather
+    their blocks, and read as many wherever those lie.
+    """
+    return (engine, backend) != ("aotgaudi", "cpu")

@@ -10,6 +10,7 @@ import tomli_w
 
 from aotgaudi.files import write_atomic
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.defrag import defragments_by_default
 from aotgaudi.spec.sampler import default_settings
 
 _ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")
@@ -43,8 +44,12 @@ def spec_tables(spec: BuildSpec) -> dict[str, Any]:
         tables.get("sampler", {}).pop("settings", None)
     else:
         tables.setdefault("sampler", {})["settings"] = spec.sampler.model_dump(mode="json")["settings"]
-    if not tables.get("sampler", True):
-        del tables["sampler"]
+    tables.setdefault("defrag", {})["enabled"] = spec.defrag.enabled
+    if spec.defrag.enabled is defragments_by_default(spec.scheduler.engine, spec.target.backend):
+        del tables["defrag"]["enabled"]
+    for name in ("sampler", "defrag"):
+        if not tables.get(name, True):
+            del tables[name]
     first = {name: tables.pop(name) for name in ("schema", "model", "limits")}
     return {**first, "bucketing": {**bucketing, **tables.pop("bucketing", {})}, **tables}
 

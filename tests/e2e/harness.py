@@ -66,6 +66,7 @@ settings = [
 ]
 
 [defrag]
+enabled = true
 threshold = 1
 padded_swaps = [4]
 

@@ -52,6 +52,7 @@ tuned = { prompts = [[96, 12], [160, 12]], decodes = [[3, 14]] }
 settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
 
 [defrag]
+enabled = true
 threshold = 1
 padded_swaps = [4]
 

@@ -39,6 +39,7 @@ tuned = { prompts = [[32, 0], [32, 6]], decodes = [[4, 12]] }
 settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
 
 [defrag]
+enabled = true
 threshold = 1
 padded_swaps = [4]
 

@@ -50,7 +50,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
             limits=limits,
             bucketing=bucketing,
             sampler={"settings": samplers},
-            defrag={"threshold": 1, "padded_swaps": [1, 2, 8]},
+            defrag={"enabled": True, "threshold": 1, "padded_swaps": [1, 2, 8]},
         )
     )
 

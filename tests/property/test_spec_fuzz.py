@@ -47,7 +47,7 @@ VALID: dict[str, Any] = {
         "sliding": {"threshold": 8},
     },
     "sampler": {"settings": [{"temperature": 0.5, "top_p": 0.9, "top_k": 4}]},
-    "defrag": {"padded_swaps": [4, 8]},
+    "defrag": {"enabled": True, "padded_swaps": [4, 8]},
     "vision": {"enabled": True, "resolutions": ["100x100"]},
     "mhc": {"enabled": None},
     "target": {"backend": "cpu"},

@@ -15,6 +15,7 @@ TEXT = spec_toml(
 [bucketing]
 coverage = "upstream"
 [defrag]
+enabled = true
 padded_swaps = [1, 2, 4]
 threshold = 1
 """,

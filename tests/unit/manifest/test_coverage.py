@@ -86,7 +86,7 @@ def test_as_many_rows_as_are_decoded_need_a_sampler() -> None:
 
 
 def test_the_padded_sizes_that_exchanges_can_take_need_an_entry() -> None:
-    manifest = manifest_of(defrag={"padded_swaps": [4, 8, 16, 32], "threshold": 1})
+    manifest = manifest_of(defrag={"enabled": True, "padded_swaps": [4, 8, 16, 32], "threshold": 1})
 
     assert DefragEntry(32) not in manifest.entries  # 24 blocks: at most 12 exchanges.
     assert uncovered(without(manifest, DefragEntry(16))) == {"defrag": 4}

@@ -63,9 +63,10 @@ def test_many_entries_are_counted_and_only_some_shown() -> None:
 
 def test_of_several_changed_values_each_one_has_what_it_does_alone() -> None:
     upstream = {"coverage": "upstream"}
-    old = manifest_of(tables={"bucketing": upstream, "defrag": {"threshold": 1}})
+    old = manifest_of(tables={"bucketing": upstream, "defrag": {"enabled": True, "threshold": 1}})
     new = manifest_of(
-        max_model_len=48, tables={"bucketing": upstream, "defrag": {"threshold": 1, "padded_swaps": [2, 4]}}
+        max_model_len=48,
+        tables={"bucketing": upstream, "defrag": {"enabled": True, "threshold": 1, "padded_swaps": [2, 4]}},
     )
 
     found = difference(old, new)
@@ -115,7 +116,7 @@ def test_causes_name_every_entry_that_differs_and_none_that_does_not(
 ) -> None:
     old = manifest_of()
     new = manifest_of(
-        tables={"bucketing": {"coverage": "upstream"}, "defrag": {"padded_swaps": [swaps]}},
+        tables={"bucketing": {"coverage": "upstream"}, "defrag": {"enabled": True, "padded_swaps": [swaps]}},
         max_num_seqs=num_seqs,
         max_model_len=model_len,
         num_blocks=num_blocks,

@@ -90,7 +90,9 @@ def test_sampler_entries_are_all_settings_after_a_change_then_without_for_each_d
 def test_defrag_entries_follow_the_spec_unless_there_is_nothing_to_exchange() -> None:
     one_block = {"max_model_len": 16, "num_blocks": 1}
 
-    assert Manifest.of(spec_of(defrag={"padded_swaps": [4, 9, 13], "threshold": 14})).of_kind("defrag") == (
+    assert Manifest.of(
+        spec_of(defrag={"enabled": True, "padded_swaps": [4, 9, 13], "threshold": 14})
+    ).of_kind("defrag") == (
         DefragEntry(4),
         DefragEntry(9),
     )
@@ -289,7 +291,7 @@ def side_spec_of(num_blocks: int, engine: str = "aotgaudi", **defrag: Any) -> Bu
         config={"max_position_embeddings": 16},
         limits={**specs.ONE_BLOCK, "num_blocks": num_blocks},
         scheduler={"engine": engine},
-        defrag=defrag,
+        defrag={"enabled": True, **defrag},
     )
 
 

@@ -20,7 +20,9 @@ __all__ = ["SealedCapture", "captured"]
 
 def specs(folder: Path) -> tuple[Path, Path]:
     (folder / "a.toml").write_text(spec_toml())
-    (folder / "b.toml").write_text(spec_toml("[defrag]\npadded_swaps = [4]\n", {**LIMITS, "max_num_seqs": 3}))
+    (folder / "b.toml").write_text(
+        spec_toml("[defrag]\nenabled = true\npadded_swaps = [4]\n", {**LIMITS, "max_num_seqs": 3})
+    )
     return folder / "a.toml", folder / "b.toml"
 
 

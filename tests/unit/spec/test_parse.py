@@ -57,6 +57,27 @@ def test_minimal_spec_has_the_documented_defaults() -> None:
     assert spec.limits.max_num_prefill_seqs == 1
 
 
+@pytest.mark.parametrize(
+    ("engine", "target", "enabled"),
+    [
+        ("aotgaudi", 'backend = "cpu"', False),
+        ("aotgaudi", 'backend = "hpu"', True),
+        ("aotgaudi", 'backend = "fake"', True),
+        ("vllm", 'backend = "cpu"', True),
+        ("vllm", 'backend = "hpu"', True),
+    ],
+)
+def test_blocks_are_exchanged_by_default_where_that_can_gain_something(
+    engine: str, target: str, enabled: bool
+) -> None:
+    def found(defrag: str = "") -> bool:
+        rest = f'[scheduler]\nengine = "{engine}"\n[defrag]\n{defrag}\n[target]\n{target}'
+        return parse_spec(text_of(rest=rest), Path()).defrag.enabled
+
+    assert found() is enabled
+    assert (found("enabled = true"), found("enabled = false")) == (True, False)
+
+
 def test_lists_become_tuples_and_integers_floats_where_the_value_wants_them() -> None:
     rest = (
         "[sampler]\nsettings = [{ temperature = 1, top_p = 1, top_k = 0 }]\n[defrag]\npadded_swaps = [8, 16]"

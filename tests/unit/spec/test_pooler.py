@@ -159,7 +159,7 @@ def test_a_file_that_is_not_json_is_named(tmp_path: Path) -> None:
         ({"config": {"model_type": "gemma3_text", "use_bidirectional_attention": True}}, "see those after"),
         ({"config": {"model_type": "qwen2", "is_causal": False}}, "is_causal = false"),
         ({"sampler": {"settings": [{"temperature": 0.0, "top_p": 1.0, "top_k": 0}]}}, "sampler"),
-        ({"defrag": {"enabled": False}}, "defrag"),
+        ({"defrag": {"threshold": 3}}, "defrag"),
         ({"scheduler": {"engine": "vllm"}}, 'engine = "aotgaudi"'),
     ],
 )

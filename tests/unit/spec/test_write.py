@@ -81,7 +81,8 @@ SPECS = st.builds(
         buckets=st.none() | st.lists(st.integers(1, 99), max_size=3).map(tuple),
         resolutions=st.just(()) | st.just(("10x20", "30x40x2")),
     ),
-    target=st.builds(TargetSpec, backend=st.just("hpu"), execution_mode=st.sampled_from([None, "lazy"])),
+    target=st.just(TargetSpec())
+    | st.builds(TargetSpec, backend=st.just("hpu"), execution_mode=st.sampled_from([None, "lazy"])),
 )
 
 
