@@ -17,6 +17,7 @@ from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.cli.options import ABOVE_ZERO, STORE, json_option, option, options_of
 from aotgaudi.cli.show import emit
 from aotgaudi.doctor.hpu.contract import LINES
+from aotgaudi.doctor.hpu.fit import fitting
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding
 from aotgaudi.doctor.hpu.report import (
     JSON_NAME,
@@ -32,9 +33,13 @@ from aotgaudi.errors import SpecError, TargetError, store_error
 from aotgaudi.files import temporary_file, write_atomic
 from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
 from aotgaudi.gaudi.identity import Installation, Inventory, find_cards
+from aotgaudi.manifest.manifest import load_manifest_or_spec
 
 _TARGET_CHECKS = frozenset({"H-05", "H-06", "H-09"})
 """What the mode of keys is learnt from."""
+
+_FIT_SECONDS = 600.0
+"""Tracing a step of a large model takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -66,16 +71,23 @@ class _Request:
         metavar="FILE",
     )
 
+    fit: Path | None = option(
+        "With --hpu: examine nothing; say what of the card's memory a server of this spec would take, and how many KV blocks"
+        " fit.",
+        default=None,
+        type=click.Path(path_type=Path),
+        metavar="SPEC",
+    )
+
     def __post_init__(self) -> None:
-        of_hpu = {
-            "--card": self.card,
-            "--only": self.only,
-            "--out": self.out,
-            "--write-target": self.target_file,
-        }
+        of_examination = {"--only": self.only, "--out": self.out, "--write-target": self.target_file}
+        of_hpu = {"--card": self.card, **of_examination, "--fit": self.fit}
         given = [name for name, value in of_hpu.items() if value is not None]
         if given and not self.hpu:
             raise click.UsageError(f"{given[0]} is about a Gaudi: it needs --hpu")
+        others = [name for name in given if name in of_examination]
+        if self.fit is not None and others:
+            raise click.UsageError(f"{others[0]} is for an examination, and --fit examines nothing")
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,22 @@ def _examine_hpu(request: _Request) -> None:
             f"target: {', '.join(report.lacks())}: not found to hold, and nothing can be built or served without:"
             f" {out / MARKDOWN_NAME} says what was seen"
         )
+
+
+def _fit(spec: Path, card: int | None) -> None:
+    manifest = load_manifest_or_spec(spec)
+    require_bridge()
+    with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as directory:
+        lab = Lab(
+            Path(directory),
+            environment=os.environ,
+            module_id=_module_id(card, find_cards()),
+            seconds=_FIT_SECONDS,
+        )
+        prefix = "this is a double: " if acquire(lab).is_double else ""
+        found = fitting(lab, manifest)
+    found.require()
+    click.echo(f"{prefix}{manifest.spec.model.name} fits: {found}")
 
 
 def _checks(request: _Request) -> tuple[HpuCheck, ...]:
@@ -219,11 +247,15 @@ def doctor(context: click.Context, request: _Request, examined: _Examination, as
 
     With --hpu, examines on a Gaudi which lines of the contract with Intel's software hold there (see
     docs/reference/hpu-contract.md), and writes two files that can be sent to anybody. Exits with 5 where one does not
-    hold that building or serving needs, and with 6 where no card could be examined.
+    hold that building or serving needs, and with 6 where no card could be examined. --fit SPEC traces a step of a spec
+    instead, and exits with 5 where weights and KV cache do not fit on the card.
     """
     if request.hpu:
         _refuse_without_hpu(context)
-        _examine_hpu(request)
+        if request.fit is None:
+            _examine_hpu(request)
+        else:
+            _fit(request.fit, request.card)
         return
     found = []
     for finding in _examine(examined.store_root, None if examined.no_trial else examined.trial_seconds):

@@ -17,10 +17,9 @@ from pathlib import Path
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.jobs import TraceJob
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
-from aotgaudi.gaudi.environment import process_environment
+from aotgaudi.gaudi.environment import WITHOUT_BRIDGE, process_environment
 from aotgaudi.gaudi.identity import usable_modules
 
-_WITHOUT_BRIDGE = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PT_HPU_AUTOLOAD": "0"}
 _POLL_SECONDS = 0.02
 
 
@@ -62,7 +61,7 @@ class CardPool:
             num_tracing,
             cache_dir,
             timeout_seconds=timeout_seconds,
-            environment={**os.environ, **_WITHOUT_BRIDGE},
+            environment={**os.environ, **WITHOUT_BRIDGE},
         )
         self._pools: list[LocalPool] = []
         self._running: dict[int, LocalPool] = {}

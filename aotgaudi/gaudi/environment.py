@@ -216,6 +216,11 @@ ENGINE_RULES = ProcessRules(
 )
 """For our own processes, which compile for one card or serve from it; keys depend on some of it, so both get it."""
 
+WITHOUT_BRIDGE: Mapping[str, str] = MappingProxyType(
+    {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PT_HPU_AUTOLOAD": "0"}
+)
+"""For processes that trace: importing torch must not import the bridge (K-01)."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDifference:

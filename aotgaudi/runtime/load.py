@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
+from typing import Protocol
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -179,7 +180,7 @@ class Loader:
         }
         with phases.time("layouts"):
             self._runtime.restore(_files(programs.values(), artifacts))
-            self._runtime.placement.require(self._room(programs.values()))
+            self._runtime.placement.require(room_of(programs.values(), self._num_blocks))
             table.placement = self._runtime.placement
             self._add_weights(programs.values())
             table.caches += self._add_caches(programs.values())
@@ -246,18 +247,28 @@ class Loader:
         flat = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype))
         return flat.reshape(spec.sizes(self._num_blocks))
 
-    def _room(self, programs: Collection[Program]) -> Room:
-        """Returns what all tensors of `programs` that stay take."""
-        weights = {spec.name: spec for program in programs for spec in program.weights}
-        caches = {spec.name: spec for program in programs for spec in program.caches}
-        return Room(
-            weights_bytes=sum(_num_bytes(spec.shape, spec.dtype) for spec in weights.values()),
-            block_bytes=sum(
-                _num_bytes(spec.sizes(self._num_blocks), spec.dtype) // (self._num_blocks + 1)
-                for spec in caches.values()
-            ),
-            num_blocks=self._num_blocks,
-        )
+
+class _Stays(Protocol):
+    """What stays in memory of a program, bound or just traced."""
+
+    @property
+    def weights(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def caches(self) -> tuple[CacheSpec, ...]: ...
+
+
+def room_of(programs: Collection[_Stays], num_blocks: int) -> Room:
+    """Returns what all tensors of `programs` that stay take, in a server with `num_blocks` blocks."""
+    weights = {spec.name: spec for program in programs for spec in program.weights}
+    caches = {spec.name: spec for program in programs for spec in program.caches}
+    return Room(
+        weights_bytes=sum(_num_bytes(spec.shape, spec.dtype) for spec in weights.values()),
+        block_bytes=sum(
+            _num_bytes(spec.sizes(num_blocks), spec.dtype) // (num_blocks + 1) for spec in caches.values()
+        ),
+        num_blocks=num_blocks,
+    )
 
 
 def _num_bytes(shape: Iterable[int], dtype: str) -> int:

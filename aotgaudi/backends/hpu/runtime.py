@@ -16,6 +16,7 @@ from torch import Tensor
 
 from aotgaudi.backends.base import Plan, Room, RunPlan, Target
 from aotgaudi.backends.hpu import card, frontend
+from aotgaudi.backends.hpu.admission import CardRoom
 from aotgaudi.backends.hpu.artifact import is_recipe, read_unit
 from aotgaudi.backends.hpu.probe import KEY_MODE
 from aotgaudi.digest import Digest
@@ -26,9 +27,6 @@ from aotgaudi.gaudi.recipes import RecipeSet, materialise
 from aotgaudi.graphs.canonical import from_text
 
 logger = logging.getLogger(__name__)
-
-RESERVED_SHARE = 0.1
-"""Of the card's memory, for recipes and their workspaces (vLLM for Gaudi keeps as much for graphs). Not measured by us."""
 
 
 class HpuRuntime:
@@ -167,30 +165,13 @@ class CardPlacement:
 
     def require(self, room: Room) -> None:
         """Raises TargetError, with the figures, where weights and KV caches do not fit."""
-        free, total = self.card.memory()
-        reserved = int(total * RESERVED_SHARE)
-        cache_bytes = room.block_bytes * (room.num_blocks + 1)
-        left = free - room.weights_bytes - reserved
         self._room = room
-        if cache_bytes > left:
-            raise TargetError(
-                f"target: the model does not fit on the card: {_mib(free)} of {_mib(total)} MiB are free; weights take"
-                f" {_mib(room.weights_bytes)}, {room.num_blocks:,} KV blocks {_mib(cache_bytes)}, and {_mib(reserved)} are"
-                f" reserved for recipes and workspaces; {_fitting(left, room)}"
-            )
+        CardRoom(*self.card.memory(), room).require()
 
     def require_headroom(self) -> None:
         """Raises TargetError where the programs' workspaces have left less than a quarter of what was reserved."""
-        free, total = self.card.memory()
-        wanted = int(total * RESERVED_SHARE / 4)
-        if free < wanted and self._room is not None:
-            room = self._room
-            left = free - wanted + room.block_bytes * (room.num_blocks + 1)
-            raise TargetError(
-                f"target: after every program has run, {_mib(free)} of {_mib(total)} MiB are free, fewer than"
-                f" {_mib(wanted)}; weights take {_mib(room.weights_bytes)}, {room.num_blocks:,} KV blocks"
-                f" {_mib(room.block_bytes * (room.num_blocks + 1))}; {_fitting(left, room)}"
-            )
+        if self._room is not None:
+            CardRoom(*self.card.memory(), self._room).require_headroom()
 
     def put(self, tensor: Tensor) -> Tensor:
         """Returns a tensor on the card."""
@@ -205,12 +186,3 @@ class CardPlacement:
         zeros = torch.zeros(block_size, *cache.shape[1:], dtype=cache.dtype)
         for block in blocks:
             cache[block * block_size : (block + 1) * block_size].copy_(zeros)
-
-
-def _fitting(left: int, room: Room) -> str:
-    most = left // room.block_bytes - 1
-    return f"limits.num_blocks may be {most:,} at most" if most > 0 else "no number of KV blocks would fit"
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**20:,.0f}"

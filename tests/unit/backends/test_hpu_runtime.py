@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.backends.base import Room
+from aotgaudi.backends.hpu.admission import RESERVED_SHARE
 from aotgaudi.backends.hpu.process import prepare
-from aotgaudi.backends.hpu.runtime import RESERVED_SHARE, CardPlacement
+from aotgaudi.backends.hpu.runtime import CardPlacement
 from aotgaudi.errors import TargetError
 
 MIB = 1 << 20

@@ -1,0 +1,63 @@
+"""``doctor --hpu --fit``: whether what a spec asks for fits on the card, by the rule of a server's start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from aotgaudi.backends.base import Room
+from aotgaudi.backends.hpu.admission import CardRoom
+from aotgaudi.doctor.hpu.lab import Lab, Outcome
+from aotgaudi.errors import SpecError, UnexaminedError
+from aotgaudi.gaudi.environment import WITHOUT_BRIDGE
+from aotgaudi.manifest.manifest import Manifest, read_manifest, write_manifest
+
+
+def fitting(lab: Lab, manifest: Manifest) -> CardRoom:
+    """Returns what the card has, and what a server of `manifest` would need of it: traces one step, and compiles nothing.
+
+    Raises:
+        SpecError: the manifest is of another backend, or its model cannot be traced.
+        UnexaminedError: no card could be asked.
+    """
+    backend = manifest.spec.target.backend
+    if backend != "hpu":
+        raise SpecError("target.backend", f"is {backend!r}", '--fit is about a card: "hpu"')
+    path = lab.new_directory("fit") / "manifest.json"
+    write_manifest(path, manifest)
+    traced = lab.run("fit.room", environment=WITHOUT_BRIDGE, manifest=str(path))
+    if not traced.is_whole:
+        raise SpecError("--fit", f"a step of it cannot be traced: {traced.problem}", "another model or spec")
+    return CardRoom(**_memory(lab.run("fit.memory")), room=Room(**traced.values))
+
+
+def _memory(outcome: Outcome) -> Mapping[str, Any]:
+    if not outcome.is_whole:
+        raise UnexaminedError(f"a card could not be acquired: {outcome.problem}")
+    return outcome.values
+
+
+# Probes
+
+
+def probe_room(manifest: str) -> Mapping[str, Any]:
+    """Traces a step, which uses all weights and caches; returns what they take."""
+    from dataclasses import asdict
+
+    from aotgaudi.graphs.dialect import dialect_of
+    from aotgaudi.graphs.trace import trace
+    from aotgaudi.runtime.load import room_of
+
+    whole = read_manifest(Path(manifest))
+    spec = whole.spec
+    traced = trace(whole.of_kind("prompt")[0], spec.model, spec.limits, dialect_of(spec))
+    return asdict(room_of((traced,), spec.limits.num_blocks))
+
+
+def probe_memory() -> Mapping[str, Any]:
+    """Acquires the card; returns its memory."""
+    from aotgaudi.backends.hpu.card import acquired
+
+    free, total = acquired().memory()
+    return {"free_bytes": free, "total_bytes": total}
