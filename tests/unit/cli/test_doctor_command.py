@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.backends.base import Room
+from aotgaudi.backends.hpu.admission import CardRoom
+from aotgaudi.doctor.hpu.report import Device
 from aotgaudi.doctor.machine import MachineFinding
 from tests.command import Command
+from tests.specs import spec_toml
 
 run = Command("doctor")
 
@@ -106,7 +110,7 @@ def test_a_real_machine_is_examined_without_a_trial(tmp_path: Path) -> None:
         (["--trial-timeout", "9", "--hpu"], "--trial-timeout is not for --hpu"),
         (["--fit", "s.toml"], "--fit is about a Gaudi: it needs --hpu"),
         (["--hpu", "--fit", "s.toml", "--only", "H-01"], "--only is for an examination, and --fit examines"),
-        (["--hpu", "--fit", "none.toml"], "there is no such file"),
+        (["--hpu", "--fit", "none.toml"], "none.toml: cannot be read"),
         (["--hpu", "--only", ""], "--only: is '' (checks with commas between them"),
         (["--hpu", "--only", "H-99"], "--only: there is no check H-99 (one of H-01, "),
         (["--hpu", "--only", "H-01", "--write-target", "t.json"], "--write-target: needs H-05, H-06, H-09"),
@@ -137,6 +141,35 @@ def test_a_place_that_cannot_be_written_to_is_named_before_anything_is_examined(
 
     assert result.exit_code == 2
     assert result.stderr.startswith("error: cannot write to /proc/nowhere")
+
+
+def test_a_spec_that_fits_is_told_with_the_most_blocks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "s.toml").write_text(spec_toml('[target]\nbackend = "hpu"\n'), encoding="utf-8")
+    room = CardRoom(900 << 20, 1000 << 20, Room(weights_bytes=400 << 20, block_bytes=10 << 20, num_blocks=24))
+    monkeypatch.setattr("aotgaudi.cli.doctor.require_bridge", lambda: None)
+    monkeypatch.setattr("aotgaudi.cli.doctor.acquire", lambda lab: Device("GAUDI2", "1.24.1", False))
+    monkeypatch.setattr("aotgaudi.cli.doctor.fitting", lambda lab, manifest: room)
+
+    result = run("--hpu", "--fit", tmp_path / "s.toml")
+
+    assert result.exit_code == 0
+    assert result.stdout == (
+        "tiny fits: 900 of 1,000 MiB are free; weights take 400, 24 KV blocks 250, and 100 are reserved for recipes and"
+        " workspaces; limits.num_blocks may be 39 at most\n"
+    )
+
+
+def test_a_spec_of_another_backend_fits_no_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(spec_toml(), encoding="utf-8")
+    monkeypatch.setattr("aotgaudi.cli.doctor.require_bridge", lambda: None)
+    monkeypatch.setattr("aotgaudi.cli.doctor.acquire", lambda lab: Device("GAUDI2", "1.24.1", False))
+
+    result = run("--hpu", "--fit", tmp_path / "s.toml")
+
+    assert result.exit_code == 2
+    assert "target.backend: is 'cpu' (--fit is about a card: \"hpu\")" in result.stderr
 
 
 def test_a_target_of_software_that_is_not_there_is_refused_before_anything_is_examined(

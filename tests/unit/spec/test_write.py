@@ -66,7 +66,9 @@ SPECS = st.builds(
         ModelSpec,
         name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
         dtype=st.sampled_from(["float32", "bfloat16"]),
-        config=st.dictionaries(TEXT, VALUES, max_size=4).map(lambda extra: {**extra, **CONFIG}),
+        config=st.dictionaries(TEXT.map("x-{}".format), VALUES, max_size=4).map(
+            lambda extra: {**extra, **CONFIG}
+        ),
     ),
     limits=st.just(LIMITS),
     bucketing=BUCKETINGS,
