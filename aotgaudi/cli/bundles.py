@@ -36,12 +36,7 @@ def part_document(bundle: Bundle) -> dict[str, Any] | None:
 
 def built_part(manifest: Manifest, plan: Plan) -> dict[str, Any]:
     """Returns the part of `manifest` that could be sealed of a plan's complete programs. `text` says if no part can be."""
-    warm = [
-        entry
-        for state in plan.programs
-        if state.row is not None and all(key in plan.units for key in state.row.units)
-        for entry in state.entries
-    ]
+    warm = [entry for state, _ in plan.complete for entry in state.entries]
     whole = largest_subset(manifest, warm, "whole")
     if whole is None:
         return {"num_entries": len(warm), "text": f"{len(warm)} entries, which can serve nothing yet"}

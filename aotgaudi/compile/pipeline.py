@@ -156,7 +156,7 @@ def compile_extent(
     watch: Watch,
     phases: Phases | None = None,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `extent`, program by program, until its time is over.
+    """Compiles what `store` lacks for `extent`, program by program, until its time is over. A proof comes after that time.
 
     Raises as `compile_missing` does, but for the time.
     """
@@ -164,12 +164,15 @@ def compile_extent(
     if extent.seconds is None:
         return compile_missing(manifest, store, extent.entries, workers, watch, phases, in_order=True)
     deadline = Deadline(watch, extent.seconds)
-    first = compile_missing(manifest, store, extent.certain, workers, watch, phases, in_order=True)
+    outcome = _compile(manifest, store, extent.certain, workers, watch, phases, in_order=True)
+    _raise_for(outcome)
     if deadline.is_over:
-        return replace(first, interrupted=True)
-    then = _compile(manifest, store, extent.entries, workers, deadline, phases, in_order=True)
-    _raise_for(replace(then, interrupted=then.interrupted and not deadline.is_over))
-    return then.after(first)
+        outcome = replace(outcome, interrupted=True)
+    else:
+        then = _compile(manifest, store, extent.entries, workers, deadline, phases, in_order=True)
+        _raise_for(replace(then, interrupted=then.interrupted and not deadline.is_over))
+        outcome = then.after(outcome)
+    return _proved(outcome, manifest, store, extent.entries, workers, phases)
 
 
 def plan_manifest(
@@ -200,9 +203,10 @@ def compile_missing(
 
     Raises CompileError when units failed, BuildInterruptedError when `watch` stopped it, and as `run_plan` does.
     """
-    outcome = _compile(manifest, store, entries, workers, watch, phases or Phases(), in_order=in_order)
+    phases = phases or Phases()
+    outcome = _compile(manifest, store, entries, workers, watch, phases, in_order=in_order)
     _raise_for(outcome)
-    return outcome
+    return _proved(outcome, manifest, store, entries, workers, phases)
 
 
 def _compile(
@@ -221,19 +225,33 @@ def _compile(
         if not is_proved and is_known_complete(entries, manifest.spec, target, store):
             return BuildOutcome()
         plan = make_plan(entries, manifest.spec, target, store)
-        if plan.is_complete and is_proved and (proof := find_proof(plan, store)):
-            return BuildOutcome(proof=proof)
         if plan.is_complete and not is_proved:
             remember_complete(plan, store)
+        if plan.is_complete:
             return BuildOutcome()
     store.require_writable()
     with phases.time("run"):
         pool = workers.pool(store, target)
-        outcome = run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
-    if target.backend not in PROVED_BACKENDS or outcome.interrupted or outcome.failures:
+        return run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
+
+
+def _proved(
+    outcome: BuildOutcome,
+    manifest: Manifest,
+    store: Store,
+    entries: tuple[Entry, ...],
+    workers: Workers,
+    phases: Phases,
+) -> BuildOutcome:
+    """Returns `outcome` with the proof of what `store` has for `entries` now, for a device that needs one."""
+    if manifest.spec.target.backend not in PROVED_BACKENDS:
         return outcome
-    with phases.time("prove"):
-        proof = prove(make_plan(entries, manifest.spec, target, store), store, workers.timeout_seconds)
+    plan = plan_manifest(manifest, store, entries)
+    proof = find_proof(plan, store)
+    if proof is None and any(plan.complete):
+        store.require_writable()
+        with phases.time("prove"):
+            proof = prove(plan, store, workers.timeout_seconds)
     return replace(outcome, proof=proof)
 
 
@@ -241,11 +259,9 @@ def make_receipt(manifest: Manifest, plan: Plan, proof: ProofRow | None = None) 
     """Returns the receipt of the complete programs of `plan`, with what `proof` says that they need besides."""
     programs: dict[str, Digest] = {}
     units = {}
-    for state in plan.programs:
-        if state.row is None or any(key not in plan.units for key in state.row.units):
-            continue
-        programs.update(dict.fromkeys((entry.id for entry in state.entries), Digest.parse(state.row.program)))
-        units.update({key: plan.units[key] for key in state.row.units})
+    for state, row in plan.complete:
+        programs.update(dict.fromkeys((entry.id for entry in state.entries), Digest.parse(row.program)))
+        units.update({key: plan.units[key] for key in row.units})
     return Receipt(
         manifest_id=manifest.id,
         target=plan.target,

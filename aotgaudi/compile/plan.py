@@ -241,6 +241,13 @@ class Plan:
         }
 
     @property
+    def complete(self) -> Iterator[tuple[ProgramState, ProgramRow]]:
+        """Yields programs whose units are all there, with their records."""
+        for state in self.programs:
+            if state.row is not None and state.row.units.keys() <= self.units.keys():
+                yield state, state.row
+
+    @property
     def is_complete(self) -> bool:
         """True when there is nothing to do."""
         return not self.untraced and not self.missing_units

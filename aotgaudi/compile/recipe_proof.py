@@ -82,7 +82,7 @@ class ProveJob:
 
 
 def find_proof(plan: Plan, store: Store) -> ProofRow | None:
-    """Returns what was proved of a complete `plan`; None if nothing was."""
+    """Returns what was proved of the complete programs of `plan`; None if nothing was."""
     return read_proof(store, _key(plan))
 
 
@@ -145,7 +145,7 @@ def _round(
         if may_write:
             directory.chmod(0o700)
         job = ProveJob(
-            programs=tuple(dict.fromkeys(state.row.program for state in plan.programs if state.row)),
+            programs=_programs(plan),
             units=units,
             recipes=recipes,
             target=plan.target,
@@ -173,10 +173,17 @@ def _parsed(files: Files) -> dict[str, Digest]:
     return {name: Digest.parse(digest) for name, digest in files.items()}
 
 
+def _programs(plan: Plan) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(row.program for _, row in plan.complete))
+
+
 def _units(plan: Plan) -> dict[str, tuple[str, Files]]:
     return {
-        key: (row.label, {name: str(digest) for name, digest in row.artifact.items()})
-        for key, row in sorted(plan.units.items())
+        key: (
+            plan.units[key].label,
+            {name: str(digest) for name, digest in plan.units[key].artifact.items()},
+        )
+        for key in sorted({key for _, row in plan.complete for key in row.units})
     }
 
 
@@ -191,6 +198,5 @@ def _recipes(units: Mapping[str, tuple[str, Files]], late: Files) -> dict[str, s
 
 
 def _key(plan: Plan) -> str:
-    programs = sorted({state.row.program for state in plan.programs if state.row})
-    content = [programs, {key: files for key, (_, files) in _units(plan).items()}]
+    content = [sorted(_programs(plan)), {key: files for key, (_, files) in _units(plan).items()}]
     return sha256_bytes(b"aotgaudi.proof/1\n" + canonical_json(content))

@@ -112,7 +112,6 @@ class BuildOutcome:
                 kind: first.worker_seconds.get(kind, 0.0) + self.worker_seconds.get(kind, 0.0)
                 for kind in (*first.worker_seconds, *self.worker_seconds)
             },
-            proof=self.proof or first.proof,
         )
 
 

@@ -86,11 +86,7 @@ def holdings_of_bundle(bundle: Bundle, store: Store | None) -> Holdings:
 
 def holdings_of_plan(plan: Plan, spec: BuildSpec) -> Holdings:
     """Returns what a store has of what is planned."""
-    whole = (
-        (state.entries, tuple(state.row.units))
-        for state in plan.programs
-        if state.row is not None and all(key in plan.units for key in state.row.units)
-    )
+    whole = ((state.entries, tuple(row.units)) for state, row in plan.complete)
     return Holdings(
         source="store",
         target=plan.target,

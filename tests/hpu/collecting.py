@@ -123,7 +123,13 @@ class Place:
             digest = self.store.objects.put_bytes(program.dumps())
             units = {job.key: UnitSource(text=job.text, label=LABEL)}
             state = ProgramState(Key.of([("a", "b")]), (), ProgramRow(program=str(digest), units=units))
-            return prove(Plan(job.target, (state,), {job.key: row}), self.store, SECONDS)
+            lacking = ProgramRow(program=str(digest), units={**units, "0" * 64: units[job.key]})
+            states = (
+                state,
+                ProgramState(Key.of([("a", "c")]), (), lacking),
+                ProgramState(Key.of([]), (), None),
+            )
+            return prove(Plan(job.target, states, {job.key: row}), self.store, SECONDS)
 
         found: ProofRow | AotGaudiError = self.in_fork(run, fault)
         return found

@@ -46,6 +46,8 @@ block_size = 16
 num_blocks = 8
 [bucketing]
 coverage = "upstream"
+[defrag]
+enabled = true
 """
 
 

@@ -20,6 +20,7 @@ from aotgaudi.digest import Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.spec.sampler import UPSTREAM_SETTINGS, SamplerSpec
 from tests.workload import program_key
@@ -299,8 +300,8 @@ def _manifest_id() -> str:
 
     text = _SPEC_WITH_A_CONFIG_FILE.replace('"config.json"', _inline(CONFIG))
     spec = parse_spec(text, Path())
-    stated = SamplerSpec(settings=UPSTREAM_SETTINGS)  # Earlier releases' default.
-    return Manifest.of(spec.model_copy(update={"sampler": stated})).id
+    stated = {"sampler": SamplerSpec(settings=UPSTREAM_SETTINGS), "defrag": DefragSpec(enabled=True)}
+    return Manifest.of(spec.model_copy(update=stated)).id  # With earlier releases' defaults.
 
 
 def _inline(value: Mapping[str, Any]) -> str:
