@@ -20,8 +20,23 @@ from aotgaudi.document import first_problem
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.graphs.dialect import dialect_of
-from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, Call, Program, TensorSpec, weight_names
-from aotgaudi.graphs.step_inputs import MaskKind, decode_inputs, hpu_inputs, prompt_inputs, sampler_inputs
+from aotgaudi.graphs.program import (
+    ANY_NUM_BLOCKS,
+    ANY_NUM_PAGES,
+    CacheSpec,
+    Call,
+    Program,
+    TensorSpec,
+    weight_names,
+)
+from aotgaudi.graphs.step_inputs import (
+    MaskKind,
+    decode_inputs,
+    hpu_inputs,
+    prompt_inputs,
+    sampler_inputs,
+    with_tails,
+)
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.rows import Compression
@@ -125,7 +140,11 @@ class ProgramChecks:
                 num_slots = (limits.num_blocks + 1) * limits.block_size
                 is_sound, wanted = len(shape) == 3 and shape[0] == num_slots, f"[{num_slots}, heads, width]"
             else:
-                is_sound = len(shape) == 5 and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
+                is_sound = len(shape) == 5 and shape[1] in (
+                    ANY_NUM_BLOCKS,
+                    limits.num_blocks + 1,
+                    *(() if limits.num_tail_pages is None else (ANY_NUM_PAGES,)),
+                )
                 is_sound = is_sound and _takes_slots(cache, have_tokens, limits.block_size)
                 wanted = f"[planes, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size} rows, width]"
             if not is_sound:
@@ -259,6 +278,8 @@ def _interface(
         inputs = sampler_inputs(entry.batch_size, entry.signature, vocab_size, spec.model.dtype, dialect)
     else:
         return None, None
+    if any(cache.has_pages for cache in program.caches):
+        inputs = with_tails(inputs)
     return {given.name: given for given in inputs}, num_outputs
 
 

@@ -52,6 +52,7 @@ LIMITS_EXCLUDED = {
     "max_num_batched_tokens": "bounds which entries exist",
     "max_model_len": "bounds which entries exist",
     "num_blocks": "bounds which entries exist; graphs leave it open, but for the backends in FIXED_NUM_BLOCKS",
+    "num_tail_pages": "graphs leave it open; that there are any is in the key as limits.has_tail_pages",
     "allow_long_max_model_len": "decides whether a max_model_len is refused",
 }
 
@@ -172,6 +173,8 @@ def _spec_components(spec: BuildSpec, target: Target) -> Iterator[tuple[str, str
     for name, value in sorted(spec.limits.model_dump().items()):
         if name not in LIMITS_EXCLUDED or (name == "num_blocks" and target.backend in FIXED_NUM_BLOCKS):
             yield f"limits.{name}", str(value)
+    if spec.limits.num_tail_pages is not None:
+        yield "limits.has_tail_pages", "true"
     sections = BuildSpec.model_fields.keys() - SPEC_EXCLUDED.keys()
     for section, table in sorted(spec.model_dump(mode="json", include=sections).items()):
         rows = table if isinstance(table, dict) else {"": table}

@@ -123,6 +123,10 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
+    def has_key(self, block: int) -> bool:
+        """Returns whether the contents of `block` can be found."""
+        return block in self._keys
+
     def share(self, blocks: Iterable[int]) -> None:
         """Hands out used or kept blocks to one more sequence. Raises ValueError for an empty one, or one named twice."""
         blocks = list(blocks)

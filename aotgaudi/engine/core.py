@@ -4,7 +4,7 @@
 
     scheduled = scheduler.schedule()            choose requests and an entry
     result = runner.run(scheduled.step)         compute on the device
-    runner.clear(scheduler.discard(...))        drop requests with NaN
+    runner.clear(*scheduler.discard(...))       drop requests with NaN
     sampled = scheduler.complete(...)           append tokens, end requests, free blocks
     stream.on_event(stream.token_event())       send text to the owner of each request that got a token, then `flush`
     runner.exchange(plan_step(...))             defragment, if it is due
@@ -179,7 +179,7 @@ class EngineCore:
             rows = (scheduled.requests[row] for row in sorted(result.invalid_rows))
             invalid = [request for request in rows if not request.is_finished]
             for request in invalid:
-                self._runner.clear(self.scheduler.discard(request))
+                self._runner.clear(*self.scheduler.discard(request))
             for row, values in result.prompt_logprobs.items():
                 scheduled.requests[row].prompt_logprobs += values
             for row, vector in result.pooled.items():

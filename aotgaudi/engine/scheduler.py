@@ -19,6 +19,8 @@
 * With prefix caching, a request shares the blocks that hold the beginning of its tokens, and its first chunk starts after
   them. It shares only as many as leave a rest that entries cover, so no request depends on the cache. Full blocks get
   their key when the step that filled them is complete (aotgaudi/engine/prefix_cache.py).
+* With tail pages, a request holds those of the blocks that its next tokens read through the model's window, and in a step
+  those of the blocks that the step writes to. A hit ends where they are still there (aotgaudi/engine/tail_pages.py).
 * A request for an embedding ends with its last chunk.
 """
 
@@ -35,6 +37,7 @@ from aotgaudi.engine.interleaving import Interleaving, StepCosts
 from aotgaudi.engine.prefix_cache import PrefixCache
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
+from aotgaudi.engine.tail_pages import TailPages
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
@@ -76,9 +79,11 @@ class Scheduler:
         policy: The interleaving policy.
         whole_blocks: Every chunk except a prompt's last ends with a block; batch-invariant graphs need that.
         is_contiguous: Decodes read contiguous blocks, each for one request; so not with `prefix_caching` (ValueError).
+        tail_reach: How many tokens back layers with tail pages read, of which `limits` says how many there are; None: no
+            layer has them.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument a setting
         self,
         limits: ServingLimits,
         table: StepTable,
@@ -89,12 +94,16 @@ class Scheduler:
         policy: Policy = "latency",
         whole_blocks: bool = False,
         is_contiguous: bool = False,
+        tail_reach: int | None = None,
     ) -> None:
         if is_contiguous and prefix_caching:
             raise ValueError("a block that is read in place belongs to one request: no prefix caching")
         self._is_contiguous = is_contiguous
         self.limits, self.table, self.pool = limits, table, pool
-        self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
+        self.tails: TailPages | None = None
+        if tail_reach is not None and limits.num_tail_pages is not None:
+            self.tails = TailPages(pool, limits.num_tail_pages, tail_reach, limits.block_size)
+        self.prefixes = PrefixCache(pool, limits.block_size, self.tails) if prefix_caching else None
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting: OrderedDict[Request, None] = OrderedDict()  # The next one first; leaving costs O(1).
@@ -145,17 +154,20 @@ class Scheduler:
             del self._waiting[request]
         elif request.state is RequestState.RUNNING:
             self._running.remove(request)
+            self._drop_tails(request)
         self.pool.free(request.finish(reason))
 
-    def discard(self, request: Request) -> tuple[int, ...]:
+    def discard(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Aborts a running request whose blocks hold invalid values, which no other request may see.
 
-        Returns those of its blocks that no request holds any more.
+        Returns those of its blocks that no request holds any more, and the tail pages that these had.
         """
         blocks = tuple(request.block_table)
+        pages = self._pages(blocks)
         self.pool.forget(blocks)
         self.finish(request, "abort")
-        return tuple(block for block in blocks if not self.pool.num_users(block))
+        alone = [i for i, block in enumerate(blocks) if not self.pool.num_users(block)]
+        return tuple(blocks[i] for i in alone), tuple(pages[i] for i in alone if pages and pages[i])
 
     def schedule(self) -> Scheduled | None:
         """Returns the next step, or None if no request waits or runs.
@@ -194,6 +206,7 @@ class Scheduler:
             request.num_computed_tokens += len(row.token_ids) if isinstance(row, PromptRow) else 1
             if self.prefixes is not None:
                 self.prefixes.keep(request)
+            self._cover(request, request.num_computed_tokens, request.num_computed_tokens)
             if isinstance(row, PromptRow) and row.pooling is not None and row.pooling.is_last:
                 self.finish(request, "stop")
             if row.sampling is None or token_id is None:
@@ -209,6 +222,8 @@ class Scheduler:
         """Updates pool and block tables after block contents moved: pairs ``(source, destination)``."""
         mapping = dict(moves)
         self.pool.relocate(mapping)
+        if self.tails is not None:
+            self.tails.relocate(mapping)
         for request in self._running:
             request.block_table = _renamed(request.block_table, mapping)
 
@@ -225,6 +240,8 @@ class Scheduler:
             raise RuntimeError(f"block tables hold {sorted(held.elements())}, the pool says {users}")
         if any(request.block_table for request in self._waiting):
             raise RuntimeError("a waiting request holds blocks")
+        if self.tails is not None:
+            self.tails.check_integrity(self._running)
 
     # Prefill
 
@@ -294,6 +311,7 @@ class Scheduler:
         request.admit([*cached, *new], len(cached) * block_size)
         request.num_named_blocks = len(cached)
         self._running.append(request)
+        self._cover(request, request.num_computed_tokens, request.num_computed_tokens)
 
     def _cached_blocks(self, request: Request) -> list[int]:
         """Returns the cached blocks that a waiting request would share; entries cover the rest of its tokens.
@@ -303,9 +321,9 @@ class Scheduler:
         if self.prefixes is None or not request.is_scored:
             return []
         blocks = self.prefixes.find(request)
-        while blocks and not self._chunker.covers_rest(request, len(blocks) * self.limits.block_size):
-            blocks.pop()
-        return blocks
+        ends = range(len(blocks), 0, -1) if self.tails is None else self.tails.ends(blocks)
+        size = self.limits.block_size
+        return blocks[: next((end for end in ends if self._chunker.covers_rest(request, end * size)), 0)]
 
     def _next_chunk(self, request: Request, num_left: int, seconds: float | None) -> Chunk:
         start = request.num_computed_tokens
@@ -316,10 +334,13 @@ class Scheduler:
 
     def _prompt_row(self, chunk: Chunk) -> PromptRow:
         request, end = chunk.request, chunk.end
+        self._cover(request, chunk.start, end)
+        blocks = tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)])
         return PromptRow(
             token_ids=tuple(request.token_ids[chunk.start : end]),
             start=chunk.start,
-            block_table=tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)]),
+            block_table=blocks,
+            pages=self._pages(blocks),
             sampling=request.sampling if end == request.num_tokens and request.pooling is None else None,
             scoring=request.scoring(chunk.start, end),
             pooling=request.pooling_row(end),
@@ -337,7 +358,7 @@ class Scheduler:
         entry, requests = self._covered(sorted(ready, key=lambda request: request.last_decode))
         for request in requests:
             request.last_decode = next(self._decode_clock)
-        return Scheduled(DecodeStep(entry, tuple(map(_decode_row, requests))), tuple(requests))
+        return Scheduled(DecodeStep(entry, tuple(map(self._decode_row, requests))), tuple(requests))
 
     def _grow(self, request: Request) -> None:
         """Gives the request the block that its newest token needs; preempts the newest requests until a block is free."""
@@ -351,6 +372,7 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
+        self._drop_tails(request)
         self.pool.free(request.preempt())
         self._waiting[request] = None
         self._waiting.move_to_end(request, last=False)
@@ -373,6 +395,30 @@ class Scheduler:
         tables = [request.block_table for request in requests]
         return max(map(max, tables)) if self._is_contiguous else sum(map(len, tables))
 
+    def _decode_row(self, request: Request) -> DecodeRow:
+        position, blocks = request.num_computed_tokens, tuple(request.block_table)
+        self._cover(request, position, position + 1)
+        return DecodeRow(
+            token_id=request.last_token_id,
+            position=position,
+            block_table=blocks,
+            sampling=request.sampling,
+            pages=self._pages(blocks),
+        )
+
+    # Tail pages
+
+    def _cover(self, request: Request, start: int, end: int) -> None:
+        if self.tails is not None:
+            self.tails.cover(request, start, end)
+
+    def _drop_tails(self, request: Request) -> None:
+        if self.tails is not None:
+            self.tails.drop(request)
+
+    def _pages(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        return () if self.tails is None else self.tails.of(blocks)
+
     # Ends
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
@@ -385,15 +431,6 @@ class Scheduler:
         if request.num_output_tokens >= request.max_tokens:
             return "length"
         return "length" if request.num_tokens >= self.limits.max_model_len else None
-
-
-def _decode_row(request: Request) -> DecodeRow:
-    return DecodeRow(
-        token_id=request.last_token_id,
-        position=request.num_computed_tokens,
-        block_table=tuple(request.block_table),
-        sampling=request.sampling,
-    )
 
 
 def _renamed(block_table: list[int], mapping: Mapping[int, int]) -> list[int]:

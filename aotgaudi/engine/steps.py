@@ -86,6 +86,7 @@ class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
     `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens.
+    `pages` are the tail pages of these blocks, 0 where a block has none; empty in a server without them.
     `sampling` is set only if the chunk ends with the last known token, so that the next one must be sampled. `scoring` is
     set where log-probabilities of the prompt are wanted, `pooling` where its embedding is.
     """
@@ -96,16 +97,18 @@ class PromptRow:
     sampling: SamplingRow | None
     scoring: Scoring | None = None
     pooling: PoolingRow | None = None
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One sequence's newest token at `position`; `block_table` covers positions 0..position."""
+    """One sequence's newest token at `position`; `block_table` covers positions 0..position. `pages`: as in `PromptRow`."""
 
     token_id: int
     position: int
     block_table: tuple[int, ...]
     sampling: SamplingRow
+    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +238,6 @@ class StepRunner(Protocol):
         """Exchanges block contents."""
         ...
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Clears these blocks, so that their next owner finds no NaN."""
+    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
+        """Clears these blocks and tail pages, so that their next owner finds no NaN."""
         ...

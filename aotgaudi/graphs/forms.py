@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx, nn
 
 from aotgaudi.entries import PromptEntry, StepEntry
+from aotgaudi.errors import SpecError
 from aotgaudi.graphs.dialect import Dialect
 from aotgaudi.graphs.hpu import HpuForm
 from aotgaudi.graphs.mixers.base import Mixer
 from aotgaudi.graphs.mixers.families import mixer_of, require_modes
-from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
+from aotgaudi.graphs.program import ANY_NUM_BLOCKS, ANY_NUM_PAGES, CacheSpec, TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs
 from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import Compression, compressions_of, family_of, require_block_size, rows_of
+from aotgaudi.spec.rows import (
+    Compression,
+    compressions_of,
+    family_of,
+    require_block_size,
+    rows_of,
+    tail_layers,
+)
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
 _TRACED_BLOCKS = 6
@@ -96,13 +104,29 @@ class AtenForm:
         require_modes(model, is_invariant=is_invariant, has_packed_weights=has_packed_weights)
 
     def caches(self, model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:
-        """Returns them as the model's rows say. Raises SpecError for blocks that would end inside a row."""
+        """Returns them as the model's rows say.
+
+        Raises SpecError for blocks that would end inside a row, and for tail pages of a model without a layer that has them.
+        """
         kept, size = rows_of(model), limits.block_size
         require_block_size(kept, size)
+        tails: Mapping[int, int] = {} if limits.num_tail_pages is None else tail_layers(kept)
+        if limits.num_tail_pages is not None and not tails:
+            raise SpecError(
+                "limits.num_tail_pages",
+                f"is {limits.num_tail_pages}, but every layer of {model.model_type!r} keeps what is always read",
+                "leave it out",
+            )
         return tuple(
             CacheSpec(
                 name=cache.name,
-                shape=(cache.planes, ANY_NUM_BLOCKS, cache.heads, cache.rows_per_block(size), cache.width),
+                shape=(
+                    cache.planes,
+                    ANY_NUM_PAGES if cache.layer in tails else ANY_NUM_BLOCKS,
+                    cache.heads,
+                    cache.rows_per_block(size),
+                    cache.width,
+                ),
                 dtype=cache.dtype or model.dtype,
             )
             for cache in kept

@@ -171,12 +171,13 @@ def _load(
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     pinned.prefetched.result()
-    loader = Loader(runtime, pinned.weights, pinned.served.spec.limits.num_blocks, pinned.caches.result())
+    limits = pinned.served.spec.limits
+    loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result(), limits.num_tail_pages)
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(sound, artifacts, executables, phases)
     verified.objects.close()
     with phases.time("rehearsal"):
-        loader.rehearse(executables, pinned.served.spec.limits.block_size)
+        loader.rehearse(executables, limits.block_size)
     if options.require_warm:
         return None
     return FirstUseBuilder(
@@ -249,6 +250,7 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
         policy=policy or spec.scheduler.policy,
         whole_blocks=spec.model.batch_invariant,
         is_contiguous=spec.reads_contiguous_blocks,
+        tail_reach=None if spec.limits.num_tail_pages is None else spec.model.sliding_window,
     )
     embeddings = None
     if not spec.model.generates:

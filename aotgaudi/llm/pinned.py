@@ -59,7 +59,8 @@ def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phase
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
         }
         with phases.time("kv_caches"):
-            return cache_memory(specs.values(), served.spec.limits.num_blocks)
+            limits = served.spec.limits
+            return cache_memory(specs.values(), limits.num_blocks, limits.num_tail_pages)
 
     with ThreadPoolExecutor(3) as pool:
         verified = pool.submit(verify)

@@ -14,7 +14,7 @@ step has T tokens in r rows, and sees K keys in all::
     decode (b, 1, n)   T = b       r = b   K = n * B             masked pairs M = K
     unified (q, s, u)  T = q       r = q   K = (s + u) * B + q   masked pairs M = q * K
 
-    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L
+    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L            num_tail_pages of layers that have tail pages
     activations   T * (2 * H + max((2 * h + 2 * k) * d, 3 * I)) * e   residual, normed, and the widest sublayer
     keys, values  2 * K * k * d * c                                   gathered for one layer
     masks         M * e                                               as a fused attention adds them
@@ -37,7 +37,7 @@ from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.change import ValueChange, with_change
-from aotgaudi.spec.rows import CacheRows, rows_of
+from aotgaudi.spec.rows import CacheRows, rows_of, tail_layers
 
 MANY_STEPS = 2000
 """More prompt, decode and unified entries than this are worth a warning."""
@@ -164,8 +164,17 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 
 def kv_cache_bytes(spec: BuildSpec) -> int:
     """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
-    largest = sorted(_block_bytes(spec).values(), reverse=True)
-    return (spec.limits.num_blocks + 1) * sum(largest[: spec.parallel.layers_of_rank(len(largest))])
+    limits = spec.limits
+    tails = {} if limits.num_tail_pages is None else tail_layers(rows_of(spec.model))
+    num_pages = limits.num_blocks if limits.num_tail_pages is None else limits.num_tail_pages
+    largest = sorted(
+        (
+            num_bytes * (1 + (num_pages if layer in tails else limits.num_blocks))
+            for layer, num_bytes in _block_bytes(spec).items()
+        ),
+        reverse=True,
+    )
+    return sum(largest[: spec.parallel.layers_of_rank(len(largest))])
 
 
 def kv_bytes_per_token(spec: BuildSpec) -> int:

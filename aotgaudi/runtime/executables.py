@@ -140,11 +140,13 @@ def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
 class ExecutableTable:
     """Entry -> bound program, for the entries that are warm. `add` may grow it between steps.
 
-    `caches` are the KV caches that the programs share; `placement` says where they and all results are.
+    `caches` are the KV caches that the programs share, `tail_caches` those that have pages. `placement` says where they and
+    all results are.
     """
 
     def __init__(self) -> None:
         self.caches: list[Tensor] = []
+        self.tail_caches: list[Tensor] = []
         self.placement: Placement = HostPlacement()
         self._programs: dict[Entry, BoundProgram] = {}
         self._samplers: dict[tuple[int, SamplerSignature], SamplerEntry] = {}

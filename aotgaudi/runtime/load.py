@@ -147,14 +147,15 @@ class Loader:
         weights: ShardReader,
         num_blocks: int,
         reserved: Mapping[str, memoryview] = MappingProxyType({}),
+        num_tail_pages: int | None = None,
     ) -> None:
-        """The KV caches get `num_blocks` blocks, at least 1, and the padding block.
+        """The KV caches get `num_blocks` blocks, at least 1, and the padding block; those with pages get `num_tail_pages`.
 
         `reserved` has memory for caches by name (`aotgaudi.runtime.memory.cache_memory`); others get theirs when they load.
         """
         self._runtime = runtime
         self._weights = weights
-        self._num_blocks, self._reserved = num_blocks, dict(reserved)
+        self._num_blocks, self._num_tail_pages, self._reserved = num_blocks, num_tail_pages, dict(reserved)
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
         self._constants: dict[Digest, Mapping[str, Tensor]] = {}
@@ -183,7 +184,7 @@ class Loader:
             self._runtime.placement.require(room_of(programs.values(), self._num_blocks))
             table.placement = self._runtime.placement
             self._add_weights(programs.values())
-            table.caches += self._add_caches(programs.values())
+            self._add_caches(programs.values(), table)
         with phases.time("units"):
             self._add_units(programs.values(), artifacts)
         with phases.time("bind_programs"):
@@ -196,7 +197,10 @@ class Loader:
         """Runs every program of `table` as the device needs before anything is served; see `Runtime.rehearse`."""
         placement = self._runtime.placement
         self._runtime.rehearse({str(entry): program.run_on_zeros for entry, program in table.programs()})
-        for cache in table.caches:  # What a rehearsal has written there may be NaN, and padding reads it.
+        for cache in (
+            *table.caches,
+            *table.tail_caches,
+        ):  # A rehearsal may have written NaN, and padding reads it.
             placement.clear(cache, [0], block_size)
 
     def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:
@@ -232,20 +236,20 @@ class Loader:
                 text, tensor = bound.popitem()
                 self._tensors[text] = put(tensor)
 
-    def _add_caches(self, programs: Iterable[Program]) -> list[Tensor]:
-        """Makes one zeroed cache per layer and returns the new ones. Padding reads block 0, which must not hold NaNs."""
+    def _add_caches(self, programs: Iterable[Program], table: ExecutableTable) -> None:
+        """Makes the zeroed caches of layers that have none yet. Padding reads block 0, which must not hold NaNs."""
         specs = {spec.name: spec for program in programs for spec in program.caches}
         missing = [spec for name, spec in specs.items() if f"kv:{name}" not in self._tensors]
-        fresh = {f"kv:{spec.name}": self._runtime.placement.put(self._cache(spec)) for spec in missing}
-        self._tensors.update(fresh)
-        return list(fresh.values())
+        for spec in missing:
+            cache = self._tensors[f"kv:{spec.name}"] = self._runtime.placement.put(self._cache(spec))
+            (table.tail_caches if spec.has_pages else table.caches).append(cache)
 
     def _cache(self, spec: CacheSpec) -> Tensor:
         memory = self._reserved.pop(spec.name, None)
         if memory is None:
-            memory = cache_memory([spec], self._num_blocks)[spec.name]
+            memory = cache_memory([spec], self._num_blocks, self._num_tail_pages)[spec.name]
         flat = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype))
-        return flat.reshape(spec.sizes(self._num_blocks))
+        return flat.reshape(spec.sizes(self._num_blocks, self._num_tail_pages))
 
 
 class _Stays(Protocol):

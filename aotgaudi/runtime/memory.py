@@ -40,20 +40,22 @@ def fault_in(pages: memoryview) -> None:
         pages[:: mmap.PAGESIZE] = bytes(-(-len(pages) // mmap.PAGESIZE))  # An older kernel.
 
 
-def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memoryview]:
-    """Returns zeroed memory for the KV caches of a server with `num_blocks` blocks, by name, with all pages present.
+def cache_memory(
+    specs: Iterable[CacheSpec], num_blocks: int, num_tail_pages: int | None = None
+) -> dict[str, memoryview]:
+    """Returns zeroed memory for the KV caches of a server with so many blocks, by name, with all pages present.
 
     So a machine with too little memory fails at the start, and no step waits for a page.
     """
-    found = {spec.name: new_pages(_num_bytes(spec, num_blocks)) for spec in specs}
+    found = {spec.name: new_pages(_num_bytes(spec, spec.sizes(num_blocks, num_tail_pages))) for spec in specs}
     for pages in found.values():
         fault_in(pages)
     return found
 
 
-def _num_bytes(spec: CacheSpec, num_blocks: int) -> int:
+def _num_bytes(spec: CacheSpec, sizes: Iterable[int]) -> int:
     bits = int(spec.dtype.lstrip(ascii_lowercase))  # All dtype names of caches end with the bits.
-    return math.prod(spec.sizes(num_blocks)) * bits // 8
+    return math.prod(sizes) * bits // 8
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8

@@ -14,6 +14,7 @@ from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec, check_parallel
+from aotgaudi.spec.rows import fewest_tail_pages
 from aotgaudi.spec.sampler import SamplerSpec, default_settings
 from aotgaudi.spec.scheduler import SchedulerSpec, check_scheduler
 from aotgaudi.spec.target import TargetSpec
@@ -111,6 +112,7 @@ class BuildSpec(SpecValue):
         self._check_pooling()
         self._check_short_queries()
         self._check_tuned()
+        self._check_tail_pages()
         limits, positions = self.limits, self.model.max_position_embeddings
         if limits.max_model_len > positions and not limits.allow_long_max_model_len:
             raise SpecError(
@@ -197,6 +199,31 @@ class BuildSpec(SpecValue):
                 "bucketing.strategy",
                 f"is 'tuned', with engine {self.scheduler.engine!r}",
                 'strategy = "file": `aotgaudi tune --bucket-file` writes the file',
+            )
+
+    def _check_tail_pages(self) -> None:
+        """Only our own engine maps blocks to pages, in graphs that leave the number of blocks open."""
+        pages = self.limits.num_tail_pages
+        if pages is None:
+            return
+        if (self.scheduler.engine, self.target.backend) not in (("aotgaudi", "cpu"), ("aotgaudi", "fake")):
+            raise SpecError(
+                "limits.num_tail_pages",
+                f"is {pages}, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
+                'engine = "aotgaudi" and backend = "cpu", or leave it out',
+            )
+        if not self.model.states("sliding_window"):
+            raise SpecError(
+                "limits.num_tail_pages",
+                f"is {pages}, but the model's config has no sliding_window",
+                "a model with one, or leave it out",
+            )
+        fewest = fewest_tail_pages(self.limits, self.model.sliding_window)
+        if not fewest <= pages <= self.limits.num_blocks:
+            raise SpecError(
+                "limits.num_tail_pages",
+                f"is {pages}, with {self.limits.num_blocks} blocks and a window of {self.model.sliding_window} tokens",
+                f"at least {fewest}, so that no request waits for a page, and at most num_blocks",
             )
 
     def to_json(self) -> dict[str, Any]:

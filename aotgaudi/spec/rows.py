@@ -26,6 +26,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from aotgaudi.errors import SpecError
+from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 
 Family = Literal["uniform", "latent", "compressed"]
@@ -55,6 +56,10 @@ _SLIDING, _SPARSE, _HEAVY = (
 )
 _OF_RATIO = MappingProxyType({0: _SLIDING, 4: _SPARSE, 128: _HEAVY})
 """The type of layer that a published config's ``compress_ratios`` mean, layer by layer. It may have more than there are."""
+
+_ALL_IN_WINDOW = frozenset({"mistral", "mixtral", "starcoder2"})
+"""Model types whose layers all read through the config's window, if it has one: their configs have no types of layers.
+Other configs name a window that their models do not use."""
 
 _OTHER_STATE: Mapping[str, str] = MappingProxyType(
     {
@@ -115,6 +120,16 @@ class CacheRows:
     def name(self) -> str:
         """``<layer>``, or ``<layer>.<part>``."""
         return f"{self.layer}.{self.part}" if self.part else str(self.layer)
+
+    @property
+    def reach(self) -> int | None:
+        """How many tokens back from the newest one of its rows is still read, itself included; None: one always is."""
+        reaches = [kind.reach for kind in self.rows]
+        return (
+            max((reach for reach in reaches if reach is not None), default=None)
+            if None not in reaches
+            else None
+        )
 
     def rows_per_block(self, block_size: int) -> int:
         """Returns the rows of all kinds in a block."""
@@ -222,6 +237,34 @@ def rows_missing(model: ModelSpec) -> str | None:
     return found
 
 
+def tail_layers(caches: Iterable[CacheRows]) -> Mapping[int, int]:
+    """Returns the reach of each layer that keeps nothing but rows of limited reach.
+
+    These layers can go without the rows of most blocks (`aotgaudi.engine.tail_pages`). A unit takes one `slots`, so a layer
+    that also keeps what is always read keeps all its rows.
+    """
+    reaches: dict[int, list[int | None]] = {}
+    for cache in caches:
+        reaches.setdefault(cache.layer, []).append(cache.reach)
+    return {
+        layer: max(limited)
+        for layer, found in reaches.items()
+        if len(limited := [reach for reach in found if reach is not None]) == len(found)
+    }
+
+
+def fewest_tail_pages(limits: ServingLimits, reach: int) -> int:
+    """Returns how many tail pages never run out, whatever the requests are.
+
+    A sequence needs those of the blocks that its last `reach` tokens touch. The chunks of a step need those that they touch
+    besides: one more a chunk than their tokens fill.
+    """
+    size = limits.block_size
+    per_seq = min(limits.max_blocks_per_seq, (reach + size - 2) // size + 1)
+    touched = limits.max_num_batched_tokens // size + limits.max_num_prefill_seqs
+    return min(limits.num_blocks, limits.max_num_seqs * per_seq + touched)
+
+
 def require_block_size(caches: Iterable[CacheRows], block_size: int) -> None:
     """Raises SpecError if a block of `block_size` tokens would end inside a row."""
     for cache in caches:
@@ -252,4 +295,6 @@ def _windows(model: ModelSpec) -> dict[int, int]:
     window = model.config_value("sliding_window")
     if type(window) is not int or window < 1:
         return {}
+    if model.config_value("model_type") in _ALL_IN_WINDOW:
+        return dict.fromkeys(range(model.num_layers), window)
     return {layer: window for layer, kind in enumerate(_layer_types(model)) if kind == _SLIDING}

@@ -155,6 +155,7 @@ def spec_of(
     batch_invariant: bool = False,
     quantization: str | None = None,
     block_size: int = BLOCK_SIZE,
+    num_tail_pages: int | None = None,
 ) -> BuildSpec:
     """Returns a spec for the reference model: 4 rows and 64 tokens a step."""
     config = json.loads(model.config.to_json_string(use_diff=False))
@@ -164,6 +165,7 @@ def spec_of(
         "max_model_len": 256,
         "block_size": block_size,
         "num_blocks": num_blocks,
+        "num_tail_pages": num_tail_pages,
     }
     document = {
         "schema": "aotgaudi.spec/1",

@@ -78,7 +78,7 @@ class PoolingRunner:
     def exchange(self, step: DefragStep) -> None:
         raise AssertionError(step)
 
-    def clear(self, blocks: object) -> None:
+    def clear(self, blocks: object, pages: object = ()) -> None:
         pass
 
 

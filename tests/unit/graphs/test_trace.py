@@ -60,12 +60,16 @@ def eager_runner(
     dialect: Dialect = ATEN,
     load: Callable[[str], Any] = Eager,
     put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous,
+    num_tail_pages: int | None = None,
 ) -> ProgramRunner:
     """Returns a runner over the traced programs of a model.
 
     `load` makes a unit of its text, by default uncompiled. `put` brings weights, constants and caches to where units run.
     """
-    spec = spec_of(model, batch_invariant=batch_invariant, block_size=block_size)
+    spec = spec_of(
+        model, batch_invariant=batch_invariant, block_size=block_size, num_tail_pages=num_tail_pages
+    )
+    limits = spec.limits
     table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
     declare_samplers(entries, table)
     state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
@@ -77,7 +81,9 @@ def eager_runner(
             tensors.update({f"const:{n}": put(t) for n, t in load_tensors(traced.constants).items()})
         for cache in traced.caches:
             if f"kv:{cache.name}" not in tensors:
-                tensors[f"kv:{cache.name}"] = put(torch.zeros(cache.sizes(spec.limits.num_blocks)))
+                tensor = put(torch.zeros(cache.sizes(limits.num_blocks, limits.num_tail_pages)))
+                tensors[f"kv:{cache.name}"] = tensor
+                (table.tail_caches if cache.has_pages else table.caches).append(tensor)
         calls = tuple(
             Call(unit=k, inputs=p.inputs, outputs=p.outputs) for k, p in zip(keys, traced.pieces, strict=True)
         )
@@ -93,7 +99,6 @@ def eager_runner(
         table.add(entry, BoundProgram(program, units, tensors))
         if isinstance(entry, SamplerEntry):
             table.declare_sampler(entry)
-    table.caches = [tensor for name, tensor in tensors.items() if name.startswith("kv:")]
     return ProgramRunner(table, block_size)
 
 

@@ -41,6 +41,19 @@ def test_kv_cache_is_two_tensors_a_layer_with_a_padding_block() -> None:
     assert kv_cache_bytes(spec_of(num_key_value_heads=None)) == 2 * kv_cache_bytes(spec_of())
 
 
+def test_layers_with_tail_pages_have_these_in_the_place_of_blocks() -> None:
+    window = {
+        "sliding_window": 20,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    }
+    spec = specs.spec_of(
+        model={"dtype": "bfloat16"}, config={**CONFIG, **window}, limits={"num_tail_pages": 9}
+    )
+
+    assert kv_cache_bytes(spec_of(**window)) == kv_cache_bytes(spec_of())
+    assert kv_cache_bytes(spec) == (25 + 10 + 10) * 16 * 2 * 2 * 10 * 2
+
+
 def with_tables(**tables: Any) -> BuildSpec:
     value = spec_of().to_json()
     value["model"].update(tables.pop("model", {}))

@@ -18,10 +18,13 @@ from aotgaudi.spec.rows import (
     Rows,
     compressions_of,
     family_of,
+    fewest_tail_pages,
     require_block_size,
     rows_missing,
     rows_of,
+    tail_layers,
 )
+from tests.specs import limits_of
 
 LLAMA = {
     "model_type": "llama",
@@ -134,6 +137,41 @@ def test_rows_of_a_layer_with_a_window_are_read_as_far_back_as_the_window() -> N
 
 def test_a_window_of_no_layer_in_particular_says_nothing_about_reach() -> None:
     assert rows_of(model_of(LLAMA, sliding_window=20)) == rows_of(model_of(LLAMA))
+
+
+def test_layers_that_keep_only_what_a_window_reads_have_a_tail() -> None:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+
+    assert tail_layers(rows_of(model_of(LLAMA, sliding_window=20, layer_types=kinds))) == {0: 20, 2: 20}
+    assert tail_layers(rows_of(model_of(LLAMA, sliding_window=20, model_type="mistral"))) == dict.fromkeys(
+        range(3), 20
+    )
+    assert tail_layers(rows_of(model_of(LLAMA, model_type="mistral"))) == {}
+    assert tail_layers(rows_of(model_of(COMPRESSED))) == {0: 128}
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.lists(st.integers(0, 60), min_size=1, max_size=5),
+)
+def test_tail_pages_suffice_wherever_sequences_and_a_steps_chunks_lie(
+    block_size: int, reach: int, max_num_seqs: int, starts: list[int]
+) -> None:
+    """The first chunk takes all tokens of a step; every other sequence is about to compute one."""
+    limits = limits_of(
+        max_num_seqs=len(starts), max_num_batched_tokens=block_size + max_num_seqs, max_model_len=200,
+        block_size=block_size, num_blocks=1000,
+    )  # fmt: skip
+    ends = [starts[0] + limits.max_num_batched_tokens, *(start + 1 for start in starts[1:])]
+
+    held = sum(
+        len({token // block_size for token in range(max(0, start - reach + 1), end)})
+        for start, end in zip(starts, ends, strict=True)
+    )
+
+    assert held <= fewest_tail_pages(limits, reach)
 
 
 @pytest.mark.parametrize(
