@@ -202,9 +202,9 @@ class Built:
         """Loads everything over one checkpoint."""
         table = ExecutableTable()
         declare_samplers(self.manifest.entries, table)
-        num_blocks = self.manifest.spec.limits.num_blocks
-        weights = ShardReader(ModelDirectory(model_dir))
-        loader = Loader(make_runtime(self.artifacts.receipt.target), weights, num_blocks)
+        limits = self.manifest.spec.limits
+        weights, runtime = ShardReader(ModelDirectory(model_dir)), make_runtime(self.artifacts.receipt.target)
+        loader = Loader(runtime, weights, limits.num_blocks, num_tail_pages=limits.num_tail_pages)
         loader.load(self.manifest.entries, self.artifacts, table)
         return ProgramRunner(table, BLOCK_SIZE)
 

@@ -1,4 +1,4 @@
-"""The machine of `test_engine_batching` with far fewer tail pages than blocks: hits are longer than the pages that are left."""
+"""The machine of `test_engine_batching`, with far fewer tail pages than blocks: few hits are as long as their blocks."""
 
 from __future__ import annotations
 
@@ -94,3 +94,22 @@ def test_a_hit_ends_where_pages_are_left_and_what_is_computed_again_is_found_aga
 
     assert serve("again", 5) == num_hit
     assert serve("once-more", 5) == 20
+
+
+def test_pages_of_invalid_values_are_named_for_clearing() -> None:
+    core, limits = engine()
+    scheduler = core.scheduler
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    client = make_client("r", tuple(range(5, 12)), params, 0, limits)
+    core.add(client.stream)
+    for _ in range(4):
+        core.step()
+    table = tuple(client.request.block_table)
+    assert scheduler.tails is not None
+    pages = [page for page in scheduler.tails.of(table) if page]
+
+    blocks, cleared = scheduler.discard(client.request)
+
+    assert (blocks, sorted(cleared)) == (table, sorted(pages))
+    assert scheduler.tails.num_held == 0
+    scheduler.check_integrity()
