@@ -53,6 +53,11 @@ OTHER = LAYER.replace("aten.relu.default", "aten.neg.default")
 NOT_LOWERED = LAYER.replace(
     '"aten.relu.default",[{"%":6}]', '"aten.addcmul.default",[{"%":6},{"%":6},{"%":6}]'
 )
+ONE_OPERATOR = text(
+    ["input", "float32", [4, 8], [8, 1]],
+    ["call", "aten.relu.default", [{"%": 0}], {}],
+    ["output", [{"%": 1}]],
+)
 LABEL = "layer (prompt, 1, 4, 0)"
 
 
@@ -112,12 +117,12 @@ class Place:
         found: UnitRow | AotGaudiError = self.in_fork(compile_all, fault)
         return found
 
-    def proved(self, row: UnitRow, fault: str = "") -> ProofRow | AotGaudiError:
+    def proved(self, row: UnitRow, fault: str = "", graph: str = LAYER) -> ProofRow | AotGaudiError:
         def run() -> ProofRow:
-            job = self.job()
+            job, more = self.job(graph), () if graph == ONE_OPERATOR else ("weight:w", "kv:0.k", "step:i")
             calls = (
-                Call(unit=job.key, inputs=("step:x", "weight:w", "kv:0.k", "step:i"), outputs=("h",)),
-                Call(unit=job.key, inputs=("tmp:h", "weight:w", "kv:1.k", "step:i"), outputs=("y",)),
+                Call(unit=job.key, inputs=("step:x", *more), outputs=("h",)),
+                Call(unit=job.key, inputs=("tmp:h", *more), outputs=("y",)),
             )
             program = Program(inputs=(), weights=(), caches=(), calls=calls, outputs=("y",))
             digest = self.store.objects.put_bytes(program.dumps())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,13 +24,15 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.store.scratch import locked_directory
 from tests.e2e.harness import Server, make_model
-from tests.hpu.collecting import LABEL, LAYER, NOT_LOWERED, OTHER, SECONDS, Place
+from tests.environment import ROOT
+from tests.hpu.collecting import LABEL, LAYER, NOT_LOWERED, ONE_OPERATOR, OTHER, SECONDS, Place
 from tests.hpu.conftest import InstalledDouble
 from tests.parallel import once, run_folder
 
 pytestmark = [pytest.mark.hpu_double, pytest.mark.slow]
 
-NUM_TOKENS = 24
+NUM_TOKENS = 32
+NUM_SOME, NUM_MANY, NUM_RESTARTS = 20, 500, 20
 PROMPT = [5, 17, 300, 42, 9]
 SPEC = """\
 schema = "aotgaudi.spec/1"
@@ -36,9 +42,9 @@ dtype = "float32"
 config = "model/config.json"
 [limits]
 max_num_seqs = 2
-max_num_batched_tokens = 16
-max_model_len = 32
-block_size = 16
+max_num_batched_tokens = 32
+max_model_len = 64
+block_size = 32
 num_blocks = 4
 [sampler]
 settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
@@ -90,25 +96,24 @@ class Bench:
             check=False,
         )
 
-    def server(self, **settings: str) -> Server:
-        command = ["serve", "--bundle", "b.bundle", "--model", "model", "--require-warm", "--port", "0"]
+    def server(self, bundle: str = "b.bundle", **settings: str) -> Server:
+        command = ["serve", "--bundle", bundle, "--model", "model", "--require-warm", "--port", "0"]
         return Server([sys.executable, "-m", "aotgaudi", *command], self.environment(**settings), self.folder)
+
+    def build(self) -> None:
+        self.folder.mkdir()
+        make_model(self.folder / "model")
+        (self.folder / "spec.toml").write_text(SPEC, encoding="utf-8")
+        done = self.run("build", "spec.toml", "-o", "b.bundle", "-j", "1")
+        assert done.returncode == 0, done.stderr
+        (self.folder / "build.txt").write_text(done.stdout, encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
 def bench(double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """What one build has made."""
     made = Bench(run_folder(tmp_path_factory) / "hpu-bench", double("1.24.1"))
-
-    def build() -> None:
-        made.folder.mkdir()
-        make_model(made.folder / "model")
-        (made.folder / "spec.toml").write_text(SPEC, encoding="utf-8")
-        done = made.run("build", "spec.toml", "-o", "b.bundle", "-j", "1")
-        assert done.returncode == 0, done.stderr
-        (made.folder / "build.txt").write_text(done.stdout, encoding="utf-8")
-
-    once(tmp_path_factory, "hpu-bench", build)
+    once(tmp_path_factory, "hpu-bench", made.build)
     return made
 
 
@@ -178,25 +183,87 @@ def test_a_check_compares_keys_and_numbers_and_says_why_not_bytes(bench: Bench) 
     assert "a recipe's bytes hold a counter of the process that compiled it" in done.stdout
 
 
-@pytest.mark.parametrize("fault", ["", "eager-op-raises"])
-def test_a_server_gives_the_tokens_of_transformers_and_the_bridge_compiles_nothing(
-    bench: Bench, fault: str
+def ask_for_a_mix(server: Server, num_requests: int) -> None:
+    """Prompts of 1 to 56 tokens, answers of 1 to 8, two at a time; the seed is fixed."""
+    draw = random.Random(26)
+    asked = [
+        ([draw.randrange(300) for _ in range(draw.randint(1, 56))], draw.randint(1, 8))
+        for _ in range(num_requests)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        answers = pool.map(lambda one: server.complete(one[0], max_tokens=one[1], ignore_eos=True), asked)
+        assert [answer["usage"]["completion_tokens"] for answer in answers] == [num for _, num in asked]
+
+
+@pytest.mark.parametrize("num_requests", [NUM_SOME, pytest.param(NUM_MANY, marks=pytest.mark.nightly)])
+def test_a_server_gives_the_tokens_of_transformers_and_the_bridge_compiles_nothing_until_it_forgets(
+    bench: Bench, num_requests: int
 ) -> None:
-    journal = bench.folder / f"served-{fault}"
+    """No operator runs outside a graph. When the bridge does compile, the step is counted, logged, and /ready says so."""
+    journal, forget = bench.folder / f"served-{num_requests}", bench.folder / "state" / "forget"
+    settings = {
+        "AOTGAUDI_DOUBLE_JOURNAL": str(journal),
+        "AOTGAUDI_DOUBLE_FAULTS": "eager-op-raises,live-compile",
+    }
 
-    with bench.server(AOTGAUDI_DOUBLE_JOURNAL=str(journal), AOTGAUDI_DOUBLE_FAULTS=fault) as server:
-        answers = [
-            server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
-            for _ in range(2)
-        ]
+    with bench.server(**settings) as server:
+        answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
+        ask_for_a_mix(server, num_requests)
         compiled = server.metric("aotgaudi_compilations_total", cause="backend")
-        log = server.log
+        seen, ready = events(journal), server.client.get("/ready").status_code
+        forget.touch()
+        server.complete(PROMPT, max_tokens=1)
+        forget.unlink()
+        compiled_then = server.metric("aotgaudi_compilations_total", cause="backend")
+        unready, log = server.client.get("/ready"), server.log
 
-    assert answers == [greedy_text(bench.folder / "model")] * 2
+    assert answer == greedy_text(bench.folder / "model")
     assert "recipes found by the bridge, 0 compiled" in log
+    assert (compiled, ready) == (0, 200)
+    assert "CACHE_HIT" in seen
+    assert not {"GRAPH_COMPILE", "CACHE_MISS", "CPU_FALLBACK"} & set(seen)
+    assert compiled_then == events(journal).count("GRAPH_COMPILE") > 0
+    assert unready.status_code == 503
+    assert f"the device has compiled {compiled_then:.0f} graphs since the server was ready" in unready.text
+    assert "was not warmed-up" in log
+
+
+@pytest.mark.nightly
+def test_each_of_many_restarts_compiles_nothing(bench: Bench) -> None:
+    for number in range(NUM_RESTARTS):
+        journal = bench.folder / f"restart-{number}"
+        with bench.server(AOTGAUDI_DOUBLE_JOURNAL=str(journal)) as server:
+            server.complete(PROMPT, max_tokens=4)
+
+        assert "CACHE_HIT" in events(journal)
+        assert not {"GRAPH_COMPILE", "CACHE_MISS"} & set(events(journal)), number
+
+
+@pytest.mark.nightly
+def test_the_cpu_backends_own_bundle_gives_the_same_tokens(bench: Bench) -> None:
+    (bench.folder / "cpu.toml").write_text(SPEC.replace('"hpu"', '"cpu"'), encoding="utf-8")
+    plain = {"PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    built = bench.run("build", "cpu.toml", "-o", "cpu.bundle", "-j", "1", **plain)
+    assert built.returncode == 0, built.stderr
+
+    with bench.server("cpu.bundle", **plain) as server:
+        answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
+
+    assert answer == greedy_text(bench.folder / "model")
+
+
+@pytest.mark.nightly
+def test_a_release_with_pinned_keys_serves_what_it_has_built(double: InstalledDouble, tmp_path: Path) -> None:
+    old, journal = Bench(tmp_path / "old", double("1.19")), tmp_path / "journal"
+    old.build()
+
+    with old.server(AOTGAUDI_DOUBLE_JOURNAL=str(journal)) as server:
+        answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
+        compiled = server.metric("aotgaudi_compilations_total", cause="backend")
+
+    assert answer == greedy_text(old.folder / "model")
     assert compiled == 0
-    assert "CACHE_HIT" in events(journal)
-    assert not {"GRAPH_COMPILE", "CACHE_MISS", "CPU_FALLBACK"} & set(events(journal))
+    assert not {"GRAPH_COMPILE", "CACHE_MISS"} & set(events(journal))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +290,9 @@ def test_another_machine_is_refused_by_component(
     assert component in served.stderr
 
 
-def test_a_server_refuses_a_damaged_recipe_and_too_little_memory(bench: Bench, tmp_path: Path) -> None:
+def test_a_server_refuses_a_damaged_recipe_one_that_is_gone_and_too_little_memory(
+    bench: Bench, tmp_path: Path
+) -> None:
     serve = ["serve", "--model", "model", "--require-warm", "--port", "0", "--bundle"]
     damaged = tmp_path / "damaged.bundle"
     shutil.copytree(bench.folder / "b.bundle", damaged)
@@ -235,9 +304,12 @@ def test_a_server_refuses_a_damaged_recipe_and_too_little_memory(bench: Bench, t
     path.write_bytes(b"x" + path.read_bytes()[1:])
 
     corrupt = bench.run(*serve, str(damaged))
+    path.unlink()
+    lacking = bench.run(*serve, str(damaged))
     small = bench.run(*serve, "b.bundle", AOTGAUDI_DOUBLE_MEMORY_MIB="0")
 
     assert corrupt.returncode == 4, corrupt.stderr
+    assert lacking.returncode == 3, lacking.stderr
     assert small.returncode == 5, small.stderr
     assert "the model does not fit on the card" in small.stderr
     assert "no number of KV blocks would fit" in small.stderr
@@ -289,6 +361,34 @@ def test_bridges_whose_keys_count_modules_get_pinned_keys(double: InstalledDoubl
     assert first.artifact.keys() == second.artifact.keys()
 
 
+@pytest.mark.parametrize("fault", ["no-flush", "no-recipe-metric"])
+def test_what_a_bridge_lacks_takes_another_way_to_the_same_recipes(
+    newest: Path, tmp_path: Path, fault: str
+) -> None:
+    place = Place(newest, tmp_path / "lacking")
+    whole, row = Place(newest, tmp_path / "whole").compiled(), place.compiled(fault=fault)
+    assert isinstance(whole, UnitRow)
+    assert isinstance(row, UnitRow), row
+
+    proof = place.proved(row, fault=fault)
+
+    assert row.artifact.keys() == whole.artifact.keys()
+    assert isinstance(proof, ProofRow), proof
+    assert (proof.num_rounds, proof.recipes) == (1, {})
+
+
+def test_a_graph_that_compiles_to_nothing_has_no_recipe_and_is_proved(newest: Path, tmp_path: Path) -> None:
+    place = Place(newest, tmp_path)
+    row = place.compiled(ONE_OPERATOR, fault="zero-metadata")
+    assert isinstance(row, UnitRow), row
+
+    proof = place.proved(row, fault="zero-metadata", graph=ONE_OPERATOR)
+
+    assert sorted(row.artifact) == ["graph.txt", "unit.json"]
+    assert isinstance(proof, ProofRow), proof
+    assert (proof.num_recipes, proof.num_rounds) == (0, 1)
+
+
 def test_recipes_that_only_a_program_needs_are_found_by_the_proof_and_recorded(
     newest: Path, tmp_path: Path
 ) -> None:
@@ -303,6 +403,31 @@ def test_recipes_that_only_a_program_needs_are_found_by_the_proof_and_recorded(
     keys = {RecipeName.parse(name) for name in proof.recipes}
     assert len(keys) == 2
     assert None not in keys
+
+
+def test_nothing_queues_up_while_a_server_runs(newest: Path, tmp_path: Path) -> None:
+    place = Place(newest, tmp_path)
+    row = place.compiled()
+    assert isinstance(row, UnitRow), row
+
+    def serve() -> tuple[int, int]:
+        import torch
+
+        from aotgaudi.backends.hpu.runtime import HpuRuntime
+
+        files = {name: (digest, place.store.objects.path(digest)) for name, digest in row.artifact.items()}
+        runtime = HpuRuntime(place.target())
+        runtime.restore((name, digest, path) for name, (digest, path) in files.items())
+        unit = runtime.load({name: path for name, (_, path) in files.items()})
+        tensors = (torch.ones(4, 8), torch.ones(8, 8), torch.zeros(12, 8), torch.tensor([3, 0, 7, 5]))
+        inputs = [runtime.placement.put(tensor) for tensor in tensors]
+        runtime.rehearse({"unit": lambda: unit.run(inputs)})
+        for _ in range(100):
+            unit.run(inputs)
+        metrics = importlib.import_module("habana_frameworks.torch.hpu.metrics")
+        return len(metrics.metric_global("recipe_cache")._queue), runtime.num_compiled()
+
+    assert place.in_fork(serve) == (0, 0)
 
 
 def test_keys_that_never_repeat_in_another_process_are_refused_with_the_units_they_are_of(
@@ -327,15 +452,81 @@ def test_each_card_gets_one_worker_unless_the_vendors_variable_names_fewer(
     place = Place(newest, tmp_path)
 
     def run() -> tuple[int, list[object]]:
-        pool = CardPool(locked_directory(place.store.root), 1, tmp_path / "toolcache", SECONDS)
-        with pool:
-            for ticket, graph in enumerate((LAYER, OTHER)):
-                pool.submit(ticket, place.job(graph))
-            done: list[Done] = []
-            while len(done) < 2:
-                done += pool.wait(1.0)
+        with pool_of(place) as pool:
+            done = all_done(pool, place, (LAYER, OTHER))
         return pool.num_workers, [one.error for one in done]
 
     found = place.in_fork(run, AOTGAUDI_DOUBLE_CARDS="2", HABANA_VISIBLE_MODULES=visible)
 
     assert found == (1 + num_cards, [None, None])
+
+
+def pool_of(place: Place) -> CardPool:
+    return CardPool(locked_directory(place.store.root), 1, place.root / "toolcache", SECONDS)
+
+
+def all_done(pool: CardPool, place: Place, graphs: Sequence[str]) -> list[Done]:
+    for ticket, graph in enumerate(graphs):
+        pool.submit(ticket, place.job(graph))
+    done: list[Done] = []
+    while len(done) < len(graphs):
+        done += pool.wait(1.0)
+    return done
+
+
+def test_two_builds_at_once_have_a_card_each(newest: Path, tmp_path: Path) -> None:
+    """Neither gives its card back before the other has compiled, and the double gives a card to one process alone."""
+    place = Place(newest, tmp_path)
+
+    def build(own: Path, other: Path, graph: str) -> Callable[[], None]:
+        def run() -> None:
+            with pool_of(place) as pool:
+                errors = [one.error for one in all_done(pool, place, (graph,))]
+                own.write_text(f"{pool.num_workers} {errors}", encoding="utf-8")
+                wait_for(other)
+
+        return run
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    settings = {"AOTGAUDI_DOUBLE_CARDS": "2"}
+    builds = (
+        place.started(build(a, b, LAYER), HABANA_VISIBLE_MODULES="0", **settings),
+        place.started(build(b, a, OTHER), HABANA_VISIBLE_MODULES="1", **settings),
+    )
+    for path in (a, b):
+        wait_for(path)
+    while any(fork.poll() is None for fork in builds):
+        time.sleep(0.01)
+
+    assert [path.read_text(encoding="utf-8") for path in (a, b)] == ["2 [None]"] * 2
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not (path.exists() and path.read_bytes()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert path.exists(), f"{path.name} did not come"
+
+
+@pytest.mark.nightly
+@pytest.mark.alone
+def test_two_cards_build_almost_twice_as_fast(newest: Path, tmp_path: Path) -> None:
+    """With a double whose compilations take 4 s each, once each worker has compiled a first unit."""
+    seconds = {}
+    for visible in ("0", "0,1"):
+        place = Place(newest, tmp_path / visible.replace(",", "-"))
+
+        def run(place: Place = place, num_cards: int = len(visible.split(","))) -> float:
+            graphs = [LAYER.replace("[12,8]", f"[{12 + number},8]") for number in range(num_cards + 8)]
+            with pool_of(place) as pool:
+                assert not any(one.error for one in all_done(pool, place, graphs[:num_cards]))
+                began = time.monotonic()
+                assert not any(one.error for one in all_done(pool, place, graphs[num_cards:]))
+                return time.monotonic() - began
+
+        settings = {"AOTGAUDI_DOUBLE_CARDS": "2", "AOTGAUDI_DOUBLE_COMPILE_MS": "4000"}
+        seconds[visible] = place.in_fork(run, HABANA_VISIBLE_MODULES=visible, **settings)
+
+    ratio = seconds["0"] / seconds["0,1"]
+    print(f"8 units: {seconds['0']:.1f} s on one card, {seconds['0,1']:.1f} s on two: x {ratio:.2f}")
+    assert ratio >= 1.7

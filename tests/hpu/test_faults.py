@@ -55,7 +55,7 @@ REFUTES = {
     "checked-indices": "K-44",
     "static-traces": "K-45",
 }
-ELSEWHERE = {"graphs-are-fresh": "K-33", "hang": "", "busy-card": "", "slow-store": ""}
+ELSEWHERE = {"graphs-are-fresh": "K-33", "hang": "", "busy-card": "", "slow-store": "", "live-compile": ""}
 """Shown by other tests: K-33 needs Intel's torch; the others are about processes."""
 
 

@@ -43,6 +43,8 @@ pytestmark = pytest.mark.hpu_double
 
 SERVER = ROOT / "tests" / "guests" / "gaudi_server.py"
 BUCKETS = "cache/shapes/vllm.buckets"
+TWO_RANKS = ("--tensor-parallel-size", "2")
+TWO_CARDS = {"AOTGAUDI_DOUBLE_CARDS": "2", "PT_HPU_INFERENCE_MODE": "1"}
 
 
 @dataclass
@@ -226,6 +228,7 @@ def ask(port: int, num_tokens: int) -> None:
     assert connection.getresponse().status == 200
 
 
+@pytest.mark.nightly
 def test_a_server_that_counts_its_blocks_anew_is_not_sealed(
     newest: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -273,19 +276,13 @@ def test_shards_are_run_side_by_side_and_their_union_is_proved(
     assert {file.path for file in built.bundle.require_capture().files} == {file.path for file in whole.files}
 
 
-def test_every_rank_is_watched_and_one_set_of_recipes_serves_all(
+def test_one_set_of_recipes_serves_every_rank(
     captured: Bench, newest: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """In inference mode each rank has a directory of its own, with its number."""
-    bench = Bench(tmp_path_factory.mktemp("t"), newest, flags=("--tensor-parallel-size", "2"))
-    cards = {"AOTGAUDI_DOUBLE_CARDS": "2", "PT_HPU_INFERENCE_MODE": "1"}
+    bench = Bench(tmp_path_factory.mktemp("t"), newest, flags=TWO_RANKS)
 
-    with pytest.raises(CaptureError, match="is not warm") as caught:
-        bench.build(STANDIN_FAULT="drifts-1", **cards)
-    assert "(VllmWorker-1)" in str(caught.value)
-    assert "(VllmWorker-0)" not in str(caught.value)
-
-    built = bench.build(**cards)
+    built = bench.build(**TWO_CARDS)
 
     receipt = built.bundle.require_capture()
     of_rank = {
@@ -296,3 +293,14 @@ def test_every_rank_is_watched_and_one_set_of_recipes_serves_all(
     assert of_rank[0] == of_rank[1] == {Path(f.path).name for f in alone.files if f.kind == "recipe"}
     assert receipt.expected.roles == {"APIServer": 1, "EngineCore": 1, "Worker": 2}
     assert set(receipt.expected.loads.values()) == {2}
+
+
+@pytest.mark.nightly
+def test_every_rank_is_watched(newest: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    bench = Bench(tmp_path_factory.mktemp("u"), newest, flags=TWO_RANKS)
+
+    with pytest.raises(CaptureError, match="is not warm") as caught:
+        bench.build(STANDIN_FAULT="drifts-1", **TWO_CARDS)
+
+    assert "(VllmWorker-1)" in str(caught.value)
+    assert "(VllmWorker-0)" not in str(caught.value)
