@@ -215,7 +215,8 @@ def test_a_server_gives_the_tokens_of_transformers_and_the_bridge_compiles_nothi
         server.complete(PROMPT, max_tokens=1)
         forget.unlink()
         compiled_then = server.metric("aotgaudi_compilations_total", cause="backend")
-        unready, log = server.client.get("/ready"), server.log
+        unready = server.client.get("/ready")
+    log = server.log
 
     assert answer == greedy_text(bench.folder / "model")
     assert "recipes found by the bridge, 0 compiled" in log
@@ -493,11 +494,10 @@ def test_two_builds_at_once_have_a_card_each(newest: Path, tmp_path: Path) -> No
         place.started(build(a, b, LAYER), HABANA_VISIBLE_MODULES="0", **settings),
         place.started(build(b, a, OTHER), HABANA_VISIBLE_MODULES="1", **settings),
     )
-    for path in (a, b):
-        wait_for(path)
     while any(fork.poll() is None for fork in builds):
         time.sleep(0.01)
 
+    assert [fork.poll() for fork in builds] == [0, 0]
     assert [path.read_text(encoding="utf-8") for path in (a, b)] == ["2 [None]"] * 2
 
 
@@ -511,22 +511,22 @@ def wait_for(path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.alone
 def test_two_cards_build_almost_twice_as_fast(newest: Path, tmp_path: Path) -> None:
-    """With a double whose compilations take 4 s each, once each worker has compiled a first unit."""
+    """Compilations take 15 s each, beside which our own work is little; each worker has compiled a unit before."""
     seconds = {}
     for visible in ("0", "0,1"):
         place = Place(newest, tmp_path / visible.replace(",", "-"))
 
         def run(place: Place = place, num_cards: int = len(visible.split(","))) -> float:
-            graphs = [LAYER.replace("[12,8]", f"[{12 + number},8]") for number in range(num_cards + 8)]
+            graphs = [LAYER.replace("[12,8]", f"[{12 + number},8]") for number in range(num_cards + 6)]
             with pool_of(place) as pool:
                 assert not any(one.error for one in all_done(pool, place, graphs[:num_cards]))
                 began = time.monotonic()
                 assert not any(one.error for one in all_done(pool, place, graphs[num_cards:]))
                 return time.monotonic() - began
 
-        settings = {"AOTGAUDI_DOUBLE_CARDS": "2", "AOTGAUDI_DOUBLE_COMPILE_MS": "4000"}
+        settings = {"AOTGAUDI_DOUBLE_CARDS": "2", "AOTGAUDI_DOUBLE_COMPILE_MS": "15000"}
         seconds[visible] = place.in_fork(run, HABANA_VISIBLE_MODULES=visible, **settings)
 
     ratio = seconds["0"] / seconds["0,1"]
-    print(f"8 units: {seconds['0']:.1f} s on one card, {seconds['0,1']:.1f} s on two: x {ratio:.2f}")
+    print(f"6 units: {seconds['0']:.1f} s on one card, {seconds['0,1']:.1f} s on two: x {ratio:.2f}")
     assert ratio >= 1.7
