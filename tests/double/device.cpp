@@ -249,7 +249,8 @@ void compile_eagerly(const c10::FunctionSchema& schema, const std::vector<c10::I
 // D-27: indices are not checked, and negative ones count from the end; the CPU's operators refuse some.
 void wrap_indices(const std::string& name, torch::jit::Stack* stack, size_t first) {
   static const std::set<std::string> indexed = {"aten::index_select", "aten::gather", "aten::index_copy",
-                                                "aten::index_copy_", "aten::index_add", "aten::index_add_"};
+                                                "aten::index_copy_", "aten::index_add", "aten::index_add_",
+                                                "aten::index_reduce", "aten::index_reduce_"};
   const bool is_embedding = name == "aten::embedding";
   if (!is_embedding && !indexed.count(name)) return;
   if (has_fault("checked-indices")) return;

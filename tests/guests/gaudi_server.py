@@ -5,12 +5,14 @@
     gaudi_server.py serve MODEL --num-gpu-blocks-override N --block-size N --max-model-len N --max-num-batched-tokens N
                                 --max-num-seqs N [--port N] ...
     VLLM_BUCKETING_FROM_FILE   its buckets
+    VLLM_T_COMPILE_DYNAMIC_SHAPES   unless false: one function for all buckets, traced as Dynamo decides
     STANDIN_FAULT              drifts: the shapes of its graphs are others at each start; drifts-1: those of rank 1
 
 As in vLLM there is an API server and an EngineCore, each of which loads the plugins of ``vllm.general_plugins``. The
 EngineCore runs a dummy step for each bucket before it serves, and looks every step up as upstream does
-(vllm_gaudi/extension/bucketing/common.py); its "model" is one graph for each padded shape. With ``--tensor-parallel-size N``
-each rank is a process of the EngineCore with a bridge of its own, and ranks add up what they compute over gloo.
+(vllm_gaudi/extension/bucketing/common.py); its "model" is one graph for each padded shape, if shapes are static. With
+``--tensor-parallel-size N`` each rank is a process of the EngineCore with a bridge of its own, and ranks add up what they
+compute over gloo.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ class Engine:
         self._graphs: dict[tuple[int, int, int], Any] = {}
         drifts = os.environ.get("STANDIN_FAULT") in ("drifts", f"drifts-{rank}")
         self._more_blocks = os.getpid() if drifts else 0
+        self._is_static = os.environ.get("VLLM_T_COMPILE_DYNAMIC_SHAPES", "true").lower() == "false"
         self._group: Any = None
         if ranks > 1:
             self._group = self._bridge.torch.distributed
@@ -99,22 +102,34 @@ class Engine:
         """Waits until what was compiled is stored."""
         self._bridge.flush()
 
+    def num_compiled(self) -> int:
+        """Returns how many recipes this process has compiled."""
+        return self._bridge.counts().compiled
+
     def _run(self, bucket: tuple[int, int, int]) -> float:
         size, query, blocks = bucket
         torch = self._bridge.torch
         tokens, context = torch.ones(size * query, WIDTH), torch.ones(blocks + 1 + self._more_blocks, WIDTH)
         if bucket not in self._graphs:
-            self._bridge.forget()
-            self._graphs[bucket] = self._bridge.compiled(_graph)
+            self._graphs[bucket] = self._compiled()
         total = self._graphs[bucket](*self._bridge.placed(tokens, context)).cpu().sum()
         if self._group is not None:
             self._group.all_reduce(total)
         return float(total)
 
+    def _compiled(self) -> Any:
+        if self._graphs and not self._is_static:
+            return next(iter(self._graphs.values()))
+        self._bridge.forget()
+        return self._bridge.compiled(_graph, self._is_static)
+
 
 def _graph(tokens: Any, context: Any) -> Any:
     weights = (tokens @ context.t() * 0.125).relu()
-    return (weights @ context + tokens) * 0.5
+    mixed = weights @ context + tokens
+    return (
+        mixed.reshape(tokens.shape[0] * 2, WIDTH // 2) * 0.5
+    )  # A size in the graph's text, as models have it.
 
 
 def worker(pipe: Connection, *of_engine: Any) -> None:

@@ -71,9 +71,11 @@ def kernels() -> Iterator[tuple[str, Any]]:
 
 
 def indices() -> Iterator[tuple[str, Any]]:
-    """D-27, outside graphs."""
+    """D-27."""
     table, last = torch.arange(6, device="hpu").view(3, 2), torch.tensor([-1], device="hpu")
     yield "last rows", [table.index_select(0, last).tolist(), functional.embedding(last, table).tolist()]
+    spread = torch.compile(lambda rows: functional.one_hot(rows, 3) * 1, backend="hpu_backend")
+    yield "one hot", spread(torch.tensor([-1, 1], device="hpu")).tolist()
 
 
 def streams() -> Iterator[tuple[str, Any]]:

@@ -190,6 +190,7 @@ def test_models_find_kernels_streams_generators_and_a_world_of_one(newest: Path,
     assert {name: value for name, value in seen.items() if name not in far} == {
         "grouped": [True, False, False],
         "last rows": [[[4, 5]], [[4, 5]]],
+        "one hot": [[0, 0, 0], [0, 1, 0]],
         "current stream": True,
         "after it": True,
         "copied": [0, 1, 2],

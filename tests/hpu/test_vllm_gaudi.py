@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -18,10 +19,13 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.errors import AotGaudiError, CaptureError, NotWarmError
+from aotgaudi.bundle.launch import WarmUpLevel
+from aotgaudi.errors import AotGaudiError, CaptureError, NotWarmError, SpecError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.manifest.bucket_file import bucket_file_of
+from aotgaudi.manifest.coverage import left_out
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
@@ -55,6 +59,8 @@ class Bench:
     double: Path
     flags: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
+    level: WarmUpLevel = "smoke"
+    ready_seconds: float = 240
 
     def __post_init__(self) -> None:
         here = Here(self.folder)
@@ -68,7 +74,8 @@ class Bench:
 
     @property
     def spec(self) -> BuildSpec:
-        return spec_from_json(spec_tables(limits=ONE_SEQUENCE, scheduler={"engine": "vllm"}))
+        target = {"backend": "hpu", "execution_mode": "torch_compile"}
+        return spec_from_json(spec_tables(limits=ONE_SEQUENCE, scheduler={"engine": "vllm"}, target=target))
 
     def environ(self, more: Mapping[str, str]) -> dict[str, str]:
         paths = [str(self.double), str(self.folder / "site"), str(ROOT)]
@@ -82,8 +89,12 @@ class Bench:
             **more,
         }
 
+    def words(self, port: int) -> tuple[str, ...]:
+        """The user's command."""
+        return ("vllm", "serve", str(self.folder / "tiny"), "--port", str(port), *self.flags)
+
     def shaped(self, **environ: str) -> Shaped:
-        words = ("vllm", "serve", str(self.folder / "tiny"), "--port", str(free_port()), *self.flags)
+        words = self.words(free_port())
         return shaped_command(words, self.environ(environ), self.spec, self.folder / "r")
 
     def order(self, **environ: str) -> Order:
@@ -91,10 +102,11 @@ class Bench:
         launch = describe(
             given.found,
             root=str(self.folder / "r"),
-            asked=given.asked("smoke"),
+            asked=given.asked(self.level),
             manifest_id=given.manifest_id,
         )
-        return Order(given.found, launch, self.folder / "out", ready_seconds=240, given=given.files)
+        ready = self.ready_seconds
+        return Order(given.found, launch, self.folder / "out", ready_seconds=ready, given=given.files)
 
     @property
     def store(self) -> Store:
@@ -156,8 +168,8 @@ def test_it_serves_warm_by_its_user_s_command_whatever_is_asked(captured: Bench)
     port, guest = free_port(), free_port()
     with running(captured, port, guest) as process:
         wait_until_ready(port, process)
-        for num_tokens in range(1, 31):
-            ask(guest, num_tokens)
+        for number in range(300):
+            ask(guest, num_tokens=number % 30 + 1, num_generated=number % 4 + 1)
         metrics = get(port, "/metrics")[1]
     assert "aotgaudi_guest_warm 1" in metrics
     counted = [line for line in metrics.splitlines() if line.startswith("aotgaudi_compilations_total")]
@@ -186,7 +198,7 @@ def running(bench: Bench, port: int, guest: int, **environ: str) -> Iterator[Bas
     """`aotgaudi run` with the command that was given to the build, without what the shapes added to it."""
     options = RunOptions(
         bundle=bench.folder / "out",
-        words=("vllm", "serve", str(bench.folder / "tiny"), "--port", str(guest)),
+        words=bench.words(guest),
         environ=bench.environ(environ),
         policy=Policy(require_warm=True),
         listen=Listen("127.0.0.1", port),
@@ -203,8 +215,8 @@ def running(bench: Bench, port: int, guest: int, **environ: str) -> Iterator[Bas
         assert process.exitcode is not None
 
 
-def wait_until_ready(port: int, process: BaseProcess) -> None:
-    deadline = time.monotonic() + 240
+def wait_until_ready(port: int, process: BaseProcess, seconds: float = 240) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and process.is_alive():
         with suppress(OSError):
             if get(port, "/ready")[0] == 200:
@@ -220,12 +232,37 @@ def get(port: int, path: str) -> tuple[int, str]:
     return answer.status, answer.read().decode()
 
 
-def ask(port: int, num_tokens: int) -> None:
-    """A prompt of so many tokens, and two more."""
+def ask(port: int, num_tokens: int, num_generated: int) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {"model": "tiny", "prompt": list(range(num_tokens)), "max_tokens": 2}
+    body = {"model": "tiny", "prompt": list(range(num_tokens)), "max_tokens": num_generated}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     assert connection.getresponse().status == 200
+
+
+def test_without_static_shapes_a_closed_table_compiles_on_traffic_and_so_is_refused_and_told(
+    newest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The table is the same, each bucket was run, and all requests find one: a bucket is a graph in static shapes alone."""
+    bench = Bench(tmp_path_factory.mktemp("d"), newest)
+    file = bucket_file_of(bench.spec)
+    (bench.folder / "buckets").write_text(file.text)
+    code = (
+        "import json, sys\nfrom tests.guests.gaudi_server import Engine\n"
+        "engine = Engine(json.loads(sys.argv[1]))\nengine.warm_up()\nbefore = engine.num_compiled()\n"
+        "[engine.answer(number % 30 + 1, number % 4 + 1) for number in range(300)]\n"
+        "print(engine.num_compiled() - before)"
+    )
+
+    def compiled_live(**environ: str) -> int:
+        shown = bench.environ({"VLLM_BUCKETING_FROM_FILE": str(bench.folder / "buckets"), **environ})
+        command = [sys.executable, "-c", code, json.dumps(dict(file.pinned))]
+        return int(subprocess.run(command, env=shown, check=True, capture_output=True, text=True).stdout)
+
+    assert compiled_live(**{DYNAMIC_SHAPES_VARIABLE: "false"}) == 0
+    assert compiled_live() > 0
+    with pytest.raises(SpecError, match=DYNAMIC_SHAPES_VARIABLE):
+        bench.build(**{DYNAMIC_SHAPES_VARIABLE: "true"})
+    assert any(f"set {DYNAMIC_SHAPES_VARIABLE}=false" in line for line in left_out(bench.spec))
 
 
 @pytest.mark.nightly

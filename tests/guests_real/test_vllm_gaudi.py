@@ -1,0 +1,284 @@
+"""An installed vllm-gaudi does what we say of it, on the double of its bridge: ``ci/test --vllm-gaudi PYTHON``.
+
+PYTHON is the interpreter of an environment that its owner made. The double is compiled for that environment's torch,
+into a folder of the test, and found by PYTHONPATH: nothing is written into the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
+from aotgaudi.bucketing.upstream import UpstreamLookup, blocks_beside
+from aotgaudi.bucketing.versions import GaudiVersion, find_version
+from aotgaudi.manifest.bucket_file import bucket_file_of
+from aotgaudi.manifest.coverage import coverage_of_server
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.wrap.from_vllm.command import VllmCommand
+from aotgaudi.wrap.from_vllm.limits import Pin
+from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
+from aotgaudi.wrap.from_vllm.warm_up_log import warm_up_log
+from tests.environment import ROOT
+
+pytestmark = [pytest.mark.guests, pytest.mark.timeout(5400)]
+
+PYTHON_VARIABLE = "AOTGAUDI_VLLM_GAUDI_PYTHON"
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "dtype": "bfloat16",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+NUM_GENERATED = 6
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Length, sequences, batched tokens, blocks, and tokens of a block."""
+
+    max_model_len: int = 512
+    max_num_seqs: int = 4
+    max_num_batched_tokens: int = 256
+    num_gpu_blocks_override: int = 33
+    block_size: int = 128
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration. With `has_file` the server reads our bucket file."""
+
+    limits: Limits = field(default_factory=Limits)
+    prefix_caching: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)
+    has_file: bool = False
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """The command's."""
+        pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in vars(self.limits).items())
+        caching = "--enable-prefix-caching" if self.prefix_caching else "--no-enable-prefix-caching"
+        return ("--dtype", "bfloat16", *(word for pair in pairs for word in pair), caching)
+
+
+SMALL = Limits(block_size=64, num_gpu_blocks_override=40)
+ODD = Limits(700, 6, 384, 9)
+CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "true"}  # And so the defragmenter.
+CASES = {
+    "plain": Case(),
+    "prefix caching": Case(prefix_caching=True),
+    "contiguous": Case(variables=CONTIGUOUS),
+    "odd limits": Case(ODD, prefix_caching=True),
+    "small blocks": Case(SMALL),
+    "small blocks, contiguous": Case(SMALL, variables=CONTIGUOUS),
+    "linear": Case(variables={"VLLM_BUCKETING_STRATEGY": "lin"}),
+    "linear, prefix caching": Case(SMALL, prefix_caching=True, variables={"VLLM_BUCKETING_STRATEGY": "lin"}),
+    "one sequence": Case(Limits(max_num_seqs=1)),
+    "long": Case(Limits(1024, 8, 512, 80), prefix_caching=True),
+    "file": Case(has_file=True),
+    "file, prefix caching": Case(prefix_caching=True, has_file=True),
+    "file, contiguous": Case(variables=CONTIGUOUS, has_file=True),
+    "file, odd limits": Case(ODD, prefix_caching=True, has_file=True),
+}
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """Somebody's environment, with a double for it."""
+
+    python: Path
+    double: Path
+    model: Path
+
+    @property
+    def rules(self) -> str:
+        """The version whose rules apply."""
+        code = "import importlib.metadata as m; print(m.version('vllm-gaudi'))"
+        done = subprocess.run([self.python, "-c", code], check=True, capture_output=True, text=True)
+        return f"vllm-gaudi@v{done.stdout.strip()}"
+
+    def environ(self, **more: str) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+        return {
+            **kept,
+            "PATH": f"{self.double / 'bin'}:{self.python.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.double),
+            "AOTGAUDI_DOUBLE_COMPILE_MS": "0",
+            "PT_HPU_LAZY_MODE": "0",
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            **more,
+        }
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Plugin:
+    given = os.environ.get(PYTHON_VARIABLE)
+    if not given:
+        pytest.skip("no interpreter with vllm-gaudi is named: ci/test --vllm-gaudi PYTHON")
+    folder = tmp_path_factory.mktemp("g")
+    script = ROOT / "tests" / "double" / "install.py"
+    subprocess.run([given, script, folder / "double", "--profile", "1.24.1"], check=True)
+    model = folder / "llama"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    return Plugin(Path(given).absolute(), folder / "double", model)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A case as we read it."""
+
+    case: Case
+    spec: BuildSpec
+    variables: Mapping[str, str]
+
+    @classmethod
+    def of(cls, case: Case, plugin: Plugin) -> Served:
+        variables = {"PT_HPU_LAZY_MODE": "0", **case.variables}
+        setup = VllmSetup(
+            command=VllmCommand.parse(f"vllm serve {plugin.model} {' '.join(case.flags)}"),
+            environment=variables,
+            config=CONFIG,
+            version=plugin.rules,
+            pin=Pin(),
+            read_file=lambda path: Path(path).read_text(encoding="utf-8"),
+            digest_file=lambda path: path,
+        )
+        spec = spec_from_vllm(setup)[0]
+        if not case.has_file:
+            return cls(case, spec, variables)
+        file = bucket_file_of(spec)
+        path = plugin.model.parent / f"{len(list(plugin.model.parent.iterdir()))}.buckets"
+        path.write_text(file.text, encoding="utf-8")
+        return cls(case, file.spec, {**variables, **file.variables(str(path))})
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """What `vllm_gaudi_engine.py` reads."""
+        engine = {**vars(self.case.limits), "enable_prefix_caching": self.case.prefix_caching}
+        engine["dtype"] = "bfloat16"
+        return {"engine": engine, "variables": dict(self.variables), "prompts": prompts(self.case.limits)}
+
+    @property
+    def version(self) -> GaudiVersion:
+        version = find_version(self.spec.bucketing.version)
+        assert isinstance(version, GaudiVersion)
+        return version
+
+    @property
+    def inputs(self) -> BucketingInputs:
+        return BucketingInputs.from_spec(self.spec.limits, self.spec.bucketing)
+
+    @property
+    def tables(self) -> tuple[tuple[Bucket, ...], tuple[Bucket, ...]]:
+        strategy = self.version.strategies[self.spec.bucketing.strategy]
+        return strategy.prompt_table(self.inputs), strategy.decode_table(self.inputs)
+
+    def warmed(self) -> Iterator[tuple[str, Bucket]]:
+        """The shapes of the warm-up's steps, in order: each table from its end, as the look-up pads the dummy batches."""
+        inputs, (prompt, decode) = self.inputs, self.tables
+        lookup = UpstreamLookup(self.version.lookup, inputs, prompt, decode)
+        for size, query, blocks in reversed(prompt):
+            is_long = query + blocks * inputs.block_size > inputs.max_model_len
+            context = blocks_beside(query, inputs) if is_long else blocks
+            yield "prompt", lookup.find_prompt(size, query, context).bucket
+        for asked, _, blocks in reversed(decode):
+            # Contiguous: each sequence has a block, the last of which is the bucket's.
+            size = lookup.find_decode(asked, 2 * asked).bucket[0] if inputs.contiguous_pa else asked
+            _, query, padded = lookup.find_decode(size, blocks).bucket
+            yield "decode", (size, query, max(blocks, padded))
+
+
+def prompts(limits: Limits) -> list[list[int]]:
+    """Short and long ones, in chunks, and some that begin alike; they come at once."""
+    draw = random.Random(25)
+    most = limits.max_model_len - NUM_GENERATED - 1
+    shared = [draw.randrange(3, 2048) for _ in range(most)]
+    found = []
+    for number in range(24):
+        length = draw.choice([draw.randint(1, 64), draw.randint(1, most), most - draw.randint(0, 40)])
+        begin = shared[: draw.randint(0, length)] if number % 3 == 0 else []
+        found.append([*begin, *(draw.randrange(3, 2048) for _ in range(length - len(begin)))])
+    return found
+
+
+def distinct(steps: Iterable[Any]) -> list[Any]:
+    return list(dict.fromkeys(steps))
+
+
+@pytest.fixture(scope="module")
+def seen(plugin: Plugin) -> dict[str, tuple[Served, dict[str, Any]]]:
+    """What engines of all cases did: one process, which imports vLLM once."""
+    served = {name: Served.of(case, plugin) for name, case in CASES.items()}
+    asked = "".join(json.dumps(one.configuration) + "\n" for one in served.values())
+    done = subprocess.run(
+        [plugin.python, ROOT / "tests" / "guests_real" / "vllm_gaudi_engine.py", plugin.model],
+        env=plugin.environ(TORCHDYNAMO_DISABLE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0"),
+        input=asked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(CASES), done.stderr[-4000:]
+    return {name: (served[name], answer) for name, answer in zip(CASES, answers, strict=True)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_has_our_tables_and_warms_them_up_in_our_order(
+    seen: dict[str, tuple[Served, dict[str, Any]]], name: str
+) -> None:
+    served, found = seen[name]
+
+    assert "failed" not in found, found["failed"]
+    prompt, decode = served.tables
+    assert [tuple(bucket) for bucket in found["prompt"]] == list(prompt)
+    assert [tuple(bucket) for bucket in found["decode"]] == list(decode)
+    warmed = [(phase, tuple(shape)) for phase, *shape in found["warmed"]]
+    assert distinct(warmed) == distinct(served.warmed())
+    ours = [line.text for line in warm_up_log(Manifest.of(served.spec))]
+    heads = ("Warming up", "temp=", "Starting sampler", "Sampler warmup", "Defragmenter", "Skipping defrag")
+    assert [line for line in found["log"] if line.startswith(heads)] == ours
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_cold_is_what_we_say_is_cold(
+    seen: dict[str, tuple[Served, dict[str, Any]]], name: str
+) -> None:
+    served, found = seen[name]
+    coverage = coverage_of_server(served.spec)
+    assert coverage is not None
+
+    warmed = {(phase, tuple(shape)) for phase, *shape in found["warmed"]}
+    tables = dict(zip(("prompt", "decode"), served.tables, strict=True))
+    left = {bucket for phase, table in tables.items() for bucket in table if (phase, bucket) not in warmed}
+    assert left == set(coverage.cold)
+    live = {(phase, tuple(shape)) for phase, *shape in found["live"]} - warmed
+    outside = {shape for phase, shape in live if shape not in tables[phase]}
+    assert {shape for _, shape in live} - outside <= set(coverage.cold)
+    assert not outside or coverage.coverage.smallest is not None
+    assert len(found["live"]) > len(prompts(served.case.limits))
+    if served.case.has_file:
+        assert not live
