@@ -85,7 +85,7 @@ class PoolingRunner:
 def _expected(spec: PoolerSpec, prompt: list[int], dimensions: int | None = None) -> list[float]:
     states = torch.tensor([_state(token_id, i) for i, token_id in enumerate(prompt)], dtype=torch.float64)
     vector = {"LAST": states[-1], "CLS": states[0], "MEAN": states.mean(0)}[spec.pooling_type][:dimensions]
-    return (vector / vector.norm() if spec.normalize else vector).tolist()
+    return (torch.nn.functional.normalize(vector, dim=0) if spec.normalize else vector).tolist()
 
 
 class Owners:
