@@ -23,7 +23,7 @@ from aotgaudi.graphs.program import Call, Program
 from aotgaudi.store.store import Store
 from tests.hpu.forks import Fork, start_fork
 
-SECONDS = 240.0
+SECONDS = 480.0
 
 
 def environment_of(folder: Path, directory: Path, **more: str) -> Mapping[str, str]:

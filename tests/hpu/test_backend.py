@@ -29,7 +29,7 @@ from tests.hpu.collecting import LABEL, LAYER, NOT_LOWERED, ONE_OPERATOR, OTHER,
 from tests.hpu.conftest import InstalledDouble
 from tests.parallel import once, run_folder
 
-pytestmark = [pytest.mark.hpu_double, pytest.mark.slow]
+pytestmark = [pytest.mark.hpu_double, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_TOKENS = 32
 NUM_SOME, NUM_MANY, NUM_RESTARTS = 20, 500, 20
