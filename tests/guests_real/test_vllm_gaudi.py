@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream import UpstreamLookup, blocks_beside
 from aotgaudi.bucketing.versions import GaudiVersion, find_version
@@ -24,11 +26,13 @@ from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.coverage import coverage_of_server
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.limits import Pin
 from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
 from aotgaudi.wrap.from_vllm.warm_up_log import warm_up_log
 from tests.environment import ROOT
+from tests.hpu.test_vllm_gaudi import Bench
 
 pytestmark = [pytest.mark.guests, pytest.mark.timeout(5400)]
 
@@ -140,10 +144,26 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Plugin:
     folder = tmp_path_factory.mktemp("g")
     script = ROOT / "tests" / "double" / "install.py"
     subprocess.run([given, script, folder / "double", "--profile", "1.24.1"], check=True)
-    model = folder / "llama"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(CONFIG))
-    return Plugin(Path(given).absolute(), folder / "double", model)
+    return Plugin(Path(given).absolute(), folder / "double", written_model(folder / "llama"))
+
+
+def written_model(folder: Path) -> Path:
+    """A model without weights (vLLM draws them). Its tokens are the bytes, so that JSON can be written."""
+    folder.mkdir()
+    special = ["<unk>", "<s>", "</s>"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    fill = [f"<{number}>" for number in range(CONFIG["vocab_size"] - len(special) - len(letters))]
+    vocabulary = {word: token for token, word in enumerate([*special, *letters, *fill])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    for name, content in (("config", CONFIG), ("tokenizer_config", settings), ("generation_config", {})):
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return folder
 
 
 @dataclass(frozen=True)
@@ -282,3 +302,45 @@ def test_what_is_cold_is_what_we_say_is_cold(
     assert len(found["live"]) > len(prompts(served.case.limits))
     if served.case.has_file:
         assert not live
+
+
+@dataclass
+class RealBench(Bench):
+    """The server of a case, in place of the stand-in."""
+
+    plugin: Plugin | None = None
+    case: Case = field(default_factory=Case)
+
+    def __post_init__(self) -> None:
+        pass
+
+    @property
+    def installed(self) -> Plugin:
+        assert self.plugin is not None
+        return self.plugin
+
+    @property
+    def spec(self) -> BuildSpec:
+        return Served.of(self.case, self.installed).spec
+
+    def words(self, port: int) -> tuple[str, ...]:
+        served = (str(self.installed.python.parent / "vllm"), "serve", str(self.installed.model))
+        place = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny")
+        return (*served, *self.case.flags, *place, "--load-format", "dummy")
+
+    def environ(self, more: Mapping[str, str]) -> dict[str, str]:
+        return self.installed.environ(**self.case.variables, **more)
+
+
+def test_a_capture_with_our_table_is_proved(
+    plugin: Plugin, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
+    folder = tmp_path_factory.mktemp("c")  # Sockets' paths are short.
+    bench = RealBench(folder, plugin.double, level="sampler", ready_seconds=1200, plugin=plugin)
+
+    built = bench.build()
+
+    receipt = built.bundle.require_capture()
+    assert receipt.expected.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
+    assert receipt.proof.counts["compile"] == receipt.proof.counts["new_files"] == 0
