@@ -208,7 +208,10 @@ def _graphs_beyond_buckets(spec: BuildSpec) -> Iterator[str]:
         f"graphs of shapes that are traced as dynamic ones: set {DYNAMIC_SHAPES_VARIABLE}=false, as --bucket-file and"
         " `build capture --shapes` do"
     )
-    yield "sampler graphs of batches that mix greedy and random requests, which the server's warm-up does not run"
+    yield (
+        "sampler graphs of batches that mix greedy and random requests, which the server's warm-up does not run;"
+        " `build capture --shapes` asks for batches of each kind in each size"
+    )
     if spec.scheduler.chunked_prefill:
         yield "logits of no rows, in steps whose chunks end no prompt, which the server's warm-up does not run"
 

@@ -14,6 +14,7 @@ The file is JSONL, in the form of OpenAI's batches::
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 import struct
@@ -36,7 +37,7 @@ COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/
 _COMPARED = frozenset({COMPLETIONS, CHAT})
 _PROMPT = "The capital of Italy is"
 _MAX_TOKENS, _DRAFTED_TOKENS = 8, 32
-_LONG_TOKENS = 300
+_LONG_TOKENS, _SHORT_TOKENS = 300, 4
 _ID_LOW, NUM_TOKEN_IDS = 10, 240
 """Token ids that every vocabulary has, and that stand for at most a character or a word."""
 _PLAIN: Mapping[str, JsonValue] = {"prompt": _PROMPT, "max_tokens": _MAX_TOKENS, "temperature": 0}
@@ -162,6 +163,50 @@ def _mixed() -> Iterator[WarmUpRequest]:
     for name, body in others.items():
         one = completion(f"greedy beside {name}", max_tokens=2 * _MAX_TOKENS, ignore_eos=True)
         yield one.model_copy(update={"beside": ({**one.body, **body},)})
+
+
+def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]:
+    """Yields a batch of each kind of sampling, in each of these sizes.
+
+    Where a sampler is compiled, a graph of it follows from the size of a batch, from what its requests ask for together, and
+    from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Each request is as long
+    as it takes until all of a batch run. Which of them comes first makes a difference, too.
+    """
+    for size, (kind, truncation) in itertools.product(sizes, _truncations().items()):
+        most = room.max_model_len or size + 2 * _MAX_TOKENS
+        prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
+        plain: dict[str, JsonValue] = {
+            "prompt": prompt,
+            "max_tokens": min(size + _MAX_TOKENS, most - len(prompt)),
+        }
+        greedy: dict[str, JsonValue] = {**plain, "ignore_eos": True, "temperature": 0}
+        random: dict[str, JsonValue] = {**greedy, "temperature": 0.8, **truncation}
+        for num_greedy in range(min(size, 2)):
+            for num_seeded in sorted({0, 1, size - num_greedy}):
+                num_plain = size - num_greedy - num_seeded
+                seeded: dict[str, JsonValue] = {**random, "seed": 1}
+                most_of_them, num_most = (random, num_plain) if num_plain else (seeded, num_seeded)
+                others = [*[greedy] * num_greedy, *[seeded] * (size - num_greedy - num_most)]
+                name = (
+                    f"batch of {size}: {num_greedy} greedy, {num_plain} random, {num_seeded} with seeds{kind}"
+                )
+                one = WarmUpRequest(name=name, path=COMPLETIONS, body=most_of_them, copies=num_most)
+                yield one.model_copy(update={"beside": tuple(others)})
+                if num_greedy:
+                    rest = (*others[1:], *[most_of_them] * num_most)
+                    yield WarmUpRequest(
+                        name=f"{name}, the greedy one first", path=COMPLETIONS, body=greedy, beside=rest
+                    )
+
+
+def _truncations() -> dict[str, dict[str, JsonValue]]:
+    """Returns all that requests may ask for together to make the tail of a distribution shorter, by name."""
+    one_by_one: Mapping[str, JsonValue] = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
+    found: dict[str, dict[str, JsonValue]] = {}
+    for num in range(len(one_by_one) + 1):
+        for names in itertools.combinations(one_by_one, num):
+            found["".join(f", {name}" for name in names)] = {name: one_by_one[name] for name in names}
+    return found
 
 
 def _chunked(room: Room) -> Feature:

@@ -13,6 +13,7 @@ Sources: seccomp(2), seccomp_unotify(2), proc_pid_maps(5), and the headers that 
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import platform
@@ -33,6 +34,7 @@ _NOTIF = struct.Struct("=QIIiIQ6Q")
 _EXECVEAT = {"x86_64": 322, "aarch64": 281}
 _MAX_WORDS, _MAX_WORD_BYTES = 2048, 4096
 _HELLO_SECONDS = 10.0
+_AT_FDCWD, _STATX_BTIME, _STATX_BYTES = -100, 0x800, 256
 
 _MAPPED = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..x. \S+ \S+ [1-9]\d* +(/.*)")
 _NO_FILES = ("/memfd:", "/dev/", "/SYSV", "/[")
@@ -195,6 +197,23 @@ def _is_new(pid: int, path: str, since: float) -> bool:
     if path.endswith(_DELETED):
         return _CLOSURE.fullmatch(path.removesuffix(_DELETED)) is None
     try:
-        return os.stat(f"/proc/{pid}/root{path}").st_ctime > since
+        return _made_at(f"/proc/{pid}/root{path}") > since
     except OSError:  # Another user's, or gone meanwhile.
         return False
+
+
+def _made_at(path: str) -> float:
+    """Returns when a file was made or last written, in seconds of the epoch.
+
+    Installers link files of a cache into environments: a link that is made or removed elsewhere changes a file's ctime, and
+    nothing else. Where the file system keeps no time of birth, ctime is the answer all the same. Source: statx(2).
+    """
+    status, buffer = os.stat(path), ctypes.create_string_buffer(_STATX_BYTES)
+    statx = getattr(ctypes.CDLL(None), "statx", None)  # glibc has it from 2.28 on.
+    if statx is None or statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, buffer):
+        return status.st_ctime
+    if not struct.unpack_from("=I", buffer, 0)[0] & _STATX_BTIME:
+        return status.st_ctime
+    seconds, nanoseconds = struct.unpack_from("=qI", buffer, 80)
+    written = status.st_mtime if status.st_mtime <= status.st_ctime else 0.0  # It can be set to any time.
+    return max(float(seconds + nanoseconds / 1e9), written)

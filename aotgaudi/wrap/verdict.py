@@ -9,7 +9,7 @@ It fails closed. A server is warm only if all of this holds:
   load compiled code (the workers, if there are any) have all hooks in place.
 * Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed. No
   process, with an agent or without, ran a compiler, or loaded a library that was made since the server started.
-* The server's own counters, and the artifacts that it loaded, are as expected.
+* The server's own counters, and the artifacts that it loaded, are as expected; of a Gaudi's recipes, the counters alone.
 * After that, every file was compared with its sealed bytes. None was added, changed or removed, not even for a moment.
 * The warm-up requests were answered as in the build: with the same status, and in the proof with the same text.
 
@@ -394,17 +394,26 @@ def _workers(logs: Sequence[ProcessLog], expected: Expected) -> list[ProcessLog]
 def _of_loads(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason]:
     loads: Counter[str] = Counter()
     for log in logs:
-        loads.update(log.loads)
-    wanted = sum(expected.loads.values())
-    for name, number in expected.loads.items():
+        loads.update(_without_recipes(log.loads))
+    needed = _without_recipes(expected.loads)
+    wanted = sum(needed.values())
+    for name, number in needed.items():
         if loads[name] != number:
-            have = sum(min(loads[other], times) for other, times in expected.loads.items())
+            have = sum(min(loads[other], times) for other, times in needed.items())
             yield Reason(
                 f"{name} was {_times(loads[name])}, in the build it was {_times(number)}"
                 f" ({have} of {wanted} artifacts loaded)"
             )
-    for name in sorted(loads.keys() - expected.loads.keys()):
+    for name in sorted(loads.keys() - needed.keys()):
         yield Reason(f"{name} was loaded, which did not happen in the build")
+
+
+def _without_recipes(loads: Mapping[str, int]) -> Mapping[str, int]:
+    """Returns the loads that do not depend on which requests met in a batch.
+
+    Which of a Gaudi's recipes a start finds does. One that is missed is counted by the bridge, and compiled.
+    """
+    return {name: number for name, number in loads.items() if not name.startswith("recipe:")}
 
 
 def _of_counters(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason]:

@@ -49,6 +49,7 @@ from aotgaudi.wrap.adapters.base import (
     flag_words,
 )
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm
+from aotgaudi.wrap.exercise import Room, sampler_batches
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import FALSE_WORDS, parse_tokens
@@ -236,6 +237,7 @@ class VllmGaudi(Vllm):
                 raise SpecError(
                     name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed"
                 )
+        room = Room(max_model_len=found.spec.limits.max_model_len)
         return Shapes(
             manifest_id=Manifest.of(found.spec).id,
             files={FILE: found.text},
@@ -244,6 +246,7 @@ class VllmGaudi(Vllm):
             ),
             variables={name: value for name, value in variables.items() if name not in environ},
             paths={FILE_VARIABLE: FILE},
+            requests=tuple(sampler_batches(sorted({size for size, _, _ in found.decode}), room)),
         )
 
     def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:

@@ -29,6 +29,7 @@ from aotgaudi.wrap.exercise import (
     line_of,
     not_exercised,
     read_requests,
+    sampler_batches,
     token_prompt,
     with_adapters,
 )
@@ -63,6 +64,34 @@ def asked(level: WarmUpLevel, room: Room, **more: Any) -> WarmUp:
 def features(*words: str, **config: Any) -> tuple[Feature, ...]:
     adapter = Vllm()
     return adapter.features(adapter.read(["M", *words], {}), config)
+
+
+@given(st.sets(st.integers(1, 300), min_size=1, max_size=5), st.none() | st.integers(2, 4096))
+def test_batches_of_each_kind_of_sampling_fill_each_size_and_fit(
+    sizes: set[int], longest: int | None
+) -> None:
+    found = list(sampler_batches(sorted(sizes), Room(max_model_len=longest)))
+
+    assert len({request.name for request in found}) == len(found)
+    kinds = set()
+    for request in found:
+        bodies: list[Any] = [*[request.body] * request.copies, *request.beside]
+        assert longest is None or all(len(b["prompt"]) + b["max_tokens"] <= longest for b in bodies)
+        random = [body for body in bodies if body["temperature"]]
+        truncations = {tuple(sorted({"top_k", "top_p", "min_p"} & body.keys())) for body in random}
+        assert len(truncations) == 1
+        num_seeded = sum("seed" in body for body in random)
+        seeds = "none" if not num_seeded else "all" if num_seeded == len(random) else "some"
+        kinds.add((len(bodies), *truncations, len(random) < len(bodies), seeds))
+    mixed = {1: [(False, "none"), (False, "all")]}
+    mixed[2] = [*mixed[1], (False, "some"), (True, "none"), (True, "all")]
+    assert kinds == {
+        (size, truncation, *rest)
+        for size in sizes
+        for num in range(4)
+        for truncation in itertools.combinations(("min_p", "top_k", "top_p"), num)
+        for rest in mixed.get(size, [*mixed[2], (True, "some")])
+    }
 
 
 def test_the_levels_are_those_of_a_launch() -> None:

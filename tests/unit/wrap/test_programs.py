@@ -126,6 +126,25 @@ def test_a_library_that_was_made_since_and_is_loaded_is_found(tmp_path: Path) ->
     assert new_libraries(pids, 0.0) == {}
 
 
+def test_a_library_that_is_linked_elsewhere_is_not_made_by_that(tmp_path: Path) -> None:
+    """As by an installer that links from a cache into another environment while a server runs."""
+    import _bisect
+
+    library = Path(shutil.copy(_bisect.__file__, tmp_path / "old.so"))
+    process, now = load(library), time.time()
+
+    try:
+        time.sleep(0.05)  # Times of files have the grain of the kernel's clock.
+        (tmp_path / "link.so").hardlink_to(library)
+        assert library.stat().st_ctime > now
+        assert new_libraries([process.pid], now) == {}
+        with library.open("r+b") as file:
+            file.write(file.read(1))
+        assert new_libraries([process.pid], now) == {str(library): process.pid}
+    finally:
+        process.communicate()
+
+
 def test_programs_that_may_not_be_read_start_and_are_said_to_be_unseen(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -188,6 +188,19 @@ def test_a_load_that_is_missing_is_told_as_a_count() -> None:
     assert "0 of 1 artifacts loaded" in verdict.reasons[0].text
 
 
+@pytest.mark.parametrize("found", [{}, {"recipe:1": 1}, {"recipe:1": 1, "recipe:2": 1}])
+def test_recipes_are_judged_by_what_the_bridge_counts_not_by_which_were_needed(found: dict[str, int]) -> None:
+    """Which a start needs follows from the requests that meet in a batch."""
+    expected = EXPECTED.model_copy(update={"loads": {**EXPECTED.loads, "recipe:1": 1}})
+    told = dict(warm())
+    name, log = next((name, log) for name, log in told.items() if log.role == "Worker")
+    *before, last = log.events
+    more = [event("loaded", what="recipe", name=one.removeprefix("recipe:")) for one in found]
+    told[name] = history(log.pid, *before, *more, last)
+
+    assert isinstance(judge(seen(told), expected), Warm)
+
+
 EVENTS = st.sampled_from(
     [*AGAINST.values(), *FOR.values(), *loads(), event("bye"), answer("e"), answer("v")]
     + [event("hooks", hooks={"audit": what}) for what in (True, False, "waiting")]

@@ -157,6 +157,8 @@ def test_shapes_are_the_closed_table_and_what_pins_it() -> None:
         "--num-gpu-blocks-override 24 --block-size 16 --max-num-batched-tokens 32 --max-num-seqs 2"
         " --enable-chunked-prefill --enable-prefix-caching"
     )
+    sizes = {size for size, _, _ in bucket_file_of(spec).decode}
+    assert {request.copies + len(request.beside) for request in found.requests} == sizes == {1, 2}
     assert found.variables == {}
     assert found.environ({"A": "b"}, PLACE) == {"A": "b", "VLLM_BUCKETING_FROM_FILE": FILE}
 
