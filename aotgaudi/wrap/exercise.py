@@ -170,7 +170,7 @@ def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]
 
     Where a sampler is compiled, a graph of it follows from the size of a batch, from what its requests ask for together, and
     from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Each request is as long
-    as it takes until all of a batch run. Which of them comes first makes a difference, too.
+    as it takes until all of a batch run.
     """
     for size, (kind, truncation) in itertools.product(sizes, _truncations().items()):
         most = room.max_model_len or size + 2 * _MAX_TOKENS
@@ -185,18 +185,13 @@ def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]
             for num_seeded in sorted({0, 1, size - num_greedy}):
                 num_plain = size - num_greedy - num_seeded
                 seeded: dict[str, JsonValue] = {**random, "seed": 1}
-                most_of_them, num_most = (random, num_plain) if num_plain else (seeded, num_seeded)
-                others = [*[greedy] * num_greedy, *[seeded] * (size - num_greedy - num_most)]
-                name = (
-                    f"batch of {size}: {num_greedy} greedy, {num_plain} random, {num_seeded} with seeds{kind}"
+                yield WarmUpRequest(
+                    name=f"batch of {size}: {num_greedy} greedy, {num_plain} random, {num_seeded} with seeds{kind}",
+                    path=COMPLETIONS,
+                    body=random if num_plain else seeded,
+                    copies=num_plain or num_seeded,
+                    beside=(*[greedy] * num_greedy, *[seeded] * (num_seeded if num_plain else 0)),
                 )
-                one = WarmUpRequest(name=name, path=COMPLETIONS, body=most_of_them, copies=num_most)
-                yield one.model_copy(update={"beside": tuple(others)})
-                if num_greedy:
-                    rest = (*others[1:], *[most_of_them] * num_most)
-                    yield WarmUpRequest(
-                        name=f"{name}, the greedy one first", path=COMPLETIONS, body=greedy, beside=rest
-                    )
 
 
 def _truncations() -> dict[str, dict[str, JsonValue]]:
