@@ -196,7 +196,7 @@ def test_the_demo(browser: Browser, tmp_path: Path) -> None:
     page = browser.open(path.as_uri())
     check(page, document)
     check_layout(page)
-    assert document["entries"]["num_entries"] == 64
+    assert document["entries"]["num_entries"] == 61
 
 
 @pytest.mark.alone

@@ -214,11 +214,18 @@ def test_template_without_bound_is_refused_and_the_next_request_served(
     run(pool, use)
 
 
+SLOW_SCHEMA = {
+    "$defs": {"large": {"enum": [f"value {number}" for number in range(4000)]}},
+    "properties": {f"p{number}": {"$ref": "#/$defs/large"} for number in range(199)} | {"last": {"not": {}}},
+}
+"""Each of its parts is compiled alone, to name the one with the mistake."""
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        (completion("a", guided_regex="((a{1000}){1000}){1000}"), "guided_regex"),
-        (chat("a", structured_outputs={"regex": "((a{1000}){1000}){1000}"}), "structured_outputs"),
+        (completion("a", guided_json=SLOW_SCHEMA), "guided_json"),
+        (chat("a", structured_outputs={"json": SLOW_SCHEMA}), "structured_outputs"),
     ],
 )
 def test_a_grammar_that_takes_more_than_there_is_is_named_and_delays_nobody_without_one(
