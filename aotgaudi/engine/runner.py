@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import chain, repeat
 from typing import ClassVar, Protocol
 
@@ -180,11 +181,15 @@ class _PromptInputs:
         self._rows = [*step.rows, *[empty] * (step.entry.batch_size - len(step.rows))]
         self._step = step
 
+    @cached_property
+    def _in_pages(self) -> _PromptInputs:
+        rows = tuple(replace(row, block_table=row.pages) for row in self._step.rows)
+        return _PromptInputs(replace(self._step, rows=rows), self._block_size)
+
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
         if spec.name.startswith(TAIL):
-            in_pages = tuple(replace(row, block_table=row.pages) for row in self._step.rows)
-            return _PromptInputs(replace(self._step, rows=in_pages), self._block_size).tensor(_untailed(spec))
+            return self._in_pages.tensor(_untailed(spec))
         if kind := MaskKind.of(spec.name):
             return self._mask(kind)
         if found := entries_input(spec.name):
@@ -250,11 +255,15 @@ class _DecodeInputs:
         self._num_blocks = [row.position // block_size + 1 for row in step.rows]
         self._step = step
 
+    @cached_property
+    def _in_pages(self) -> _DecodeInputs:
+        rows = tuple(replace(row, block_table=row.pages) for row in self._step.rows)
+        return _DecodeInputs(replace(self._step, rows=rows), self._block_size)
+
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
         if spec.name.startswith(TAIL):
-            in_pages = tuple(replace(row, block_table=row.pages) for row in self._step.rows)
-            return _DecodeInputs(replace(self._step, rows=in_pages), self._block_size).tensor(_untailed(spec))
+            return self._in_pages.tensor(_untailed(spec))
         if spec.name == "row_blocks":
             owners = to_ids(_padded(self._owners(), self._entry.num_blocks, -1))
             return owners == torch.arange(self._entry.batch_size)[:, None]

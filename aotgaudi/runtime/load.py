@@ -197,10 +197,10 @@ class Loader:
         """Runs every program of `table` as the device needs before anything is served; see `Runtime.rehearse`."""
         placement = self._runtime.placement
         self._runtime.rehearse({str(entry): program.run_on_zeros for entry, program in table.programs()})
-        for cache in (
+        for cache in [
             *table.caches,
             *table.tail_caches,
-        ):  # A rehearsal may have written NaN, and padding reads it.
+        ]:  # A rehearsal may leave NaN there, and padding reads it.
             placement.clear(cache, [0], block_size)
 
     def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:

@@ -197,18 +197,20 @@ def _is_new(pid: int, path: str, since: float) -> bool:
     if path.endswith(_DELETED):
         return _CLOSURE.fullmatch(path.removesuffix(_DELETED)) is None
     try:
-        return _made_at(f"/proc/{pid}/root{path}") > since
+        place = f"/proc/{pid}/root{path}"
+        status = os.stat(place)
+        return status.st_ctime > since and _made_at(place, status) > since
     except OSError:  # Another user's, or gone meanwhile.
         return False
 
 
-def _made_at(path: str) -> float:
-    """Returns when a file was made or last written, in seconds of the epoch.
+def _made_at(path: str, status: os.stat_result) -> float:
+    """Returns when a file was made or last written, in seconds of the epoch; its ctime is never earlier.
 
     Installers link files of a cache into environments: a link that is made or removed elsewhere changes a file's ctime, and
     nothing else. Where the file system keeps no time of birth, ctime is the answer all the same. Source: statx(2).
     """
-    status, buffer = os.stat(path), ctypes.create_string_buffer(_STATX_BYTES)
+    buffer = ctypes.create_string_buffer(_STATX_BYTES)
     statx = getattr(ctypes.CDLL(None), "statx", None)  # glibc has it from 2.28 on.
     if statx is None or statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, buffer):
         return status.st_ctime
