@@ -41,7 +41,8 @@ class WarmUpRequest(Value):
         name: The kind's name, unique in its launch.
         path: The path of the HTTP request, a POST.
         body: Its JSON without ``model``, which the sender adds.
-        copies: How many are sent at once. All are answered before the next kind is sent.
+        copies: How many are sent at once. All are answered before the next kind is sent; where several answers are streamed,
+            all have run at the same time.
         is_greedy: The text of the answer is the same in every run, and is compared.
         beside: The bodies of other requests that are sent at the same time. Not written if there is none.
     """

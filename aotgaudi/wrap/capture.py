@@ -45,7 +45,7 @@ from aotgaudi.wrap.capture_records import (
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
 from aotgaudi.wrap.exercise import exercise, not_exercised
 from aotgaudi.wrap.launch import Found, features_of, find_server, weights_stamp
-from aotgaudi.wrap.prove import Cold, Proved, prove
+from aotgaudi.wrap.prove import Cold, Proved, prove, proved_by
 from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.shards import Sharding, placed_beside_others, run_shards, shards_of, union
 
@@ -135,12 +135,13 @@ def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureR
     with _log(store, key) as log:
         rules = _rules(order, progress)
         setting = _setting(order, store, log, progress, rules)
-        cold = _cold(order, setting, rules, store, unproven, shared)
-        try:
-            proved = _proof(setting, rules, cold)
-        except CaptureError:
-            store.actions.discard(unproven)  # The next build starts anew, whatever was wrong.
-            raise
+        cold, proved = _cold(order, setting, rules, store, unproven, shared)
+        if proved is None:
+            try:
+                proved = _proof(setting, rules, cold)
+            except CaptureError:
+                store.actions.discard(unproven)  # The next build starts anew, whatever was wrong.
+                raise
     row = _record(order, store, key, cold, proved, time.monotonic() - started)
     store.actions.discard(unproven)
     return row
@@ -171,7 +172,10 @@ def build_shard(order: Order, number: int, num: int, store: Store, progress: Pro
 
 
 def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
-    """Returns what the shards of `order` left; runs those that have no record. Empty without shards."""
+    """Returns what the shards of `order` left, and what the launch needs; runs those that have no record.
+
+    Empty without shards.
+    """
     sharding = order.sharding
     if sharding is None:
         return ()
@@ -187,9 +191,14 @@ def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFil
         raise CaptureError(
             f"the store has no record of the shards {names} (build capture --shard I/N runs one)"
         )
-    files = union(rows, order.given)
-    progress.end(f"{len(missing)} run; {len(files)} files")
-    return files
+    made = union(rows, order.given)
+    progress.end(f"{len(missing)} run; {len(made)} files")
+    kind_of = order.found.adapter.kind_of
+    given = [
+        CapturedFile(path=path, digest=store.objects.put_bytes(text.encode()), kind=kind_of(path))
+        for path, text in order.given.items()
+    ]
+    return tuple(sorted((*made, *given), key=lambda file: file.path))
 
 
 def _setting(order: Order, store: Store, log: IO[Any], progress: Progress, rules: Rules) -> Setting:
@@ -227,35 +236,40 @@ def _cold(
     store: Store,
     key: str,
     shared: tuple[CapturedFile, ...],
-) -> UnprovenRow:
+) -> tuple[UnprovenRow, Proved | None]:
     """Returns what a cold run leaves and answers: one now, or that of an earlier build which was stopped in its proof.
 
-    It begins with what shards left.
+    It begins with what shards left. If it needs nothing else, it is the proof, too.
     """
     progress = setting.progress
     progress.begin("1 cold")
     row = find_unproven(store, key)
     if row is not None:
         progress.end(f"done before, by a build that was stopped in its proof: {len(row.files)} files")
-        return row
+        return row, None
     row, ran = _started(order, setting, rules, f"cold run of {_label(order.launch)}", shared)
-    record_unproven(store, key, row)
-    progress.end(
-        f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}; {_size(row)}"
-    )
-    return row
+    proved = proved_by(setting, shared, ran) if shared else None
+    if proved is None:
+        record_unproven(store, key, row)
+    alone = "" if proved is None else "; the shards' files are all that it takes, so this is the proof"
+    told = f"ready in {ran.ready_seconds:.0f} s, {len(ran.answers)} requests; {describe_counts(ran.counts)}"
+    progress.end(f"{told}; {_size(row)}{alone}")
+    return row, proved
 
 
 def _started(
     order: Order, setting: Setting, rules: Rules, label: str, files: tuple[CapturedFile, ...] = ()
 ) -> tuple[UnprovenRow, Ran]:
-    """Starts the server with `files` in its caches, refusing nothing; returns what it left and what it did."""
+    """Starts the server with `files` in its caches (none: what the launch needs), refusing nothing.
+
+    Returns what it left and what it did.
+    """
     try:
         with build_run(
             setting,
             "measure" if files else "cold",
             files,
-            before=partial(_put, order.given),
+            before=partial(_put, {} if files else order.given),
             between=lambda sandbox: order.found.adapter.settle(sandbox.here),
         ) as (ran, sandbox):
             _require_agents(ran, setting)

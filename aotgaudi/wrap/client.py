@@ -7,8 +7,13 @@ import http.client
 import json
 import re
 import socket
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from threading import Lock
+
+from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, SpecError
@@ -20,6 +25,9 @@ ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
 _MAX_ANSWER_BYTES = 16 << 20
 _PROBLEM_CHARS = 300
+_NUM_TRIES, _NUM_TOGETHER, _NUM_READ = 3, 2, 8
+"""Of requests that must run at the same time: how often they are sent, and how many events each must have, and is read for,
+once all have begun."""
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, also what no header can hold."""
 
@@ -58,7 +66,7 @@ class Address:
 class Answer:
     """How a request was answered: an HTTP status, and the text of all choices, for all copies that were sent.
 
-    `problem` is what the server said of a status that is no success.
+    `problem` is what the server said of a status that is no success, or why the copies did not run at the same time.
     """
 
     status: int
@@ -103,25 +111,23 @@ def is_healthy(address: Address) -> bool:
 def ask(address: Address, request: WarmUpRequest) -> Answer:
     """Sends all copies of a request at once, and returns how they were answered.
 
+    If several answers are streamed, they are read until all have run at the same time for a while, and then left. If one
+    ends too soon for that, all are sent again; after the last try, the answer has a `problem`.
+
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
     bodies = [*[request.body] * request.copies, *request.beside]
-
-    def send(copy: int) -> tuple[int, bytes]:
-        body = json.dumps({"model": address.served_name, **bodies[copy]}).encode()
-        request_id = _request_id(request, copy)
-        try:
-            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id)
-        except (OSError, http.client.HTTPException) as error:
-            what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise WrappedServerError(
-                f"the server did not answer the request {request.name!r}: {what}", request_id=request_id
-            ) from error
-
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        answers = list(pool.map(send, range(len(bodies))))
+    is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
+    num_tries, is_apart = 0, True
+    answers: list[tuple[int, bytes]] = []
+    while is_apart and num_tries < _NUM_TRIES:
+        answers, is_apart = _send(address, request, bodies, is_batch)
+        num_tries += 1
     worst = max(status for status, _ in answers)
+    if is_apart:
+        problem = f"one of its {len(bodies)} answers ended before the last had begun, {_NUM_TRIES} times"
+        return Answer(worst, "", problem)
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
         raise WrappedServerError(
@@ -131,6 +137,60 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
     texts = {_text(data) for status, data in answers if status == 200}
     failed = next((data for status, data in answers if status >= 400), b"")
     return Answer(worst, "\n".join(sorted(texts)), printable(failed.decode(errors="replace"), _PROBLEM_CHARS))
+
+
+class _Batch:
+    """How far several streamed answers are. Thread-safe."""
+
+    def __init__(self, num: int) -> None:
+        self._lock, self._events = Lock(), [0] * num
+        self._when_all_began: list[int] | None = None
+
+    @property
+    def ran_together(self) -> bool:
+        """Whether each had events once all had begun."""
+        return self._have(_NUM_TOGETHER)
+
+    def is_enough(self, copy: int) -> bool:
+        """Notes an event of an answer; returns whether none needs to be read on."""
+        with self._lock:
+            self._events[copy] += 1
+            if self._when_all_began is None and all(self._events):
+                self._when_all_began = list(self._events)
+            return self._have(_NUM_READ)
+
+    def _have(self, num: int) -> bool:
+        began = self._when_all_began
+        return began is not None and all(
+            now >= then + num for then, now in zip(began, self._events, strict=True)
+        )
+
+
+def _send(
+    address: Address, request: WarmUpRequest, bodies: Sequence[Mapping[str, JsonValue]], is_batch: bool
+) -> tuple[list[tuple[int, bytes]], bool]:
+    """Returns the status and the data of each answer, and whether they should have run at the same time and did not.
+
+    A batch's answers have no data.
+    """
+    batch = _Batch(len(bodies)) if is_batch else None
+
+    def send(copy: int) -> tuple[int, bytes]:
+        body = json.dumps({"model": address.served_name, **bodies[copy]}).encode()
+        request_id = _request_id(request, copy)
+        is_enough = None if batch is None else partial(batch.is_enough, copy)
+        try:
+            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id, is_enough)
+        except (OSError, http.client.HTTPException) as error:
+            what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            raise WrappedServerError(
+                f"the server did not answer the request {request.name!r}: {what}", request_id=request_id
+            ) from error
+
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        answers = list(pool.map(send, range(len(bodies))))
+    is_served = all(status < 400 for status, _ in answers)
+    return answers, batch is not None and is_served and not batch.ran_together
 
 
 def _request_id(request: WarmUpRequest, copy: int) -> str:
@@ -156,7 +216,9 @@ def _request(
     body: bytes | None,
     timeout_seconds: float,
     request_id: str = "",
+    is_enough: Callable[[], bool] | None = None,
 ) -> tuple[int, bytes]:
+    """Returns an answer's status and data. With `is_enough`, events are read until it says so of one, and not returned."""
     headers = {"Connection": "close"}
     if request_id:
         headers["X-Request-Id"] = request_id
@@ -172,7 +234,12 @@ def _request(
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
-        return response.status, response.read(_MAX_ANSWER_BYTES)
+        if is_enough is None or response.status != 200:
+            return response.status, response.read(_MAX_ANSWER_BYTES)
+        while line := response.readline(_MAX_ANSWER_BYTES):
+            if line.startswith(b"data: {") and is_enough():
+                break
+        return response.status, b""
     finally:
         connection.close()
 

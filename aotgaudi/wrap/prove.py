@@ -2,7 +2,7 @@
 
 A second start may compute what the first one could not, for instance a plan that needs the first one's measurements. What it
 adds is captured too and proved again, at most twice. If such a start was ended early, another run with the same files may
-finish; that run refuses nothing and proves nothing.
+finish; that run refuses nothing and proves nothing. Where shards compiled everything, the first start is the proof.
 """
 
 from __future__ import annotations
@@ -97,6 +97,15 @@ def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: C
         setting.progress.note(f"{len(added)} files more, which a second start adds; proving again")
         held = _with(held, added)
     raise AssertionError("the last round returns or raises")
+
+
+def proved_by(setting: Setting, files: Sequence[CapturedFile], ran: Ran) -> Proved | None:
+    """Returns what is proved by a start from `files` that was refused nothing; None if it compiled or added something.
+
+    Its answers are compared with nobody's.
+    """
+    found = _judge(setting, tuple(files), ran, Cold(tuple(answer.whole for answer in ran.answers)))
+    return found if isinstance(found, Proved) else None
 
 
 def _try(

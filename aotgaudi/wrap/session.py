@@ -241,7 +241,7 @@ class Session:
         digests = []
         for request in requests:
             answer = ask(self.plan.address, request)
-            if needs_success and answer.status >= 400:
+            if needs_success and (answer.status >= 400 or answer.problem):
                 raise WrappedServerError(
                     f"the server answered the request {request.name!r} of the exercise with {answer.status}:"
                     f" {answer.problem or 'it does not say why'} (leave it out: --exercise smoke, and FILE for others)"

@@ -309,6 +309,7 @@ def test_shards_are_run_side_by_side_and_their_union_is_proved(
     assert asked == ["1/3", "3/3", "2/3"]
     assert [line for line in bench.told.lines if line.startswith("3 shards: 1 run; ")]
     assert built.row.cold_counts.get("hpu", 0) == 0
+    assert bench.told.lines[-1].endswith("; the shards' files are all that it takes, so this is the proof")
     whole = open_bundle(captured.folder / "out").require_capture()
     assert {file.path for file in built.bundle.require_capture().files} == {file.path for file in whole.files}
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
+from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy
 from aotgaudi.wrap.exercise import completion
+
+
+class Streams:
+    """How many events each streamed answer has, and where each waits until all have begun; counts what clients took."""
+
+    def __init__(self) -> None:
+        self.num_events: Iterator[int] = itertools.repeat(1000)
+        self.gate = threading.Barrier(1)
+        self.num_left = 0
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -26,6 +38,7 @@ class FakeServer(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
         self.request_ids: list[str | None] = []
+        self.streams = Streams()
 
     @property
     def address(self) -> Address:
@@ -44,6 +57,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.request_ids.append(self.headers["X-Request-Id"])
         if self.server.status == 0:
             self.close_connection = True
+        elif self.server.status == 200 and self.server.asked[-1].get("stream"):
+            self.stream(self.server.streams)
         else:
             self.reply(self.server.status, self.server.document)
 
@@ -53,6 +68,21 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+    def stream(self, streams: Streams) -> None:
+        """Sends events; a client that leaves is noted."""
+        num = next(streams.num_events)
+        self.send_response(200)
+        self.end_headers()
+        try:
+            for number in range(num):
+                self.wfile.write(b'data: {"choices": []}\n\n')
+                if number == 0 and num > 1:
+                    streams.gate.wait(30)
+                time.sleep(0.002)
+            self.wfile.write(b"data: [DONE]\n\n")
+        except OSError:
+            streams.num_left += 1
 
     def log_message(self, *values: object) -> None:
         pass
@@ -86,6 +116,46 @@ def test_a_request_names_the_model_and_has_the_key_that_is_never_shown(server: F
 def test_copies_are_sent_at_once(server: FakeServer) -> None:
     assert ask(server.address, completion("many", copies=5)) == Answer(200, "Rome")
     assert len(server.asked) == 5
+
+
+def batch(num: int) -> WarmUpRequest:
+    return completion("batch", copies=num, stream=True)
+
+
+def test_streamed_copies_are_left_once_all_have_run_at_the_same_time(server: FakeServer) -> None:
+    server.streams.gate = threading.Barrier(3)
+
+    assert ask(server.address, batch(3)) == Answer(200, "")
+
+    deadline = time.monotonic() + 30
+    while server.streams.num_left < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert server.streams.num_left == len(server.asked) == 3
+
+
+def test_streamed_copies_are_sent_again_until_they_run_at_the_same_time(server: FakeServer) -> None:
+    """The first try's have one event each: none runs while another does."""
+    server.streams.num_events = itertools.chain([1, 1], itertools.repeat(1000))
+    server.streams.gate = threading.Barrier(2)
+
+    assert ask(server.address, batch(2)) == Answer(200, "")
+    assert len(server.asked) == 4
+
+
+def test_copies_that_never_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:
+    server.streams.num_events = itertools.repeat(1)
+
+    answer = ask(server.address, batch(2))
+
+    assert answer == Answer(200, "", "one of its 2 answers ended before the last had begun, 3 times")
+    assert len(server.asked) == 6
+
+
+def test_one_streamed_answer_is_read_to_its_end(server: FakeServer) -> None:
+    server.streams.num_events = itertools.repeat(30)
+
+    assert ask(server.address, batch(1)).problem == ""
+    assert server.streams.num_left == 0
 
 
 def test_each_copy_has_another_id_whatever_a_launch_calls_it(server: FakeServer) -> None:
