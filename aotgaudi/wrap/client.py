@@ -25,9 +25,8 @@ ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
 _MAX_ANSWER_BYTES = 16 << 20
 _PROBLEM_CHARS = 300
-_NUM_TRIES, _NUM_TOGETHER, _NUM_READ = 3, 2, 8
-"""Of requests that must run at the same time: how often they are sent, and how many events each must have, and is read for,
-once all have begun."""
+_NUM_TRIES, _NUM_TOGETHER = 3, 2
+"""Of requests that must run at the same time: how often they are sent, and how many events each has once all have begun."""
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, also what no header can hold."""
 
@@ -111,8 +110,8 @@ def is_healthy(address: Address) -> bool:
 def ask(address: Address, request: WarmUpRequest) -> Answer:
     """Sends all copies of a request at once, and returns how they were answered.
 
-    If several answers are streamed, they are read until all have run at the same time for a while, and then left. If one
-    ends too soon for that, all are sent again; after the last try, the answer has a `problem`.
+    If several answers are streamed, all must run at the same time. If one ends too soon for that, all are sent again, for
+    twice as many tokens; after the last try, the answer has a `problem`.
 
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
@@ -123,6 +122,7 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
     answers: list[tuple[int, bytes]] = []
     while is_apart and num_tries < _NUM_TRIES:
         answers, is_apart = _send(address, request, bodies, is_batch)
+        bodies = [_longer(body) for body in bodies]
         num_tries += 1
     worst = max(status for status, _ in answers)
     if is_apart:
@@ -149,21 +149,22 @@ class _Batch:
     @property
     def ran_together(self) -> bool:
         """Whether each had events once all had begun."""
-        return self._have(_NUM_TOGETHER)
+        began = self._when_all_began
+        return began is not None and all(
+            now >= then + _NUM_TOGETHER for then, now in zip(began, self._events, strict=True)
+        )
 
-    def is_enough(self, copy: int) -> bool:
-        """Notes an event of an answer; returns whether none needs to be read on."""
+    def note(self, copy: int) -> None:
+        """Notes an event of an answer."""
         with self._lock:
             self._events[copy] += 1
             if self._when_all_began is None and all(self._events):
                 self._when_all_began = list(self._events)
-            return self._have(_NUM_READ)
 
-    def _have(self, num: int) -> bool:
-        began = self._when_all_began
-        return began is not None and all(
-            now >= then + num for then, now in zip(began, self._events, strict=True)
-        )
+
+def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    tokens = body.get("max_tokens")
+    return {**body, "max_tokens": 2 * tokens} if isinstance(tokens, int) else dict(body)
 
 
 def _send(
@@ -178,9 +179,9 @@ def _send(
     def send(copy: int) -> tuple[int, bytes]:
         body = json.dumps({"model": address.served_name, **bodies[copy]}).encode()
         request_id = _request_id(request, copy)
-        is_enough = None if batch is None else partial(batch.is_enough, copy)
+        on_event = None if batch is None else partial(batch.note, copy)
         try:
-            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id, is_enough)
+            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id, on_event)
         except (OSError, http.client.HTTPException) as error:
             what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             raise WrappedServerError(
@@ -216,9 +217,9 @@ def _request(
     body: bytes | None,
     timeout_seconds: float,
     request_id: str = "",
-    is_enough: Callable[[], bool] | None = None,
+    on_event: Callable[[], None] | None = None,
 ) -> tuple[int, bytes]:
-    """Returns an answer's status and data. With `is_enough`, events are read until it says so of one, and not returned."""
+    """Returns an answer's status and data. Events that `on_event` is called for are not returned."""
     headers = {"Connection": "close"}
     if request_id:
         headers["X-Request-Id"] = request_id
@@ -234,11 +235,11 @@ def _request(
     try:
         connection.request(method, path, body, headers)
         response = connection.getresponse()
-        if is_enough is None or response.status != 200:
+        if on_event is None or response.status != 200:
             return response.status, response.read(_MAX_ANSWER_BYTES)
         while line := response.readline(_MAX_ANSWER_BYTES):
-            if line.startswith(b"data: {") and is_enough():
-                break
+            if line.startswith(b"data: {"):
+                on_event()
         return response.status, b""
     finally:
         connection.close()

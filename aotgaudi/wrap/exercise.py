@@ -169,15 +169,15 @@ def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]
     """Yields a batch of each kind of sampling, in each of these sizes.
 
     Where a sampler is compiled, a graph of it follows from the size of a batch, from what its requests ask for together, and
-    from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Answers are streamed, and
-    left once all of a batch have run at the same time (`wrap/client.py`).
+    from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Each request is as long
+    as it takes until all of a batch run; answers are streamed, so that it is seen whether they did (`wrap/client.py`).
     """
     for size, (kind, truncation) in itertools.product(sizes, _truncations().items()):
-        most = room.max_model_len or _LONG_TOKENS
+        most = room.max_model_len or size + 2 * _MAX_TOKENS
         prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
         plain: dict[str, JsonValue] = {
             "prompt": prompt,
-            "max_tokens": min(_MAX_TOKENS if size == 1 else _LONG_TOKENS, most - len(prompt)),
+            "max_tokens": min(size + _MAX_TOKENS, most - len(prompt)),
             "stream": True,
         }
         greedy: dict[str, JsonValue] = {**plain, "ignore_eos": True, "temperature": 0}
