@@ -6,12 +6,15 @@ into a folder of the test, and found by PYTHONPATH: nothing is written into the 
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import random
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,8 @@ from aotgaudi.wrap.from_vllm.limits import Pin
 from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
 from aotgaudi.wrap.from_vllm.warm_up_log import warm_up_log
 from tests.environment import ROOT
-from tests.hpu.test_vllm_gaudi import Bench
+from tests.hpu.test_vllm_gaudi import Bench, get, running, wait_until_ready
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.guests, pytest.mark.timeout(5400)]
 
@@ -332,15 +336,58 @@ class RealBench(Bench):
         return self.installed.environ(**self.case.variables, **more)
 
 
-def test_a_capture_with_our_table_is_proved(
+def test_a_server_from_a_capture_of_each_kind_of_batch_compiles_no_recipe_for_mixed_traffic(
     plugin: Plugin, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
     folder = tmp_path_factory.mktemp("c")  # Sockets' paths are short.
-    bench = RealBench(folder, plugin.double, level="sampler", ready_seconds=1200, plugin=plugin)
+    bench = RealBench(folder, plugin.double, level="shapes", ready_seconds=1200, plugin=plugin)
 
     built = bench.build()
 
     receipt = built.bundle.require_capture()
     assert receipt.expected.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
     assert receipt.proof.counts["compile"] == receipt.proof.counts["new_files"] == 0
+    port, guest = free_port(), free_port()
+    with running(bench, port, guest) as process:
+        wait_until_ready(port, process, 1200)
+        first = answered(guest, GREEDY)
+        with ThreadPoolExecutor(bench.case.limits.max_num_seqs) as clients:
+            list(clients.map(partial(answered, guest), mixed_traffic(random.Random(5), bench.case.limits)))
+        assert answered(guest, GREEDY) == first
+        metrics = get(port, "/metrics")[1]
+    counts = [line for line in metrics.splitlines() if line.startswith("aotgaudi_compilations_total{")]
+    recipes = [line for line in counts if 'phase="live",what="hpu"' in line]
+    assert counts
+    assert sum(float(line.rpartition(" ")[2]) for line in recipes) == 0
+
+
+GREEDY: Mapping[str, Any] = {"prompt": [*range(10, 60)], "max_tokens": 12, "temperature": 0}
+
+
+def mixed_traffic(draws: random.Random, limits: Limits, num: int = 300) -> Iterator[Mapping[str, Any]]:
+    """Yields greedy and random requests, some longer than a step takes, some with a prefix of others."""
+    shared = [draws.randrange(10, 2000) for _ in range(limits.max_model_len)]
+    for _ in range(num):
+        length, more = draws.randrange(1, limits.max_model_len - 16), draws.randrange(1, 12)
+        own = [draws.randrange(10, 2000) for _ in range(length)]
+        prompt = shared[:length] if draws.random() < 0.4 else own
+        body: dict[str, Any] = {"prompt": prompt, "max_tokens": more, "ignore_eos": True, "temperature": 0}
+        if draws.random() < 0.7:
+            body["temperature"] = draws.choice([0.5, 0.8, 1.0])
+            truncations = {"top_k": [5, 50], "top_p": [0.5, 0.9], "min_p": [0.05, 0.2]}
+            body |= {
+                name: draws.choice(values) for name, values in truncations.items() if draws.random() < 0.4
+            }
+            if draws.random() < 0.3:
+                body["seed"] = draws.randrange(100)
+        yield body
+
+
+def answered(port: int, body: Mapping[str, Any]) -> str:
+    """Returns the text of the answer to a completion."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    asked = json.dumps({"model": "tiny", **body})
+    connection.request("POST", "/v1/completions", asked, {"Content-Type": "application/json"})
+    text: str = json.load(connection.getresponse())["choices"][0]["text"]
+    return text
