@@ -30,7 +30,7 @@ from aotgaudi.wrap.verdict import AnswerDigests, Finding, Seen, finding_of
 
 Kind = Literal["cold", "load", "measure"]
 _LIVE, _FLUSH = "v", "f"
-_ENDING = frozenset({"process", "compile", "triton", "dynamo", "hpu", "generate", "refused", "load"})
+_ENDING = frozenset({"process", "compile", "triton", "numba", "dynamo", "hpu", "generate", "refused", "load"})
 """What ends a start from sealed files at once, because a server that is kept from compiling may hang."""
 _FLUSH_SECONDS = 600.0
 """Enough to write a recipe cache of tens of gigabytes."""
@@ -253,7 +253,7 @@ def _last_line(setting: Setting) -> str:
 
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Returns what was compiled and generated, in words."""
-    compiled = sum(counts.get(what, 0) for what in ("process", "compile", "triton", "dynamo", "hpu"))
+    compiled = sum(counts.get(what, 0) for what in ("process", "compile", "triton", "numba", "dynamo", "hpu"))
     generated = counts.get("generate", 0)
     return f"{_num(compiled, 'compiler run')}, {_num(generated, 'code generation')}"
 

@@ -21,7 +21,7 @@ from aotgaudi.wrap.verdict import Finding, NotWarm, Undecided, before, judge
 
 MAX_ADDITIONS = 2
 """How often the additions of a start are added to the capture."""
-_MAX_TRACED = 100
+_MAX_AGAIN = 100
 _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
 
 
@@ -55,7 +55,7 @@ class Proved:
         expected: What every start from them must show.
         factors: What the server hashed.
         proof: The receipt's record of the proof.
-        residuals: What no file holds: what the server does at every start, and what Dynamo traced in this one.
+        residuals: What no file holds: what the server does at every start, and what this one traced, or compiled in memory.
         ready_seconds: How long the server took until it served.
         num_loaded: How many artifacts it loaded.
     """
@@ -175,7 +175,7 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
         expected=expected.model_copy(update={"answers": statuses}),
         factors=hashed_factors(processes),
         proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, processes)),
-        residuals=(*setting.found.adapter.residuals(setting.launch), *_traced(processes)),
+        residuals=(*setting.found.adapter.residuals(setting.launch), *_again(processes)),
         ready_seconds=ran.ready_seconds,
         num_loaded=sum(expected.loads.values()),
     )
@@ -217,12 +217,17 @@ def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
     }
 
 
-def _traced(processes: Sequence[ProcessLog]) -> Iterator[str]:
-    """What Dynamo traced although all code was there: a cache saves compiling, not tracing."""
-    names = {event.text("name") for process in processes for event in process.events if event.kind == "trace"}
-    yield from (f"Dynamo traces {name}" for name in sorted(names)[:_MAX_TRACED])
-    if len(names) > _MAX_TRACED:
-        yield f"Dynamo traces {len(names) - _MAX_TRACED} more"
+def _again(processes: Sequence[ProcessLog]) -> Iterator[str]:
+    """What was traced, or compiled in memory, although all files were there: they save neither."""
+    told = [event for process in processes for event in process.events]
+    traced = {event.text("name") for event in told if event.kind == "trace"}
+    compiled = {
+        event.text("name") for event in told if event.kind == "compile" and event.text("what") == "numba"
+    }
+    for what, names in (("Dynamo traces", traced), ("Numba compiles", compiled)):
+        yield from (f"{what} {name}" for name in sorted(names)[:_MAX_AGAIN])
+        if len(names) > _MAX_AGAIN:
+            yield f"{what} {len(names) - _MAX_AGAIN} more"
 
 
 def _witnesses(ran: Ran, processes: Sequence[ProcessLog]) -> tuple[str, ...]:

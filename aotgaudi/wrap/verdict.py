@@ -33,11 +33,22 @@ from aotgaudi.wrap.exercise import COMPLETIONS, line_of, token_prompt
 from aotgaudi.wrap.file_watch import FileChanges, FileRules
 
 What = Literal[
-    "process", "compile", "triton", "dynamo", "hpu", "generate", "trace", "file", "load", "refused", "unknown"
+    "process",
+    "compile",
+    "triton",
+    "numba",
+    "dynamo",
+    "hpu",
+    "generate",
+    "trace",
+    "file",
+    "load",
+    "refused",
+    "unknown",
 ]
-"""``process``: a compiler was started. ``compile``, ``triton``, ``dynamo``, ``hpu``: code was compiled in a process.
-``generate``: code was made again, a cache miss. ``trace``: Dynamo ran, and made nothing. ``file``: a cache was written to.
-``load``: something that is not sealed was loaded. ``refused``: the agent forbade it."""
+"""``process``: a compiler was started. ``compile``, ``triton``, ``numba``, ``dynamo``, ``hpu``: code was compiled in a
+process. ``generate``: code was made again, a cache miss. ``trace``: Dynamo ran, and made nothing. ``file``: a cache was
+written to. ``load``: something that is not sealed was loaded. ``refused``: the agent forbade it."""
 FindingPhase = Literal["cold", "load", "exercise", "live"]
 
 PHASES: Mapping[str, FindingPhase] = MappingProxyType(
@@ -58,7 +69,9 @@ _MAX_LINE, _MAX_PROMPT = 4000, 512
 """Characters of a line, and tokens of its prompt: enough for another step than a short prompt's."""
 EXIT_NOT_WARM, EXIT_BYTES = NotWarmError.exit_code, CorruptError.exit_code
 
-_COMPILES: Mapping[str, What] = MappingProxyType({"triton": "triton", "dynamo": "dynamo", "hpu": "hpu"})
+_COMPILES: Mapping[str, What] = MappingProxyType(
+    {"triton": "triton", "numba": "numba", "dynamo": "dynamo", "hpu": "hpu"}
+)
 _SILENT = frozenset({"hello", "hooks", "state", "counters", "factors", "repair", "loaded", "bye"})
 
 
@@ -145,9 +158,12 @@ def _load(event: Event, rules: FileRules) -> Finding | None:
     return _finding(event, "load", f"{event.path} was loaded, and is not of the bundle", EXIT_BYTES)
 
 
-def _compile(event: Event, rules: FileRules) -> Finding:
+def _compile(event: Event, rules: FileRules) -> Finding | None:
+    """What Numba compiles is in no file, so a server may compile it until it is live, as it may trace."""
     del rules
     kind = event.text("what")
+    if kind == "numba" and PHASES.get(event.phase, "live") != "live":
+        return None
     return _finding(event, _COMPILES.get(kind, "compile"), f"{kind} compiled {event.text('name')}")
 
 

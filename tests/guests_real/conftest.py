@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -35,6 +35,8 @@ class RealGuest:
     python: Path
     model: Path
     work: Path
+    flags: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bundle(self) -> Path:
@@ -48,12 +50,14 @@ class RealGuest:
             "--model",
             str(model or self.model),
         ]
-        return [*served, *FLAGS.split(), "--host", "127.0.0.1", "--port", str(port), *more]
+        address = ["--host", "127.0.0.1", "--port", str(port)]
+        return [*served, *FLAGS.split(), *self.flags, *address, *more]
 
-    def build(self) -> subprocess.CompletedProcess[str]:
+    def build(self, *more: str, bundle: Path | None = None) -> subprocess.CompletedProcess[str]:
         options = [
+            *more,
             "-o",
-            str(self.bundle),
+            str(bundle or self.bundle),
             "--root",
             str(self.work / "place"),
             "--store",
@@ -86,7 +90,7 @@ class RealGuest:
         home.mkdir(exist_ok=True)
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
         offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        return {**kept, **offline, "HOME": str(home), "OMP_NUM_THREADS": "2", **more}
+        return {**kept, **offline, "HOME": str(home), "OMP_NUM_THREADS": "2", **self.variables, **more}
 
     @contextmanager
     def running(self, home: Path, words: list[str], **environ: str) -> Iterator[Running]:
@@ -143,20 +147,26 @@ class Running:
         return {head.removeprefix(name): value for head, value in values.items() if value}
 
 
+def guest_python() -> Path:
+    """The interpreter that has a vLLM; skips where none is named."""
+    python = os.environ.get("AOTGAUDI_GUEST_PYTHON")
+    if not python:
+        pytest.skip("AOTGAUDI_GUEST_PYTHON names no interpreter: ci/test --guests")
+    return Path(python).absolute()
+
+
 @pytest.fixture(scope="session")
 def real_guest(tmp_path_factory: pytest.TempPathFactory) -> RealGuest:
-    python = os.environ.get("AOTGAUDI_GUEST_PYTHON")
+    python = guest_python()
     model = (
         Path(os.environ.get("AOTGAUDI_DEMO_DIR", ROOT / ".aotgaudi")).resolve() / "models" / "smollm2-135m"
     )
-    if not python:
-        pytest.skip("AOTGAUDI_GUEST_PYTHON names no interpreter: ci/test --guests")
     if not (model / "config.json").exists():
         pytest.fail(f"no model in {model}: ci/demo imports it")
     kept = os.environ.get("AOTGAUDI_GUEST_WORK")
     work = Path(kept) if kept else tmp_path_factory.mktemp("guests")
     work.mkdir(parents=True, exist_ok=True)
-    return RealGuest(Path(python).absolute(), model, work.resolve())
+    return RealGuest(python, model, work.resolve())
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
@@ -35,29 +34,13 @@ from aotgaudi.wrap.from_vllm.limits import Pin
 from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
 from aotgaudi.wrap.from_vllm.warm_up_log import warm_up_log
 from tests.environment import ROOT
+from tests.guests_real.tiny_models import LLAMA, written_model
 from tests.hpu.test_vllm_gaudi import Bench, get, running, wait_until_ready
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.guests, pytest.mark.timeout(5400)]
 
 PYTHON_VARIABLE = "AOTGAUDI_VLLM_GAUDI_PYTHON"
-CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "vocab_size": 2048,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "hidden_act": "silu",
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 NUM_GENERATED = 6
 
 
@@ -151,25 +134,6 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Plugin:
     return Plugin(Path(given).absolute(), folder / "double", written_model(folder / "llama"))
 
 
-def written_model(folder: Path) -> Path:
-    """A model without weights (vLLM draws them). Its tokens are the bytes, so that JSON can be written."""
-    folder.mkdir()
-    special = ["<unk>", "<s>", "</s>"]
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    fill = [f"<{number}>" for number in range(CONFIG["vocab_size"] - len(special) - len(letters))]
-    vocabulary = {word: token for token, word in enumerate([*special, *letters, *fill])}
-    tokenizer = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
-    settings |= {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    for name, content in (("config", CONFIG), ("tokenizer_config", settings), ("generation_config", {})):
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    return folder
-
-
 @dataclass(frozen=True)
 class Served:
     """A case as we read it."""
@@ -184,7 +148,7 @@ class Served:
         setup = VllmSetup(
             command=VllmCommand.parse(f"vllm serve {plugin.model} {' '.join(case.flags)}"),
             environment=variables,
-            config=CONFIG,
+            config=LLAMA,
             version=plugin.rules,
             pin=Pin(),
             read_file=lambda path: Path(path).read_text(encoding="utf-8"),

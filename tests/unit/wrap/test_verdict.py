@@ -29,12 +29,14 @@ AGAINST: dict[str, Event] = {
     "a witness that failed": event("fault", hook="torch.codegen", error="KeyError"),
     "a second load": loads()[0],
     "a counter": event("counters", values={"num_aot_compiles": 1}),
+    "a function that Numba compiles after ready": event("compile", "v", what="numba", name="draft"),
     "a trace after ready": event("trace", "v", name="forward"),
 }
 
 FOR: dict[str, Event] = {
     "a version question": event("process", argv=["g++", "--version"], what="probe"),
     "a trace in the exercise": event("trace", "e", name="forward"),
+    "a function that Numba compiles, which is in no file": event("compile", "e", what="numba", name="draft"),
     "a lock": event("write", path="/run/aotgaudi/cache/model.lock"),
     "a file of its own": event("write", path="/run/aotgaudi/tmp/x"),
     "a sealed library": event("load", path="/run/aotgaudi/cache/model", sealed=True),

@@ -272,6 +272,46 @@ def test_a_trace_is_told_however_torch_calls_back(guest: Guest, site: Site, argu
     assert trace["name"] == ("0/0" if arguments else "unknown")
 
 
+NUMBA = """
+    class Listener: pass
+    registered = {}
+    def register(kind, listener): registered[kind] = listener
+"""
+DRAFT = """
+    import numba.core.event as event
+    def draft(tokens): pass
+    told = type("Event", (), {"data": {"dispatcher": type("D", (), {"py_func": draft}), "args": ("int32", "str")}})
+    event.registered["numba:compile"].on_start(told)
+    """
+
+
+def test_a_function_that_numba_compiles_is_told(guest: Guest, site: Site) -> None:
+    site.add("numba.core.event", NUMBA)
+    guest.state.write_text("l")  # No file could have spared it, so it is not refused.
+    site.run(DRAFT)
+
+    (compiled,) = guest.events("compile")
+    assert (compiled["what"], compiled["name"]) == ("numba", "__main__.draft(int32, str)")
+
+
+def test_a_function_that_numba_compiles_once_live_is_refused_where_nothing_may_compile(
+    guest: Guest, site: Site
+) -> None:
+    site.add("numba.core.event", NUMBA)
+    guest.state.write_text("r")
+
+    done = guest.attempt(site.path + textwrap.dedent(DRAFT))
+
+    assert "CompileForbidden: aotgaudi: refused: a function compiled by Numba: __main__.draft" in done.stderr
+
+
+def test_a_numba_without_events_is_not_watched(guest: Guest, site: Site) -> None:
+    site.add("numba.core.event", "Listener = None")
+    site.run("import numba.core.event")
+
+    assert guest.events("hooks")[-1]["hooks"]["numba.events"] is False
+
+
 TRITON = """
     class compilation: listener = None
 """

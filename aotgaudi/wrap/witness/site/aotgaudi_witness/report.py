@@ -41,7 +41,7 @@ class Report:
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Writes one event. Of one with a stack it says for which requests it was, once the server is live."""
-        if "stack" in fields and self._state.read() in (LIVE, LIVE_REFUSE):
+        if "stack" in fields and self.is_live:
             try:
                 fields["requests"] = requests_of(sys._getframe(1))
             except Exception:  # their names changed, or the objects: the event says enough without
@@ -84,6 +84,11 @@ class Report:
                     None if path.startswith(self._settings.events + os.sep) else (root, path[len(root) + 1 :])
                 )
         return None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the guest serves clients."""
+        return self._state.read() in (LIVE, LIVE_REFUSE)
 
     @property
     def has_seal(self) -> bool:

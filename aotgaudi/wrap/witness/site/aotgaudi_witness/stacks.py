@@ -12,7 +12,7 @@ _INTERMEDIARIES = frozenset(
     {_PACKAGE, "subprocess", "multiprocessing", "contextlib", "functools", "importlib", "os", "threading"}
 )
 _INNERMOST, _OTHERS, _DEEPEST = 6, 6, 400
-_COMPILERS = frozenset({"torch", "triton", "sympy", "tilelang", "deep_gemm"})
+_COMPILERS = frozenset({"torch", "triton", "numba", "sympy", "tilelang", "deep_gemm"})
 
 _SECRET = re.compile(r"key|token|secret|passw|credential|authorization", re.IGNORECASE)
 _NOT_SECRET = re.compile(r"tokenizer|(max|num)[-_][-_\w]*tokens?|tokens?[-_]per|keyword", re.IGNORECASE)
