@@ -227,11 +227,16 @@ def pooling(kind: str, room: Room) -> Iterator[Feature]:
 
     `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another, whose requests are not known.
     """
-    long: JsonValue = token_prompt(_long(room))
     several: JsonValue = [_PROMPT] * 3
     if kind == "embed":
-        inputs = {"embedding": _PROMPT, "several embeddings": several, "a long embedding": long}
-        requests = tuple(_post(name, EMBEDDINGS, input=text) for name, text in inputs.items())
+        long: dict[str, JsonValue] = {"input": token_prompt(_long(room))}
+        if room.max_model_len is None:  # Many such models take 128 or 256 tokens, by a file besides their configuration.
+            long["truncate_prompt_tokens"] = -1
+        requests = (
+            _post("embedding", EMBEDDINGS, input=_PROMPT),
+            _post("several embeddings", EMBEDDINGS, input=several),
+            _post("a long embedding", EMBEDDINGS, **long),
+        )
         yield Feature("embeddings", requests, is_smoke=True)
     elif kind == "classify":
         requests = (_post("class", "/classify", input=_PROMPT), _post("classes", "/classify", input=several))

@@ -20,9 +20,10 @@ pytestmark = [pytest.mark.guests, pytest.mark.timeout(5400)]
 
 NUM_REQUESTS = 200
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "y"]}}}
+# No seeds: one whose prompt is cut into chunks ends vLLM 0.32 on a CPU ("CPU Generator does not use offset").
 SAMPLING: tuple[dict[str, Any], ...] = (
     {"temperature": 0},
-    {"temperature": 0.8, "seed": 1, "top_p": 0.9, "top_k": 7},
+    {"temperature": 0.8, "top_p": 0.9, "top_k": 7},
     {"temperature": 0.8},
     {"temperature": 0.5, "repetition_penalty": 1.1, "n": 2},
     {"temperature": 0, "logprobs": 3},
@@ -131,6 +132,7 @@ def test_what_is_switched_on_is_captured_with_its_exercise_and_told_apart_withou
     built = guest.build()
 
     assert built.returncode == 0, built.stdout
+    (guest.work / "build.log").write_text(built.stdout)
     counts = json.loads((guest.bundle / "receipt.json").read_bytes())["proof"]["counts"]
     assert (counts["compile"], counts["generate"], counts["new_files"]) == (0, 0, 0)
     verified = guest.aotgaudi("verify", str(guest.bundle), "--json", timeout=60)
@@ -148,5 +150,6 @@ def test_what_is_switched_on_is_captured_with_its_exercise_and_told_apart_withou
     without = guest.work / "without.bundle"
     built = guest.build("--exercise", "none", bundle=without)
     assert built.returncode == 0, built.stdout
+    (guest.work / "without.log").write_text(built.stdout)
     verified = guest.aotgaudi("verify", str(without), timeout=60)
     assert f"{case.not_asked}: --exercise none does not ask for it" in " ".join(verified.stdout.split())

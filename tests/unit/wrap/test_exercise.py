@@ -234,6 +234,17 @@ def test_a_model_is_asked_at_the_endpoints_that_its_server_has(architecture: str
     assert exercise("smoke", found).requests == found[0].requests
 
 
+@pytest.mark.parametrize(("words", "is_cut"), [((), True), (("--max-model-len", "128"), False)])
+def test_a_long_text_to_embed_is_cut_where_nobody_says_how_long_it_may_be(
+    words: tuple[str, ...], is_cut: bool
+) -> None:
+    found = features("--runner", "pooling", *words)
+
+    (long,) = [one for one in exercise("smoke", found).requests if one.name == "a long embedding"]
+    assert long.body.get("truncate_prompt_tokens") == (-1 if is_cut else None)
+    assert is_cut or len(json.dumps(long.body["input"]).split()) < 128
+
+
 def test_a_model_with_one_label_scores_pairs() -> None:
     found = features(architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"})
 
