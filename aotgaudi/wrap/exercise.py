@@ -22,6 +22,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import Field, JsonValue, ValidationError
@@ -117,11 +118,15 @@ def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
     return [_ID_LOW + (first + index * 7) % NUM_TOKEN_IDS for index in range(num_tokens)]
 
 
-def generation(room: Room) -> Iterator[Feature]:
-    """Yields what every server that generates text is asked."""
+def generation(room: Room, fatal: Mapping[str, str] = MappingProxyType({})) -> Iterator[Feature]:
+    """Yields what every server that generates text is asked.
+
+    `fatal` are kinds of sampling of which this one would end, each with the reason: they are not asked.
+    """
     smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
     yield Feature("text", smoke, is_smoke=True)
-    yield Feature("kinds of sampling", tuple(_sampling(room)))
+    sampling = tuple(request for request in _sampling(room) if request.name not in fatal)
+    yield Feature("kinds of sampling", sampling, "; ".join(f"{name}: {why}" for name, why in fatal.items()))
     yield Feature("constrained answers", tuple(_constrained()))
     yield Feature("long prompts", (completion("long prompt", prompt=token_prompt(_long(room))),))
     if room.max_num_seqs is None or room.max_num_seqs > 1:

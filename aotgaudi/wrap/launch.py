@@ -38,7 +38,7 @@ from aotgaudi.files import read_regular
 from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.interpreter import Asking, question_of
-from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
+from aotgaudi.wrap.launch_machine import Installed, compiler_version, device_of, installed_of
 from aotgaudi.wrap.starts import assignments, find_start, working_directory
 from aotgaudi.wrap.variables import hugging_face_home, is_secret, text_of, without_credentials
 
@@ -231,7 +231,7 @@ def features_of(found: Found) -> tuple[Feature, ...]:
     with contextlib.suppress(OSError, ValueError, SpecError, RecursionError):
         read = json.loads(read_regular(found.model / _CONFIGS[0], _LARGEST_BYTES))
         config = read if isinstance(read, dict) else {}
-    return found.adapter.features(found.flags, config)
+    return found.adapter.features(found.flags, config, device_of(found.installed))
 
 
 def _counted_flags(

@@ -20,7 +20,7 @@ from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import ProcessLog
 from aotgaudi.wrap.exercise import Feature, Room
-from aotgaudi.wrap.launch_machine import Installed
+from aotgaudi.wrap.launch_machine import Device, Installed
 from aotgaudi.wrap.variables import VariableRules
 
 if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec, and need not wait for its modules.
@@ -200,7 +200,7 @@ class Adapter(Protocol):
         """Reads the words after what starts the server. Raises SpecError for words that cannot be read."""
         ...
 
-    def features(self, flags: Flags, config: Mapping[str, JsonValue]) -> tuple[Feature, ...]:
+    def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
         """Returns what a launch of a model with this configuration must be asked, so that it compiles all that it serves."""
         ...
 

@@ -32,7 +32,7 @@ from aotgaudi.wrap.exercise import (
     pooling,
     token_prompt,
 )
-from aotgaudi.wrap.launch_machine import Installed
+from aotgaudi.wrap.launch_machine import Device, Installed
 from aotgaudi.wrap.variables import VariableRules, by_name
 from aotgaudi.wrap.witness import ENTRY_POINT
 
@@ -201,7 +201,7 @@ class Sglang(Vllm):
             ),
         )
 
-    def features(self, flags: Flags, config: Mapping[str, JsonValue]) -> tuple[Feature, ...]:
+    def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
         """Returns what the launch must be asked; see `base.Adapter`."""
         is_embedding = flags.values.get("is-embedding", False) is not False
         found = pooling("embed", flags.room) if is_embedding else generation(flags.room)

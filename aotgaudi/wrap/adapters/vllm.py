@@ -46,7 +46,7 @@ from aotgaudi.wrap.flags import (
     NEUTRAL_VARIABLES,
     SHORT_FLAGS,
 )
-from aotgaudi.wrap.launch_machine import Installed, device_of, find_target
+from aotgaudi.wrap.launch_machine import Device, Installed, device_of, find_target
 from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.values import parse_tokens
 from aotgaudi.wrap.variables import VariableRules, hugging_face_home
@@ -134,6 +134,10 @@ ACTED_ON = frozenset(
 """Flags whose values decide what we do."""
 
 _DRAFTED = ("speculative-config", "spec-method", "spec-model", "speculative-model")
+_FATAL_TO_DRAFTS: Mapping[str, str] = {
+    "top-k": "a CPU's engine ends of top_k without top_p in a step without drafts (vLLM 0.32)"
+}
+"""Kinds of sampling of which a vLLM that drafts on a CPU ends: ``apply_top_k_only`` takes the maximum of nothing."""
 _OWN = "--exercise FILE can ask for it"
 _NOT_ASKED: Mapping[str, str] = {"audio_config": "audio", "video_config": "videos"}
 """Keys of a model's configuration -> what is not known here how to ask for."""
@@ -214,14 +218,16 @@ class Vllm:
             authorization=_authorization(read, environ),
         )
 
-    def features(self, flags: Flags, config: Mapping[str, JsonValue]) -> tuple[Feature, ...]:
+    def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
         """Returns what the launch must be asked; see `base.Adapter`."""
         values = flags.values
         kind = pooling_kind(values, config)
-        found = [*(pooling(kind, flags.room) if kind else generation(flags.room))]
+        is_drafting = any(_is_on(values, name) for name in _DRAFTED)
+        fatal = _FATAL_TO_DRAFTS if is_drafting and device == "cpu" else {}
+        found = [*(pooling(kind, flags.room) if kind else generation(flags.room, fatal))]
         if _is_on(values, "enable-lora"):
             found.append(adapters(adapter_names(values.get("lora-modules", []))))
-        if any(_is_on(values, name) for name in _DRAFTED):
+        if is_drafting:
             found.append(drafts())
         if _is_on(values, "enable-auto-tool-choice"):
             found.append(tools())

@@ -33,6 +33,7 @@ from aotgaudi.wrap.exercise import (
     token_prompt,
     with_adapters,
 )
+from aotgaudi.wrap.launch_machine import Device
 
 TOKENS = st.none() | st.integers(1, 1 << 20)
 ROOMS = st.builds(
@@ -61,9 +62,9 @@ def asked(level: WarmUpLevel, room: Room, **more: Any) -> WarmUp:
     return exercise(level, tuple(generation(room)), **more)
 
 
-def features(*words: str, **config: Any) -> tuple[Feature, ...]:
+def features(*words: str, device: Device = "cuda", **config: Any) -> tuple[Feature, ...]:
     adapter = Vllm()
-    return adapter.features(adapter.read(["M", *words], {}), config)
+    return adapter.features(adapter.read(["M", *words], {}), config, device)
 
 
 @given(st.sets(st.integers(1, 300), min_size=1, max_size=5), st.none() | st.integers(2, 4096))
@@ -226,6 +227,22 @@ def test_requests_for_adapters_go_to_those_that_are_served_here() -> None:
     assert models() == set()
 
 
+@pytest.mark.parametrize(("device", "is_asked"), [("cpu", False), ("cuda", True)])
+def test_what_a_vllm_that_drafts_on_a_cpu_would_end_of_is_listed_instead_of_asked(
+    device: Device, is_asked: bool
+) -> None:
+    """Seen with vLLM 0.32, wrapped or not: ``max(): Expected reduction dim``, and 500 for everybody."""
+    found = features(*SWITCHES["speculative decoding"], device=device)
+
+    whole = exercise("sampler", found)
+    assert ("top-k" in [one.name for one in whole.requests]) == is_asked
+    assert (
+        bool([gap for gap in not_exercised(found, whole) if gap.startswith("kinds of sampling: top-k: ")])
+        != is_asked
+    )
+    assert "top-k" in [one.name for one in exercise("sampler", features(device=device)).requests]
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_model_is_asked_at_the_endpoints_that_its_server_has(architecture: str) -> None:
     found = features(architectures=[architecture])
@@ -288,7 +305,7 @@ def test_sglang_is_asked_for_embeddings_and_lists_what_it_is_not_asked() -> None
     adapter = Sglang()
     flags = adapter.read(["--model-path", "M", "--is-embedding", "--lora-paths", "a=b"], {})
 
-    found = adapter.features(flags, {})
+    found = adapter.features(flags, {}, "cuda")
 
     assert [one.name for one in found] == ["embeddings", "LoRA adapters"]
     assert not_exercised(found, exercise("sampler", found)) == (
