@@ -19,7 +19,7 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -118,14 +118,17 @@ def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
     return [_ID_LOW + (first + index * 7) % NUM_TOKEN_IDS for index in range(num_tokens)]
 
 
-def generation(room: Room, fatal: Mapping[str, str] = MappingProxyType({})) -> Iterator[Feature]:
+def generation(
+    room: Room, refused: Collection[str] = (), fatal: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Feature]:
     """Yields what every server that generates text is asked.
 
-    `fatal` are kinds of sampling of which this one would end, each with the reason: they are not asked.
+    `refused` are the parameters that this one answers with 400. `fatal` are kinds of sampling of which it would end, each
+    with the reason.
     """
     smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
     yield Feature("text", smoke, is_smoke=True)
-    sampling = tuple(request for request in _sampling(room) if request.name not in fatal)
+    sampling = tuple(request for request in _sampling(refused) if request.name not in fatal)
     yield Feature("kinds of sampling", sampling, "; ".join(f"{name}: {why}" for name, why in fatal.items()))
     yield Feature("constrained answers", tuple(_constrained()))
     yield Feature("long prompts", (completion("long prompt", prompt=token_prompt(_long(room))),))
@@ -136,16 +139,20 @@ def generation(room: Room, fatal: Mapping[str, str] = MappingProxyType({})) -> I
     yield _chunked(room)
 
 
-def _sampling(room: Room) -> Iterator[WarmUpRequest]:
+def _sampling(refused: Collection[str]) -> Iterator[WarmUpRequest]:
     yield completion("top-p", temperature=0.8, top_p=0.9, seed=1)
     yield completion("top-k", temperature=0.8, top_k=5)
-    yield completion("top-k, top-p, min-p", temperature=0.8, top_k=5, top_p=0.9, min_p=0.1)
+    if "min_p" in refused:
+        yield completion("top-k, top-p", temperature=0.8, top_k=5, top_p=0.9)
+    else:
+        yield completion("top-k, top-p, min-p", temperature=0.8, top_k=5, top_p=0.9, min_p=0.1)
     yield completion("penalties", temperature=0.5, repetition_penalty=1.1, presence_penalty=0.2)
     yield completion("frequency penalty", frequency_penalty=0.2)
     yield completion("logprobs", logprobs=2, is_greedy=True)
     yield completion("several with logprobs", temperature=0.9, n=3, logprobs=1)
     yield completion("prompt logprobs", prompt_logprobs=1)
-    yield completion("logit bias", logit_bias={"5": 2})
+    if "logit_bias" not in refused:
+        yield completion("logit bias", logit_bias={"5": 2})
     yield completion("bad words", bad_words=["Paris"])
     yield completion("at least so many", min_tokens=4)
     yield completion("a stop", stop=["\n"])

@@ -134,7 +134,9 @@ ACTED_ON = frozenset(
 """Flags whose values decide what we do."""
 
 _DRAFTED = ("speculative-config", "spec-method", "spec-model", "speculative-model")
-_FATAL_TO_DRAFTS: Mapping[str, str] = {
+_REFUSED_WITH_DRAFTS = ("min_p", "logit_bias")
+"""What a vLLM that drafts answers with 400 (``_validate_spec_decode`` in vllm/sampling_params.py)."""
+_FATAL_WITH_DRAFTS: Mapping[str, str] = {
     "top-k": "a CPU's engine ends of top_k without top_p in a step without drafts (vLLM 0.32)"
 }
 """Kinds of sampling of which a vLLM that drafts on a CPU ends: ``apply_top_k_only`` takes the maximum of nothing."""
@@ -223,8 +225,9 @@ class Vllm:
         values = flags.values
         kind = pooling_kind(values, config)
         is_drafting = any(_is_on(values, name) for name in _DRAFTED)
-        fatal = _FATAL_TO_DRAFTS if is_drafting and device == "cpu" else {}
-        found = [*(pooling(kind, flags.room) if kind else generation(flags.room, fatal))]
+        refused = _REFUSED_WITH_DRAFTS if is_drafting else ()
+        fatal = _FATAL_WITH_DRAFTS if is_drafting and device == "cpu" else {}
+        found = [*(pooling(kind, flags.room) if kind else generation(flags.room, refused, fatal))]
         if _is_on(values, "enable-lora"):
             found.append(adapters(adapter_names(values.get("lora-modules", []))))
         if is_drafting:
