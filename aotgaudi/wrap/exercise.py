@@ -240,6 +240,7 @@ def pooling(kind: str, room: Room) -> Iterator[Feature]:
     `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another, whose requests are not known.
     """
     several: JsonValue = [_PROMPT] * 3
+    requests: tuple[WarmUpRequest, ...]
     if kind == "embed":
         long: dict[str, JsonValue] = {"input": token_prompt(_long(room))}
         if (
