@@ -281,14 +281,16 @@ DRAFT = """
     import numba.core.event as event
     def draft(tokens): pass
     told = type("Event", (), {"data": {"dispatcher": type("D", (), {"py_func": draft}), "args": ("int32", "str")}})
-    event.registered["numba:compile"].on_start(told)
+    listener = event.registered["numba:compile"]
+    listener.on_start(told)
     """
 
 
 def test_a_function_that_numba_compiles_is_told(guest: Guest, site: Site) -> None:
     site.add("numba.core.event", NUMBA)
     guest.state.write_text("l")  # No file could have spared it, so it is not refused.
-    site.run(DRAFT)
+    nested = "inner = type('Event', (), {'data': {}}); listener.on_start(inner); listener.on_end(inner)"
+    site.run(textwrap.dedent(DRAFT) + nested)
 
     (compiled,) = guest.events("compile")
     assert (compiled["what"], compiled["name"]) == ("numba", "__main__.draft(int32, str)")

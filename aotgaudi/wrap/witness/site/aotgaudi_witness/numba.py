@@ -29,18 +29,25 @@ def _listen(module: ModuleType, report: Report) -> bool:
         return False
 
     class Listener(kind):  # type: ignore[misc]
+        depth = 0
+        """Of functions that are compiled for others. Numba compiles in one thread at a time."""
+
         def on_start(self, event: Any) -> None:
-            stack = report.stack(sys._getframe(1))
-            name = _name(event.data)
-            report.emit("compile", what="numba", name=name, stack=stack)
-            if report.is_live:  # Before, no file could have spared it.
-                report.refuse("a function compiled by Numba", stack, name=name)
+            if self.depth == 0:
+                _tell(report, _name(event.data), report.stack(sys._getframe(1)))
+            self.depth += 1
 
         def on_end(self, event: Any) -> None:
-            pass
+            self.depth -= 1
 
     register(_COMPILE, Listener())
     return True
+
+
+def _tell(report: Report, name: str, stack: list[str]) -> None:
+    report.emit("compile", what="numba", name=name, stack=stack)
+    if report.is_live:  # Before, no file could have spared it.
+        report.refuse("a function compiled by Numba", stack, name=name)
 
 
 def _name(data: Any) -> str:
