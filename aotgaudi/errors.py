@@ -16,6 +16,7 @@
       NotReproducibleError        4   a unit compiled again gave other bytes
       TargetError                 5   this machine cannot run what was compiled
       CompileError                6   a unit failed to compile, or computed something else
+        CardError                 6   the card that would compile could not be acquired
       CaptureError                6   a wrapped server failed, or its caches were not proved complete
       UnexaminedError             6   doctor could not reach the device
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
@@ -201,6 +202,10 @@ class CompileError(AotGaudiError):
     """A unit failed to compile, or its compiled form disagrees with eager."""
 
     exit_code = 6
+
+
+class CardError(CompileError):
+    """The card that would compile could not be acquired: another process has it, or its driver does not answer."""
 
 
 class CaptureError(AotGaudiError):

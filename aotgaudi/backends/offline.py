@@ -97,7 +97,7 @@ def _require_packable(spec: BuildSpec, target: Target) -> None:
 
 
 def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
-    """Returns `described` if given, else the target of `spec` on this machine.
+    """Returns `described`, with the front end of `spec`, if given, else the target of `spec` on this machine.
 
     Raises:
         SpecError: as `probe_target` does; or `described` is not whole, or of another backend than the spec.
@@ -107,10 +107,10 @@ def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
     for backend, whose in ((spec.backend, "the spec's target.backend"), (described.backend, "that file's")):
         if backend != "hpu":
             raise SpecError("--target", f"is for hpu alone, and {whose} is {backend!r}", "leave it out")
-    from aotgaudi.backends.hpu.probe import require_whole
+    from aotgaudi.backends.hpu.probe import require_whole, with_front_end
 
     require_whole(described)
-    return described
+    return with_front_end(described, spec.frontend)
 
 
 def probe_target(spec: TargetSpec) -> Target:
@@ -124,7 +124,7 @@ def probe_target(spec: TargetSpec) -> Target:
 
         return fake_probe()
     if spec.backend == "hpu":
-        return _hpu_target()
+        return _hpu_target(spec)
     raise SpecError(
         "target.backend",
         f"{spec.backend!r} cannot be compiled for yet",
@@ -132,7 +132,7 @@ def probe_target(spec: TargetSpec) -> Target:
     )
 
 
-def _hpu_target() -> Target:
+def _hpu_target(spec: TargetSpec) -> Target:
     """Raises SpecError where this machine has no Gaudi: then a spec for one can be planned, but not built."""
     from aotgaudi.backends.hpu.probe import probe
 
@@ -145,7 +145,7 @@ def _hpu_target() -> Target:
             f"'hpu' cannot be compiled for here: {HPU_NEEDS} ({str(error).removeprefix('target: ')})",
             f"available here: {without_gaudi}",
         ) from error
-    return probe(os.environ, default_store_root())
+    return probe(os.environ, default_store_root(), front_end=spec.frontend)
 
 
 def with_isa(target: Target, isa: str) -> Target:

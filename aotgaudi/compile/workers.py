@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from aotgaudi.child import die_with_parent, python_command, travels
-from aotgaudi.errors import AotGaudiError, CompileError
+from aotgaudi.errors import AotGaudiError, CardError, CompileError
 
 UNIT_TIMEOUT_SECONDS = 900.0
 _GARBAGE_THRESHOLD = 70_000
@@ -167,6 +167,8 @@ class LocalPool:
             if worker.connection.poll():
                 result, error = worker.connection.recv()
                 worker.ticket = None
+                if isinstance(error, CardError):
+                    self._remove(worker)  # A driver that does not answer this process may answer the next.
                 return Done(ticket, result, error)
         except (EOFError, OSError):
             return self._end_of(worker, ticket)

@@ -79,9 +79,11 @@ class BuildSpec(SpecValue):
 
     @model_validator(mode="after")
     def _fill_defrag(self) -> BuildSpec:
-        """In our own engine's steps on a CPU nothing depends on block ids, so there the default moves no blocks."""
+        """Where nothing in our own engine's steps depends on block ids, the default moves no blocks."""
         if "enabled" not in self.defrag.model_fields_set:
-            enabled = defragments_by_default(self.scheduler.engine, self.target.backend)
+            enabled = defragments_by_default(
+                self.scheduler.engine, self.target.backend, self.bucketing.contiguous_pa
+            )
             object.__setattr__(self, "defrag", self.defrag.model_copy(update={"enabled": enabled}))
         return self
 
@@ -113,6 +115,7 @@ class BuildSpec(SpecValue):
         self._check_short_queries()
         self._check_tuned()
         self._check_tail_pages()
+        self._check_front_end()
         limits, positions = self.limits, self.model.max_position_embeddings
         if limits.max_model_len > positions and not limits.allow_long_max_model_len:
             raise SpecError(
@@ -132,6 +135,15 @@ class BuildSpec(SpecValue):
                 "model.batch_invariant",
                 f"is true, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
                 'engine = "aotgaudi" and backend = "cpu", or leave it out',
+            )
+
+    def _check_front_end(self) -> None:
+        """Another server brings its own."""
+        if self.target.frontend is not None and self.scheduler.engine != "aotgaudi":
+            raise SpecError(
+                "target.frontend",
+                f"is {self.target.frontend!r}, with engine {self.scheduler.engine!r}, which chooses its own",
+                'engine = "aotgaudi", or leave it out',
             )
 
     def _check_mhc(self) -> None:

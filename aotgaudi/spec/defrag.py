@@ -15,7 +15,7 @@ class DefragSpec(SpecValue):
     """The defragmenter. Defaults are vllm-gaudi's (vllm_gaudi/extension/defragmentation.py).
 
     It acts when the highest block in use minus `threshold` exceeds the number of blocks in use. `enabled`: where a spec
-    leaves it out, it follows the target (``defragments_by_default``).
+    leaves it out, it follows from what can be gained (``defragments_by_default``).
     `padded_swaps`: the numbers of block exchanges that one step is padded to, ascending; more exchanges than
     the largest take several steps. `with_graphs` (VLLM_DEFRAG_WITH_GRAPHS, hpu targets only): the exchange is a
     captured graph.
@@ -37,10 +37,12 @@ class DefragSpec(SpecValue):
         return self
 
 
-def defragments_by_default(engine: str, backend: str) -> bool:
+def defragments_by_default(engine: str, backend: str, is_contiguous: bool) -> bool:
     """Returns whether the cache is defragmented where a spec does not say so.
 
-    Where decodes read up to the highest block in use, exchanges make them shorter. Our own engine's decodes on a CPU gather
-    their blocks, and read as many wherever those lie.
+    Where decodes read up to the highest block in use, exchanges make them shorter. Our own engine's decodes gather their
+    blocks, and read as many wherever those lie, unless `is_contiguous` (``bucketing.contiguous_pa``), which only hpu heeds.
     """
-    return (engine, backend) != ("aotgaudi", "cpu")
+    if engine == "aotgaudi" and backend in ("cpu", "hpu"):
+        return backend == "hpu" and is_contiguous
+    return True

@@ -45,7 +45,8 @@ def spec_tables(spec: BuildSpec) -> dict[str, Any]:
     else:
         tables.setdefault("sampler", {})["settings"] = spec.sampler.model_dump(mode="json")["settings"]
     tables.setdefault("defrag", {})["enabled"] = spec.defrag.enabled
-    if spec.defrag.enabled is defragments_by_default(spec.scheduler.engine, spec.target.backend):
+    default = defragments_by_default(spec.scheduler.engine, spec.target.backend, spec.bucketing.contiguous_pa)
+    if spec.defrag.enabled is default:
         del tables["defrag"]["enabled"]
     for name in ("sampler", "defrag"):
         if not tables.get(name, True):

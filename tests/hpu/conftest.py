@@ -13,6 +13,7 @@ import pytest
 from aotgaudi.doctor.hpu.report import DoctorReport
 from aotgaudi.document import load_document
 from tests.environment import ROOT
+from tests.hpu.benches import Bench
 from tests.hpu.doctors import Patient, examined
 from tests.hpu.forks import import_torch
 from tests.parallel import once, run_folder
@@ -47,6 +48,14 @@ def double(tmp_path_factory: pytest.TempPathFactory) -> InstalledDouble:
 def newest(double: InstalledDouble) -> Path:
     """The double of the newest release."""
     return double("1.24.1")
+
+
+@pytest.fixture(scope="session")
+def bench(double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """What one build has made."""
+    made = Bench(run_folder(tmp_path_factory) / "hpu-bench", double("1.24.1"))
+    once(tmp_path_factory, "hpu-bench", made.build)
+    return made
 
 
 @pytest.fixture(scope="session")

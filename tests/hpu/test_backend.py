@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import random
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -20,127 +15,30 @@ import pytest
 from aotgaudi.compile.cards import CardPool
 from aotgaudi.compile.keys import ProofRow, UnitRow
 from aotgaudi.compile.workers import Done
-from aotgaudi.errors import AotGaudiError
+from aotgaudi.errors import AotGaudiError, CardError, TargetError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.store.scratch import locked_directory
-from tests.e2e.harness import Server, make_model
 from tests.environment import ROOT
+from tests.hpu.benches import (
+    NUM_SOME,
+    NUM_TOKENS,
+    PROMPT,
+    SPEC,
+    USERS,
+    Bench,
+    ask_for_a_mix,
+    events,
+    greedy_text,
+)
 from tests.hpu.collecting import LABEL, LAYER, NOT_LOWERED, ONE_OPERATOR, OTHER, SECONDS, Place
 from tests.hpu.conftest import InstalledDouble
-from tests.parallel import once, run_folder
 
 pytestmark = [pytest.mark.hpu_double, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-NUM_TOKENS = 32
-NUM_SOME, NUM_MANY, NUM_RESTARTS = 20, 500, 20
-PROMPT = [5, 17, 300, 42, 9]
-SPEC = """\
-schema = "aotgaudi.spec/1"
-[model]
-name = "hpu-llama"
-dtype = "float32"
-config = "model/config.json"
-[limits]
-max_num_seqs = 2
-max_num_batched_tokens = 32
-max_model_len = 64
-block_size = 32
-num_blocks = 4
-[sampler]
-settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
-[defrag]
-enabled = false
-[target]
-backend = "hpu"
-"""
+NUM_MANY, NUM_RESTARTS = 500, 20
 
 
 # A whole: from a spec to a server
-
-
-@dataclass(frozen=True)
-class Bench:
-    """A folder with a model, a spec and the bundle that was built of it, on a double."""
-
-    folder: Path
-    double: Path
-
-    def environment(self, **settings: str) -> dict[str, str]:
-        inherited = {
-            name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"
-        }
-        libraries = self.double / "usr" / "lib" / "habanalabs"
-        (self.folder / "state").mkdir(exist_ok=True)
-        return {
-            **inherited,
-            "PYTHONPATH": str(self.double),
-            "PATH": f"{self.double / 'bin'}:{inherited['PATH']}",
-            "LD_LIBRARY_PATH": str(libraries),
-            "GC_KERNEL_PATH": str(libraries / settings.get("AOTGAUDI_TEST_KERNELS", "libtpc_kernels.so")),
-            "AOTGAUDI_DOUBLE_STATE": str(self.folder / "state"),
-            "AOTGAUDI_DOUBLE_COMPILE_MS": "1",
-            "AOTGAUDI_STORE": str(self.folder / "store"),
-            "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "XDG_RUNTIME_DIR": str(self.folder / "state"),
-            **settings,
-        }
-
-    def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "aotgaudi", *arguments],
-            cwd=self.folder,
-            env=self.environment(**settings),
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-
-    def server(self, bundle: str = "b.bundle", **settings: str) -> Server:
-        command = ["serve", "--bundle", bundle, "--model", "model", "--require-warm", "--port", "0"]
-        return Server([sys.executable, "-m", "aotgaudi", *command], self.environment(**settings), self.folder)
-
-    def build(self) -> None:
-        self.folder.mkdir()
-        make_model(self.folder / "model")
-        (self.folder / "spec.toml").write_text(SPEC, encoding="utf-8")
-        done = self.run("build", "spec.toml", "-o", "b.bundle", "-j", "1")
-        assert done.returncode == 0, done.stderr
-        (self.folder / "build.txt").write_text(done.stdout, encoding="utf-8")
-
-
-@pytest.fixture(scope="session")
-def bench(double: InstalledDouble, tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """What one build has made."""
-    made = Bench(run_folder(tmp_path_factory) / "hpu-bench", double("1.24.1"))
-    once(tmp_path_factory, "hpu-bench", made.build)
-    return made
-
-
-def events(journal: Path) -> list[str]:
-    if not journal.exists():
-        return []
-    lines = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
-    return [line["event"] for line in lines if "event" in line]
-
-
-def greedy_text(model: Path) -> str:
-    """What transformers gives on the CPU."""
-    import torch
-    from tokenizers import Tokenizer
-    from transformers import AutoModelForCausalLM
-
-    with torch.no_grad():
-        found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).generate(
-            torch.tensor([PROMPT]),
-            max_new_tokens=NUM_TOKENS,
-            min_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-        )
-    tokens = [int(token) for token in found[0, len(PROMPT) :]]
-    return str(Tokenizer.from_file(str(model / "tokenizer.json")).decode(tokens))
 
 
 def test_a_build_is_proved_and_a_second_one_starts_no_process_with_the_bridge(bench: Bench) -> None:
@@ -181,18 +79,6 @@ def test_a_check_compares_keys_and_numbers_and_says_why_not_bytes(bench: Bench) 
     assert done.returncode == 0, done.stderr
     assert "2 units compiled again" in done.stdout
     assert "a recipe's bytes hold a counter of the process that compiled it" in done.stdout
-
-
-def ask_for_a_mix(server: Server, num_requests: int) -> None:
-    """Prompts of 1 to 56 tokens, answers of 1 to 8, two at a time; the seed is fixed."""
-    draw = random.Random(26)
-    asked = [
-        ([draw.randrange(300) for _ in range(draw.randint(1, 56))], draw.randint(1, 8))
-        for _ in range(num_requests)
-    ]
-    with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda one: server.complete(one[0], max_tokens=one[1], ignore_eos=True), asked)
-        assert [answer["usage"]["completion_tokens"] for answer in answers] == [num for _, num in asked]
 
 
 @pytest.mark.parametrize("num_requests", [NUM_SOME, pytest.param(NUM_MANY, marks=pytest.mark.nightly)])
@@ -255,16 +141,55 @@ def test_the_cpu_backends_own_bundle_gives_the_same_tokens(bench: Bench) -> None
 
 @pytest.mark.nightly
 def test_a_release_with_pinned_keys_serves_what_it_has_built(double: InstalledDouble, tmp_path: Path) -> None:
+    """So it does where the user's environment has what this release aborts at: four fields."""
     old, journal = Bench(tmp_path / "old", double("1.19")), tmp_path / "journal"
-    old.build()
+    old.build(**USERS)
 
-    with old.server(AOTGAUDI_DOUBLE_JOURNAL=str(journal)) as server:
+    with old.server(AOTGAUDI_DOUBLE_JOURNAL=str(journal), **USERS) as server:
         answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
         compiled = server.metric("aotgaudi_compilations_total", cause="backend")
 
     assert answer == greedy_text(old.folder / "model")
     assert compiled == 0
     assert not {"GRAPH_COMPILE", "CACHE_MISS"} & set(events(journal))
+
+
+def test_what_the_user_set_for_recipes_is_replaced(bench: Bench) -> None:
+    """Nothing of theirs is used, emptied or made anew, neither by what compiles nor by what serves."""
+    theirs, journal = bench.folder / "theirs", bench.folder / "replaced"
+    theirs.mkdir()
+    (theirs / "1_0_synX.recipe").write_text("theirs", encoding="utf-8")
+
+    checked = bench.run("build", "cache", "spec.toml", "--check", "--sample", "1", **USERS)
+    with bench.server(**USERS, AOTGAUDI_DOUBLE_JOURNAL=str(journal)) as server:
+        server.complete(PROMPT, max_tokens=4)
+
+    assert checked.returncode == 0, checked.stderr
+    assert "CACHE_HIT" in events(journal)
+    assert not {"GRAPH_COMPILE", "CACHE_MISS"} & set(events(journal))
+    assert [path.name for path in bench.folder.glob("theirs*")] == ["theirs"]
+    assert [path.name for path in theirs.iterdir()] == ["1_0_synX.recipe"]
+
+
+@pytest.mark.nightly
+def test_a_card_that_does_not_answer_ends_a_build_and_a_start(bench: Bench) -> None:
+    hung = {"AOTGAUDI_DOUBLE_FAULTS": "hang", "HABANA_VISIBLE_MODULES": "0"}
+    with ThreadPoolExecutor(2) as pool:
+        building = pool.submit(
+            bench.run,
+            "build",
+            "spec.toml",
+            "-o",
+            "h.bundle",
+            **hung,
+            AOTGAUDI_STORE=str(bench.folder / "empty"),
+        )
+        command = ["serve", "--bundle", "b.bundle", "--model", "model", "--require-warm", "--port", "0"]
+        serving = pool.submit(bench.run, *command, **hung)
+
+    for done, code in ((building.result(), 6), (serving.result(), 5)):
+        assert done.returncode == code, done.stderr
+        assert "the card with module id 0 does not answer" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -349,11 +274,30 @@ def test_a_unit_is_never_recorded_where_the_bridge_does_otherwise_than_it_must(
     assert message in str(found)
 
 
+def test_a_card_that_does_not_answer_is_given_up_by_name(
+    newest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotgaudi.backends.hpu.card._ANSWER_SECONDS", 0.5)
+    place = Place(newest, tmp_path)
+
+    def serve() -> None:
+        from aotgaudi.backends.hpu.runtime import HpuRuntime
+
+        HpuRuntime(place.target()).restore(())
+
+    compiled = place.compiled(fault="hang", HLS_MODULE_ID="1")
+    served = place.in_fork(serve, "hang", HLS_MODULE_ID="1")
+
+    assert [type(compiled), type(served)] == [CardError, TargetError]
+    for error in (compiled, served):
+        assert "the card with module id 1 does not answer" in str(error)
+
+
 def test_bridges_whose_keys_count_modules_get_pinned_keys(double: InstalledDouble, tmp_path: Path) -> None:
     old = double("1.19")
 
     refused = Place(old, tmp_path / "a").compiled()
-    first = Place(old, tmp_path / "b", "pinned").compiled(LAYER)
+    first = Place(old, tmp_path / "b", "pinned").compiled(LAYER, **USERS)
     second = Place(old, tmp_path / "c", "pinned").compiled(OTHER, LAYER)
 
     assert "hpu.key_mode: is stable, this bridge's keys are pinned" in str(refused)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from aotgaudi.backends.base import Target
-from aotgaudi.errors import TargetError
+from aotgaudi.errors import CardError, TargetError
 from aotgaudi.gaudi.counters import Counters, Counts
 from aotgaudi.gaudi.environment import CACHE_VARIABLE, CARD_VARIABLES, CacheSetting
 from aotgaudi.gaudi.identity import device_type_of
@@ -28,6 +29,8 @@ PATIENCE_SECONDS = 30.0
 """How long a card may stay busy after the process that had it was killed."""
 
 _RETRY_SECONDS = 1.0
+_ANSWER_SECONDS = 120.0
+"""How long acquiring a card may take where the driver does answer, beside other processes that do so. A guess."""
 _BUSY, _ABSENT = "acquire failed", "No devices found"
 _PACKAGE = "habana_frameworks.torch"
 
@@ -79,6 +82,14 @@ class Card:
         """Returns the free and the total bytes."""
         free, total = _hpu().mem_get_info()
         return int(free), int(total)
+
+
+def acquired_to_compile() -> Card:
+    """Returns the card of a process that compiles. Raises CardError where it cannot be acquired."""
+    try:
+        return acquired()
+    except TargetError as error:
+        raise CardError(str(error)) from error
 
 
 @functools.cache
@@ -133,7 +144,7 @@ def _acquired(patience_seconds: float) -> str:
     deadline = time.monotonic() + patience_seconds
     while True:
         try:
-            return str(_hpu().get_device_name())
+            return _name()
         except RuntimeError as error:
             text = " ".join(str(error).split())
             if _ABSENT in text or _BUSY not in text:
@@ -141,6 +152,38 @@ def _acquired(patience_seconds: float) -> str:
             if time.monotonic() + _RETRY_SECONDS > deadline:
                 raise TargetError(f"target: {_which()} is busy: another process has it ({text})") from error
         time.sleep(_RETRY_SECONDS)
+
+
+def _name() -> str:
+    """Returns the card's name; asking for it acquires the card. A thread asks, since a driver may never answer.
+
+    Raises RuntimeError as the bridge does, and TargetError where there is no answer: then this process gets no card.
+    """
+    answers: list[str | Exception] = []
+
+    def ask() -> None:
+        try:
+            answers.append(str(_hpu().get_device_name()))
+        except Exception as error:  # It is raised where it is waited for.
+            answers.append(error)
+
+    asking = threading.Thread(target=ask, name="acquire", daemon=True)
+    asking.start()
+    asking.join(_ANSWER_SECONDS)
+    if not answers:
+        raise TargetError(
+            f"target: {_which()} does not answer: acquiring it took more than {_ANSWER_SECONDS:g} s (hl-smi; reset"
+            " the card, or leave it out of HABANA_VISIBLE_MODULES)"
+        )
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
+
+
+def one_line(error: BaseException) -> str:
+    """Returns an error of the bridge, or what caused it, in one line."""
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
 
 
 def _which() -> str:

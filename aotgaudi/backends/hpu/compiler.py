@@ -14,9 +14,9 @@ from pathlib import Path
 from torch import Tensor, fx
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
-from aotgaudi.backends.hpu import frontend
 from aotgaudi.backends.hpu.artifact import TEXT_FILE, UNIT_FILE, HpuUnit
-from aotgaudi.backends.hpu.card import acquired, put, recipe_directory, synchronize
+from aotgaudi.backends.hpu.card import acquired_to_compile, one_line, put, recipe_directory, synchronize
+from aotgaudi.backends.hpu.frontend import FrontEnd, Run, find_key_mode
 from aotgaudi.backends.hpu.learn import KeyMode
 from aotgaudi.backends.hpu.probe import KEY_MODE
 from aotgaudi.backends.inductor.check import check
@@ -24,24 +24,25 @@ from aotgaudi.errors import AotGaudiError, CompileError, TargetError
 from aotgaudi.gaudi.counters import Counts
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text, is_open
+from aotgaudi.spec.target import FrontEndKind
 
 
 class HpuCompiler:
     """Compiles units for one target. One instance a worker process; not thread-safe."""
 
     def __init__(self, target: Target) -> None:
-        """Acquires the card. Raises CompileError where it cannot be, is another one, or has keys that do not repeat so."""
+        """Acquires the card.
+
+        Raises CardError where it cannot be, CompileError where it is another one, or has keys that do not repeat so.
+        """
+        self._card, self._front_end = acquired_to_compile(), FrontEnd.of(target)
         try:
-            self._card = acquired()
             self._card.require(target)
         except TargetError as error:
             raise CompileError(str(error)) from error
-        self._key_mode = target.flags[KEY_MODE]
-        found = _key_mode()
-        if found != self._key_mode:
-            raise CompileError(
-                f"target.flags.{KEY_MODE}: is {self._key_mode}, this bridge's keys are {found}"
-            )
+        found, wanted = _key_mode(self._front_end.kind), self._front_end.key_mode
+        if found != wanted:
+            raise CompileError(f"target.flags.{KEY_MODE}: is {wanted}, this bridge's keys are {found}")
 
     def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
         """Runs the unit, compares it with eager and collects its recipes. Raises CompileError naming the unit."""
@@ -53,7 +54,7 @@ class HpuCompiler:
             {pair.key for pair in scan(recipe_directory()).pairs} if recipe_directory().is_dir() else set()
         )
         before = self._card.counts()
-        run = frontend.compiled(graph, unit.text, self._key_mode)  # type: ignore[arg-type]
+        run = self._front_end.compiled(graph, unit.text)
         error, tolerance = self._checked(graph, specs, run, unit.label)
         counts = self._card.counts().since(before)
         if counts.fallbacks:
@@ -67,14 +68,14 @@ class HpuCompiler:
         )
 
     def _checked(
-        self, graph: fx.GraphModule, specs: list[InputSpec], run: frontend.Run, label: str
+        self, graph: fx.GraphModule, specs: list[InputSpec], run: Run, label: str
     ) -> tuple[float, float]:
         try:
             return check_unit(graph, specs, run, label)
         except AotGaudiError:
             raise
         except Exception as error:  # The bridge's own errors have no common type.
-            raise CompileError(f"{label}: {first_line(error)}") from error
+            raise CompileError(f"{label}: {one_line(error)}") from error
 
     def _collected(self, counts: Counts, known: set[str], unit: Unit, work_dir: Path) -> dict[str, Path]:
         self._card.flush()
@@ -96,9 +97,7 @@ class HpuCompiler:
         return {TEXT_FILE: text, UNIT_FILE: descriptor, **found.files}
 
 
-def check_unit(
-    graph: fx.GraphModule, specs: list[InputSpec], run: frontend.Run, label: str
-) -> tuple[float, float]:
+def check_unit(graph: fx.GraphModule, specs: list[InputSpec], run: Run, label: str) -> tuple[float, float]:
     """Compares a unit's results with eager's on the CPU: returns the error and what was allowed.
 
     Raises CompileError, naming `label`, where they differ.
@@ -109,7 +108,7 @@ def check_unit(
 class _FromCpu:
     """Runs a unit on copies of CPU tensors, and copies back what it has written."""
 
-    def __init__(self, run: frontend.Run) -> None:
+    def __init__(self, run: Run) -> None:
         self._run = run
 
     def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -123,11 +122,5 @@ class _FromCpu:
 
 
 @functools.cache
-def _key_mode() -> KeyMode:
-    return frontend.find_key_mode(acquired())
-
-
-def first_line(error: BaseException) -> str:
-    """Returns an error of the bridge, or what caused it, in one line."""
-    cause = error.__cause__ or error
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:500]}"
+def _key_mode(kind: FrontEndKind) -> KeyMode:
+    return find_key_mode(acquired_to_compile(), kind)

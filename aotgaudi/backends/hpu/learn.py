@@ -12,19 +12,24 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from aotgaudi.child import python_command
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import CompileError, TargetError
+from aotgaudi.errors import AotGaudiError, CardError, CompileError, TargetError
 from aotgaudi.files import make_directories, write_atomic
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.gaudi.identity import DeviceType
+from aotgaudi.spec.target import FrontEndKind
 
 KeyMode = Literal["stable", "pinned"]
 """How the keys of recipes repeat: by themselves; or with FX's counter pinned (K-09)."""
 
 _SECONDS = 300.0
+_ERRORS: Mapping[str, type[AotGaudiError]] = MappingProxyType(
+    {error.__name__: error for error in (CardError, CompileError, TargetError)}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,42 +41,57 @@ class Learnt:
     key_mode: KeyMode
 
 
-def learn(software: Mapping[str, str], environment: Mapping[str, str], memory: Path) -> Learnt:
+def learn(
+    software: Mapping[str, str],
+    environment: Mapping[str, str],
+    memory: Path,
+    front_end: FrontEndKind = "dynamo",
+) -> Learnt:
     """Returns what is known of this machine's cards, from `memory` if a process has asked one with the same `software`.
 
-    Raises TargetError where no card can be acquired, CompileError where keys do not repeat.
+    Raises:
+        CardError: no card can be acquired; two processes have tried.
+        CompileError: keys do not repeat, or the bridge does not have this front end.
+        TargetError: what the card says cannot be understood, or the bridge cannot be imported.
     """
-    path = memory / f"learnt-{sha256_bytes(canonical_json(dict(software)))[:16]}.json"
+    asked = {**software, **({"front end": front_end} if front_end != "dynamo" else {})}
+    path = memory / f"learnt-{sha256_bytes(canonical_json(asked))[:16]}.json"
     try:
         return Learnt(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
-        found = _ask(environment)
+        try:
+            found = _ask(environment, front_end)
+        except CardError:  # A driver that does not answer one process may answer the next.
+            found = _ask(environment, front_end)
     make_directories(memory)
     write_atomic(path, canonical_json(asdict(found)))
     return found
 
 
-def _ask(environment: Mapping[str, str]) -> Learnt:
+def _ask(environment: Mapping[str, str], front_end: FrontEndKind) -> Learnt:
     with tempfile.TemporaryDirectory(prefix="aotgaudi-learn-") as scratch:
         result = Path(scratch, "result.json")
-        done = subprocess.run(
-            python_command("aotgaudi.backends.hpu.frontend", str(result)),
-            env=process_environment(environment, Path(scratch, "recipes")),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            timeout=_SECONDS,
-            check=False,
-            text=True,
-            errors="replace",
-        )
+        try:
+            done = subprocess.run(
+                python_command("aotgaudi.backends.hpu.frontend", str(result), front_end),
+                env=process_environment(environment, Path(scratch, "recipes")),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_SECONDS,
+                check=False,
+                text=True,
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CardError(f"target: a process that asks a card took more than {_SECONDS:g} s") from error
         try:
             found = json.loads(result.read_bytes())
         except (OSError, ValueError) as error:
             last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise TargetError(f"target: no card could be asked: {last[-1][:500]}") from error
     if "problem" in found:
-        raise (CompileError if found["is_unstable"] else TargetError)(str(found["problem"]))
+        raise _ERRORS[found["error"]](str(found["problem"]))
     if found["device_type"] not in get_args(DeviceType):
         raise TargetError(f"target.machine: the card is called {found['device_type']!r}, which is not known")
     return Learnt(**found)

@@ -25,6 +25,7 @@ from aotgaudi.gaudi.identity import (
     find_cards,
     python_version,
 )
+from aotgaudi.spec.target import FrontEndKind
 
 TOOLCHAIN: Mapping[str, str] = MappingProxyType(
     {
@@ -42,6 +43,8 @@ TOOLCHAIN: Mapping[str, str] = MappingProxyType(
 
 KEY_MODE = "hpu.key_mode"
 """The flag that says how the keys of recipes repeat, which is learnt from a card."""
+FRONT_END = "hpu.frontend"
+"""The flag that says by which front end graphs get to the bridge, as the spec chooses it. It is left out for Dynamo."""
 ENVIRONMENT = "env."
 """With this before their names, the variables that may change code are flags."""
 
@@ -80,19 +83,33 @@ def hpu_target(
     return assemble(device_type, toolchain, key_mode, sealed_variables(ENGINE_RULES.applied(environment)))
 
 
-def probe(environment: Mapping[str, str], memory: Path, root: Path = Path("/")) -> Target:
+def probe(
+    environment: Mapping[str, str],
+    memory: Path,
+    root: Path = Path("/"),
+    front_end: FrontEndKind | None = None,
+) -> Target:
     """Returns the target of this machine. Starts a process that asks a card, unless `memory` has its answer.
 
-    Raises as `hpu_target` does, and TargetError where no card can be acquired.
+    Raises as `hpu_target` does, CardError where no card can be acquired, and CompileError where keys do not repeat or
+    the bridge does not have this front end.
     """
     device_type = find_cards(root).device_type()
     libraries = _libraries(environment, memory, root)
     sealed = sealed_variables(ENGINE_RULES.applied(environment))
-    learnt = learn({"machine": device_type, **_versions(), **libraries, **sealed}, environment, memory)
+    software = {"machine": device_type, **_versions(), **libraries, **sealed}
+    learnt = learn(software, environment, memory, front_end or "dynamo")
     if learnt.device_type != device_type:
         raise TargetError(f"target.machine: the driver shows {device_type}, the bridge {learnt.device_type}")
     toolchain = {**_versions(), "synapse": learnt.synapse, **libraries}
-    return assemble(device_type, toolchain, learnt.key_mode, sealed)
+    return with_front_end(assemble(device_type, toolchain, learnt.key_mode, sealed), front_end)
+
+
+def with_front_end(target: Target, front_end: FrontEndKind | None) -> Target:
+    """Returns `target` for graphs that get to the bridge by `front_end`; None: by Dynamo."""
+    others = {name: value for name, value in target.flags.items() if name != FRONT_END}
+    chosen = {FRONT_END: "direct"} if front_end == "direct" else {}
+    return target.model_copy(update={"flags": dict(sorted({**others, **chosen}.items()))})
 
 
 def require_satisfied(
@@ -138,7 +155,8 @@ def _here(environment: Mapping[str, str], memory: Path | None) -> dict[str, str]
 
 def _named(target: Target) -> dict[str, str]:
     names = {name.removeprefix("target."): value for name, value in target.components()}
-    return {name: value for name, value in names.items() if name not in ("backend", "isa")}
+    not_of_machines = ("backend", "isa", f"flags.{FRONT_END}")
+    return {name: value for name, value in names.items() if name not in not_of_machines}
 
 
 def _versions() -> dict[str, str]:
@@ -191,6 +209,8 @@ def _problems(target: Target) -> Iterator[tuple[str, str]]:
             f"flags.{KEY_MODE}",
             f"is {target.flags.get(KEY_MODE)!r}, none of {', '.join(get_args(KeyMode))}",
         )
-    for name in sorted(target.flags.keys() - {KEY_MODE}):
+    if target.flags.get(FRONT_END, "direct") != "direct":
+        yield f"flags.{FRONT_END}", f"is {target.flags[FRONT_END]!r}, not 'direct'; it is left out for Dynamo"
+    for name in sorted(target.flags.keys() - {KEY_MODE, FRONT_END}):
         if not (name.startswith(ENVIRONMENT) and may_change_code(name.removeprefix(ENVIRONMENT))):
             yield f"flags.{name}", "is not known to this version"

@@ -14,11 +14,10 @@ import torch
 from torch import Tensor
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.hpu import frontend
 from aotgaudi.backends.hpu.artifact import read_unit
-from aotgaudi.backends.hpu.card import acquired, put, recipe_directory
+from aotgaudi.backends.hpu.card import acquired_to_compile, put, recipe_directory
 from aotgaudi.backends.hpu.compiler import check_unit
-from aotgaudi.backends.hpu.probe import KEY_MODE
+from aotgaudi.backends.hpu.frontend import FrontEnd, Run
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text
 from aotgaudi.graphs.program import Call, Program
@@ -44,8 +43,8 @@ class StoredUnit:
 
 
 def look(programs: Iterable[Program], units: Mapping[str, StoredUnit], target: Target) -> Looked:
-    """Runs every program. Raises CompileError for wrong numbers, TargetError where no card can be acquired."""
-    card = acquired()
+    """Runs every program. Raises CompileError for wrong numbers, CardError where no card can be acquired."""
+    card = acquired_to_compile()
     card.require(target)
     known = {pair.key for pair in scan(recipe_directory()).pairs}
     stage = _Stage(target)
@@ -74,13 +73,13 @@ class _Stage:
     """Loads units; keeps one stand-in a shape, dtype and place: one tensor in two places would be another graph."""
 
     def __init__(self, target: Target) -> None:
-        self.key_mode = target.flags[KEY_MODE]
+        self._front_end = FrontEnd.of(target)
         self._stand_ins: dict[tuple[str, tuple[object, ...], int], Tensor] = {}
 
     def load(self, unit: StoredUnit) -> _Loaded:
         text, descriptor = read_unit(unit.files)
         graph, specs = from_text(text)
-        run = frontend.compiled(graph, text, self.key_mode)  # type: ignore[arg-type]
+        run = self._front_end.compiled(graph, text)
         if unit.is_foreign:
             check_unit(graph, specs, run, unit.label)
         return _Loaded(self, unit.label, run, specs, descriptor.uncached)
@@ -98,7 +97,7 @@ class _Stage:
 class _Loaded:
     stage: _Stage
     label: str
-    compiled: frontend.Run
+    compiled: Run
     specs: list[InputSpec]
     uncached: tuple[str, ...]
 

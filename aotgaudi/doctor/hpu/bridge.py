@@ -73,9 +73,10 @@ class Bridge:
         `inputs` and `placed` are the same tensors on the CPU and on the device.
         """
         self._register()
-        backend = self.module("dynamo.compile_backend.backends").hpu_backend
+        from aotgaudi.backends.hpu.frontend import call_backend  # It imports torch.
+
         exported = self.torch.export.export(self._as_module(function), tuple(inputs), strict=False)
-        compiled = backend(exported.graph_module, list(placed), options=dict(OPTIONS))
+        compiled = call_backend(exported.graph_module, placed, OPTIONS)
 
         def run(*args: Any) -> Any:
             found = compiled(*args)

@@ -68,7 +68,9 @@ LINES: Mapping[str, ContractLine] = MappingProxyType(
             is_needed=True,
         ),
         "K-06": ContractLine(
-            "the backend can be called directly, without Dynamo", "inferred", "graphs are traced by Dynamo"
+            "the backend can be called directly, without Dynamo",
+            "inferred",
+            'graphs reach it through Dynamo: `target.frontend = "direct"` is refused',
         ),
         "K-08": ContractLine(
             "keys do not depend on what was compiled before", "confirmed", "keys are pinned, if K-09 holds"

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.hpu.probe import ENVIRONMENT, KEY_MODE, TOOLCHAIN, assemble, hpu_target, require_whole
+from aotgaudi.backends.hpu.probe import (
+    ENVIRONMENT,
+    KEY_MODE,
+    TOOLCHAIN,
+    assemble,
+    hpu_target,
+    require_satisfied,
+    require_whole,
+)
 from aotgaudi.backends.offline import find_target, with_isa
 from aotgaudi.compile.keys import unit_key
 from aotgaudi.entries import DecodeEntry
@@ -109,6 +117,18 @@ def test_the_key_of_a_unit_stays_what_it_is() -> None:
     assert unit_key("graph", TARGET).hex == "4ccbeed406192713ac380376b8928021892514b0dda79cb63d79d98292f80a96"
 
 
+def test_the_front_end_is_a_flag_where_it_is_not_dynamo() -> None:
+    direct = find_target(TargetSpec(backend="hpu", frontend="direct"), TARGET)
+
+    require_whole(direct)
+    assert dict(direct.components()).items() - dict(TARGET.components()).items() == {
+        ("target.flags.hpu.frontend", "direct")
+    }
+    assert find_target(TargetSpec(backend="hpu", frontend="dynamo"), direct) == TARGET
+    require_satisfied(direct, {}, TARGET)  # A machine has no front end: it follows from the spec.
+    require_satisfied(TARGET, {}, direct)
+
+
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_every_component_is_in_every_key_by_its_name(component: str) -> None:
     entry, spec = DecodeEntry(1, 1, 1), spec_of(target={"backend": "hpu"})
@@ -130,6 +150,7 @@ def test_every_component_is_in_every_key_by_its_name(component: str) -> None:
         ("target.toolchain.bridge", "", "toolchain.bridge", "is not a sha256"),
         ("target.flags.hpu.key_mode", None, "flags.hpu.key_mode", "is None, none of stable, pinned"),
         ("target.flags.hpu.key_mode", "none", "flags.hpu.key_mode", "is 'none'"),
+        ("target.flags.hpu.frontend", "dynamo", "flags.hpu.frontend", "is 'dynamo', not 'direct'"),
         ("target.flags.env.HOME", "/root", "flags.env.HOME", "is not known"),
         ("target.flags.env.HABANA_LOGS", "/x", "flags.env.HABANA_LOGS", "is not known"),
         ("target.flags.O3", "1", "flags.O3", "is not known"),

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from aotgaudi.compile.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
-from aotgaudi.errors import CompileError, SpecError
+from aotgaudi.errors import CardError, CompileError, SpecError
 
 DEADLINE_SECONDS = 30.0
 
@@ -42,6 +42,10 @@ def process_id() -> int:
 
 def refuse() -> None:
     raise SpecError("limits.x", "is 1", "2")
+
+
+def find_no_card() -> None:
+    raise CardError("the card with module id 1 does not answer")
 
 
 def stumble() -> None:
@@ -120,6 +124,20 @@ def test_errors_of_ours_come_whole_and_others_as_compile_errors(pool: LocalPool)
     other = next_done(pool).error
     assert type(other) is CompileError
     assert str(other) == "RuntimeError: of a library"
+
+
+def test_a_worker_that_got_no_card_is_replaced(pool: LocalPool) -> None:
+    pool.submit(1, Call(process_id))
+    first = next_done(pool).result
+    pool.submit(2, Call(find_no_card))
+    error = next_done(pool).error
+
+    pool.submit(3, Call(process_id))
+    second = next_done(pool).result
+
+    assert isinstance(error, CardError)
+    assert first != second
+    assert is_gone(first)
 
 
 @pytest.mark.alone

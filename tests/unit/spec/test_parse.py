@@ -58,20 +58,26 @@ def test_minimal_spec_has_the_documented_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "target", "enabled"),
+    ("engine", "backend", "contiguous", "enabled"),
     [
-        ("aotgaudi", 'backend = "cpu"', False),
-        ("aotgaudi", 'backend = "hpu"', True),
-        ("aotgaudi", 'backend = "fake"', True),
-        ("vllm", 'backend = "cpu"', True),
-        ("vllm", 'backend = "hpu"', True),
+        ("aotgaudi", "cpu", "false", False),
+        ("aotgaudi", "cpu", "true", False),
+        ("aotgaudi", "hpu", "false", False),
+        ("aotgaudi", "hpu", "true", True),
+        ("aotgaudi", "fake", "false", True),
+        ("vllm", "cpu", "false", True),
+        ("vllm", "hpu", "false", True),
+        ("vllm", "hpu", "true", True),
     ],
 )
 def test_blocks_are_exchanged_by_default_where_that_can_gain_something(
-    engine: str, target: str, enabled: bool
+    engine: str, backend: str, contiguous: str, enabled: bool
 ) -> None:
     def found(defrag: str = "") -> bool:
-        rest = f'[scheduler]\nengine = "{engine}"\n[defrag]\n{defrag}\n[target]\n{target}'
+        rest = (
+            f'[bucketing]\ncontiguous_pa = {contiguous}\n[scheduler]\nengine = "{engine}"\n'
+            f'[defrag]\n{defrag}\n[target]\nbackend = "{backend}"'
+        )
         return parse_spec(text_of(rest=rest), Path()).defrag.enabled
 
     assert found() is enabled
@@ -111,7 +117,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         ),
         (
             text_of(rest="[target]\nzzz = 1"),
-            "target.zzz: unknown key (known here: backend, execution_mode, isa, num_sms, profile)",
+            "target.zzz: unknown key (known here: backend, execution_mode, frontend, isa, num_sms, profile)",
         ),
         (text_of(block_size='"16"'), "limits.block_size: is '16' (should be a valid integer)"),
         (text_of(block_size="16.0"), "limits.block_size: is 16.0 (should be a valid integer)"),
@@ -215,6 +221,17 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         (
             text_of(rest="[sampler]\nsettings = [{ temperature = nan, top_p = 1.0, top_k = 0 }]"),
             "sampler.settings.0.temperature: is nan (a string, finite number, boolean, list or table)",
+        ),
+        (
+            text_of(rest='[target]\nfrontend = "direct"'),
+            "target.frontend: is 'direct', with backend 'cpu' (only hpu has a choice of front ends: leave it out)",
+        ),
+        (
+            text_of(rest='[scheduler]\nengine = "vllm"\n[target]\nbackend = "hpu"\nfrontend = "dynamo"'),
+            (
+                "target.frontend: is 'dynamo', with engine 'vllm', which chooses its own"
+                ' (engine = "aotgaudi", or leave it out)'
+            ),
         ),
         ("", "schema: is missing (it has no default)"),
     ],

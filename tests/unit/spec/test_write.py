@@ -84,7 +84,12 @@ SPECS = st.builds(
         resolutions=st.just(()) | st.just(("10x20", "30x40x2")),
     ),
     target=st.just(TargetSpec())
-    | st.builds(TargetSpec, backend=st.just("hpu"), execution_mode=st.sampled_from([None, "lazy"])),
+    | st.builds(
+        TargetSpec,
+        backend=st.just("hpu"),
+        execution_mode=st.sampled_from([None, "lazy"]),
+        frontend=st.sampled_from([None, "dynamo", "direct"]),
+    ),
 )
 
 
