@@ -123,20 +123,24 @@ def generation(
 ) -> Iterator[Feature]:
     """Yields what every server that generates text is asked.
 
-    `refused` are the parameters that this one answers with 400. `fatal` are kinds of sampling of which it would end, each
-    with the reason.
+    `refused` are the parameters that this one answers with 400. `fatal` are those of which it would end, each with the
+    reason.
     """
     smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
     yield Feature("text", smoke, is_smoke=True)
-    sampling = tuple(request for request in _sampling(refused) if request.name not in fatal)
-    yield Feature("kinds of sampling", sampling, "; ".join(f"{name}: {why}" for name, why in fatal.items()))
+    gap = "; ".join(fatal.values())
+    yield Feature("kinds of sampling", _without(fatal, _sampling(refused)), gap)
     yield Feature("constrained answers", tuple(_constrained()))
     yield Feature("long prompts", (completion("long prompt", prompt=token_prompt(_long(room))),))
     if room.max_num_seqs is None or room.max_num_seqs > 1:
         copies = min(room.max_num_seqs or 8, 8)
         yield Feature("several at once", (completion("as many as at once", copies=copies),))
-        yield Feature("batches of several kinds of sampling", tuple(_mixed()))
+        yield Feature("batches of several kinds of sampling", _without(fatal, _mixed()), gap)
     yield _chunked(room)
+
+
+def _without(fatal: Collection[str], requests: Iterable[WarmUpRequest]) -> tuple[WarmUpRequest, ...]:
+    return tuple(one for one in requests if not {*fatal} & {*one.body}.union(*one.beside))
 
 
 def _sampling(refused: Collection[str]) -> Iterator[WarmUpRequest]:

@@ -136,10 +136,11 @@ ACTED_ON = frozenset(
 _DRAFTED = ("speculative-config", "spec-method", "spec-model", "speculative-model")
 _REFUSED_WITH_DRAFTS = ("min_p", "logit_bias")
 """What a vLLM that drafts answers with 400 (``_validate_spec_decode`` in vllm/sampling_params.py)."""
-_FATAL_WITH_DRAFTS: Mapping[str, str] = {
-    "top-k": "a CPU's engine ends of top_k without top_p in a step without drafts (vLLM 0.32)"
-}
-"""Kinds of sampling of which a vLLM that drafts on a CPU ends: ``apply_top_k_only`` takes the maximum of nothing."""
+_FATAL_WITH_DRAFTS: Mapping[str, str] = {"top_k": "top_k ends a vLLM 0.32 that drafts on a CPU"}
+"""Parameters of which a vLLM that drafts on a CPU ends.
+
+``_expand_kernel_impl`` in vllm/utils/cpu_triton_utils.py writes to a copy, so that what it was to fill has any value.
+"""
 _OWN = "--exercise FILE can ask for it"
 _NOT_ASKED: Mapping[str, str] = {"audio_config": "audio", "video_config": "videos"}
 """Keys of a model's configuration -> what is not known here how to ask for."""
