@@ -93,11 +93,13 @@ class RealGuest:
         return {**kept, **offline, "HOME": str(home), "OMP_NUM_THREADS": "2", **self.variables, **more}
 
     @contextmanager
-    def running(self, home: Path, words: list[str], **environ: str) -> Iterator[Running]:
+    def running(
+        self, home: Path, words: list[str], *, bundle: Path | None = None, **environ: str
+    ) -> Iterator[Running]:
         """Runs from the capture until ready; ends it afterwards."""
         with (self.work / "run.log").open("w+b") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "aotgaudi", *self.run_options(), "--", *words],
+                [sys.executable, "-m", "aotgaudi", *self.run_options(bundle=bundle), "--", *words],
                 env=self.environment(home, PYTHONPATH=str(ROOT), **environ),
                 cwd=home,
                 stdout=log,

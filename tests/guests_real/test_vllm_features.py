@@ -72,10 +72,11 @@ def embedded(number: int) -> tuple[str, dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Case:
-    """A launch, its kind of requests, and what `verify` says where it was asked nothing."""
+    """A launch, its kind of requests, what `verify` says where it was asked nothing, and what a request then compiles."""
 
     kind: Callable[[int], tuple[str, dict[str, Any]]]
     not_asked: str
+    live: str = ""
     config: Mapping[str, Any] = field(default_factory=lambda: LLAMA)
     flags: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -84,13 +85,15 @@ class Case:
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 CASES = {
     "structured-output": Case(constrained, "constrained answers"),
-    "ngram": Case(repeating, "speculative decoding", flags=("--speculative-config", json.dumps(NGRAM))),
+    "ngram": Case(
+        repeating, "speculative decoding", "numba", flags=("--speculative-config", json.dumps(NGRAM))
+    ),
     "lora": Case(
         adapted,
         "LoRA adapters",
         flags=("--enable-lora", "--max-lora-rank", "8", "--lora-modules", "sql={sql}", "chat={chat}"),
     ),
-    "pooling": Case(embedded, "embeddings", BERT),
+    "pooling": Case(embedded, "embeddings", config=BERT),
     "tp-2": Case(
         text,
         "kinds of sampling",
@@ -155,3 +158,11 @@ def test_what_is_switched_on_is_captured_with_its_exercise_and_told_apart_withou
     (guest.work / "without.log").write_text(built.stdout)
     verified = guest.aotgaudi("verify", str(without), timeout=60)
     assert f"{case.not_asked}: --exercise none does not ask for it" in " ".join(verified.stdout.split())
+
+    if case.live:
+        with guest.running(guest.work / "home", guest.words(18911), bundle=without) as running:
+            assert case.not_asked in running.get("/ready")
+            ask(18911, *case.kind(119))  # Greedy, and repeats itself.
+            counted = running.metric("aotgaudi_compilations_total")
+            assert counted[f'{{phase="live",what="{case.live}"}}'] == 1
+            assert running.metric("aotgaudi_guest_warm") == {}
