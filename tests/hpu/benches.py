@@ -15,7 +15,7 @@ from tests.e2e.harness import Server, make_model
 from tests.hpu.collecting import SECONDS
 
 NUM_TOKENS = 32
-NUM_SOME = 20
+NUM_SOME, NUM_MANY = 20, 500
 PROMPT = [5, 17, 300, 42, 9]
 SPEC = """\
 schema = "aotgaudi.spec/1"

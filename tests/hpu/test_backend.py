@@ -20,6 +20,7 @@ from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.store.scratch import locked_directory
 from tests.environment import ROOT
 from tests.hpu.benches import (
+    NUM_MANY,
     NUM_SOME,
     NUM_TOKENS,
     PROMPT,
@@ -35,7 +36,7 @@ from tests.hpu.conftest import InstalledDouble
 
 pytestmark = [pytest.mark.hpu_double, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-NUM_MANY, NUM_RESTARTS = 500, 20
+NUM_RESTARTS = 20
 
 
 # A whole: from a spec to a server
@@ -147,6 +148,7 @@ def test_a_release_with_pinned_keys_serves_what_it_has_built(double: InstalledDo
 
     with old.server(AOTGAUDI_DOUBLE_JOURNAL=str(journal), **USERS) as server:
         answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
+        ask_for_a_mix(server, NUM_SOME)
         compiled = server.metric("aotgaudi_compilations_total", cause="backend")
 
     assert answer == greedy_text(old.folder / "model")
