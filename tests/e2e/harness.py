@@ -274,8 +274,15 @@ class Server:
 
     _READY = re.compile(r"ready in [0-9.]+ s: (http://127\.0\.0\.1:\d+)")
 
-    def __init__(self, command: list[str], env: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self,
+        command: list[str],
+        env: Mapping[str, str],
+        folder: Path,
+        start_seconds: float = START_TIMEOUT_SECONDS,
+    ) -> None:
         self._command, self._env, self._folder = command, dict(env), folder
+        self._start_seconds = start_seconds
         self.log_path = folder / f"serve-{time.monotonic_ns()}.log"
         self.base_url = ""
 
@@ -359,7 +366,7 @@ class Server:
         return all(self.metric(name) == 0 for name in names)
 
     def _wait_ready(self) -> str:
-        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        deadline = time.monotonic() + self._start_seconds
         while time.monotonic() < deadline and self.process.poll() is None:
             if found := self._READY.search(self.log):
                 assert httpx.get(f"{found[1]}/ready").status_code == 200

@@ -88,7 +88,8 @@ class Bench:
 
     def server(self, bundle: str = "b.bundle", **settings: str) -> Server:
         command = ["serve", "--bundle", bundle, "--model", "model", "--require-warm", "--port", "0"]
-        return Server([sys.executable, "-m", "aotgaudi", *command], self.environment(**settings), self.folder)
+        words = [sys.executable, "-m", "aotgaudi", *command]
+        return Server(words, self.environment(**settings), self.folder, start_seconds=SECONDS)
 
     def build(self, **settings: str) -> None:
         self.folder.mkdir()
