@@ -30,6 +30,7 @@ from aotgaudi.graphs.program import (
     weight_names,
 )
 from aotgaudi.graphs.step_inputs import (
+    TAIL,
     MaskKind,
     decode_inputs,
     hpu_inputs,
@@ -285,7 +286,7 @@ def _interface(
 
 def _compressions(program: Program, kinds: Iterable[MaskKind], block_size: int) -> tuple[Compression, ...]:
     """How layers make entries, as the program's masks and windows say. The caches' rows decide what an indexer is for."""
-    shapes = {given.name: given.shape for given in program.inputs}
+    shapes = {given.name.removeprefix(TAIL): given.shape for given in program.inputs}
     found = (
         (kind.every, kind.window, shapes.get(f"windows_r{kind.every}", ()))
         for kind in kinds

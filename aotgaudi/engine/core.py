@@ -137,7 +137,7 @@ class EngineCore:
 
     def status(self) -> EngineStats:
         """Returns the same without `counters`, which any thread may read. Cheap: called after every step."""
-        scheduler, prefixes = self.scheduler, self.scheduler.prefixes
+        scheduler, prefixes, tails = self.scheduler, self.scheduler.prefixes, self.scheduler.tails
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -152,6 +152,9 @@ class EngineCore:
             num_invalid_logits=self._num_invalid_logits,
             num_blocks_kept=scheduler.pool.num_kept,
             num_blocks_evicted=scheduler.pool.num_evicted,
+            num_tail_pages_used=0 if tails is None else tails.num_held,
+            num_tail_pages_free=0 if tails is None else tails.num_pages - tails.num_held,
+            num_tail_pages_kept=0 if tails is None else tails.num_kept,
             num_prefix_queries=0 if prefixes is None else prefixes.num_queries,
             num_prefix_hits=0 if prefixes is None else prefixes.num_hits,
             max_block_used=scheduler.pool.max_used,

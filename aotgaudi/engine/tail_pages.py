@@ -1,11 +1,12 @@
-"""Tail pages: which blocks have the rows of layers that read through a window. Numbers only.
+"""Tail pages: which blocks have the rows that are read for a limited number of tokens. Numbers only.
 
-A layer that reads only the newest `reach` tokens needs its rows of few blocks. Its cache has *pages*, fewer than there are
-blocks, and this module maps blocks to pages. Other layers have the rows of all blocks, so block tables, the pool and keys of
-prefixes are what they would be without pages. A page is in one of three states:
+Rows that are read only through a window, or until an entry is made of them, are needed of few blocks. Their caches have
+*pages*, fewer than there are blocks, and this module maps blocks to pages, the same for all of them. Other caches have the
+rows of all blocks, so block tables, the pool and keys of prefixes are what they would be without pages. A page is in one of
+three states:
 
 ======  ===============================================================================================
-held    of a block that a running request still reads through the window, or writes to in its next step
+held    of a block whose rows a running request still reads, or writes to in its next step
 kept    of another block with a key: a prefix may be found that ends so that it is read again
 empty   of no block
 ======  ===============================================================================================
@@ -31,7 +32,7 @@ class TailPages:
     Args:
         pool: The blocks. A page is kept only for a block with a key.
         num_pages: How many there are.
-        reach: How many tokens back a query reads through the window, the newest included.
+        reach: How many tokens back the rows are read at most, the newest included.
         block_size: Tokens a block.
     """
 
@@ -117,7 +118,7 @@ class TailPages:
             raise RuntimeError(f"the tail pages are corrupt: {self._pages}, held {dict(holders)}")
 
     def _first_read(self, start: int) -> int:
-        """Returns the number of the first block that a step from token `start` on reads through the window."""
+        """Returns the number of the first block whose rows a step from token `start` on reads."""
         return max(0, start - self._reach + 1) // self._block_size
 
     def _hold(self, block: int) -> None:

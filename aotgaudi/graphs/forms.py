@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +16,7 @@ from aotgaudi.graphs.mixers.base import Mixer
 from aotgaudi.graphs.mixers.families import mixer_of, require_modes
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, ANY_NUM_PAGES, CacheSpec, TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
-from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs
+from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs, with_tails
 from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
@@ -26,13 +26,13 @@ from aotgaudi.spec.rows import (
     family_of,
     require_block_size,
     rows_of,
-    tail_layers,
 )
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
-_TRACED_BLOCKS = 6
+_TRACED_BLOCKS, _TRACED_PAGES = 6, 5
 _ANY_BLOCKS = {1: torch.export.Dim("num_blocks", min=2)}
-"""A server has the padding block and at least one more, so no graph is made for 0 or 1 blocks."""
+_ANY_PAGES = {1: torch.export.Dim("num_tail_pages", min=2)}
+"""A server has the padding block and at least one more, so no graph is made for 0 or 1 blocks. The same of pages."""
 
 Prologue = tuple[nn.Module, tuple[TensorSpec, ...]]
 """A module that makes inputs of a step's graph, and the inputs that it takes."""
@@ -108,10 +108,10 @@ class AtenForm:
 
         Raises SpecError for blocks that would end inside a row, and for tail pages of a model without a layer that has them.
         """
-        kept, size = rows_of(model), limits.block_size
+        has_pages, size = limits.num_tail_pages is not None, limits.block_size
+        kept = rows_of(model, has_tail_pages=has_pages)
         require_block_size(kept, size)
-        tails: Mapping[int, int] = {} if limits.num_tail_pages is None else tail_layers(kept)
-        if limits.num_tail_pages is not None and not tails:
+        if has_pages and all(cache.reach is None for cache in kept):
             raise SpecError(
                 "limits.num_tail_pages",
                 f"is {limits.num_tail_pages}, but every layer of {model.model_type!r} keeps what is always read",
@@ -122,7 +122,7 @@ class AtenForm:
                 name=cache.name,
                 shape=(
                     cache.planes,
-                    ANY_NUM_PAGES if cache.layer in tails else ANY_NUM_BLOCKS,
+                    ANY_NUM_PAGES if has_pages and cache.reach is not None else ANY_NUM_BLOCKS,
                     cache.heads,
                     cache.rows_per_block(size),
                     cache.width,
@@ -133,8 +133,9 @@ class AtenForm:
         )
 
     def cache_to_trace(self, spec: CacheSpec) -> tuple[Tensor, dict[int, Any]]:
-        """Returns a small cache, whose number of blocks the graph leaves open."""
-        return torch.zeros(spec.sizes(_TRACED_BLOCKS), dtype=getattr(torch, spec.dtype)), _ANY_BLOCKS
+        """Returns a small cache, whose number of blocks or pages the graph leaves open."""
+        tensor = torch.zeros(spec.sizes(_TRACED_BLOCKS, _TRACED_PAGES), dtype=getattr(torch, spec.dtype))
+        return tensor, _ANY_PAGES if spec.has_pages else _ANY_BLOCKS
 
     def step_inputs(
         self, entry: StepEntry, limits: ServingLimits, windows: Sequence[Window], model: ModelSpec
@@ -144,8 +145,10 @@ class AtenForm:
         if family_of(model) == "compressed":
             compressions = [compression for compression in compressions_of(model) if compression]
         if isinstance(entry, PromptEntry):
-            return prompt_inputs(entry, limits.block_size, windows, compressions)
-        return decode_inputs(entry, limits.block_size, windows, compressions)
+            inputs = prompt_inputs(entry, limits.block_size, windows, compressions)
+        else:
+            inputs = decode_inputs(entry, limits.block_size, windows, compressions)
+        return inputs if limits.num_tail_pages is None else with_tails(inputs)
 
     def mixer(self, model: ModelSpec, limits: ServingLimits, *, is_invariant: bool) -> Mixer:
         """Returns the mixer of the model's family."""

@@ -37,7 +37,7 @@ from aotgaudi.graphs.step import (
     export_step,
     step_inputs,
 )
-from aotgaudi.graphs.step_inputs import MaskKind, in_pages, sampler_inputs, with_tails
+from aotgaudi.graphs.step_inputs import TAIL, MaskKind, in_pages, sampler_inputs
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
@@ -98,7 +98,7 @@ def _trace_step(
     pieces = tuple(_tails_in_pages(split.pieces, caches, model))
     used = {name for piece in pieces for name in piece.inputs}
     _require_paged(model, caches, used)
-    specs = {spec.name: spec for spec in with_tails(step_inputs(tracer.module, entry, limits, form))}
+    specs = {spec.name: spec for spec in step_inputs(tracer.module, entry, limits, form)}
     taken = [name for name in specs if f"step:{name}" in used]
     made = form.made_by_prologue(taken)
     given = {name: specs[name] for name in taken if name not in made}
@@ -237,11 +237,11 @@ class _StepTracer:
         self.module, self.form, self._pooling_type = module, form, pooling_type
         self._is_invariant, self._quantization = is_invariant, quantization
         self._stored = stored_names(module)
-        self._can_reuse: dict[type[StepEntry], bool] = {}
+        self._can_reuse: dict[tuple[type[StepEntry], bool], bool] = {}
 
     def split(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         """Returns the step of `entry` in pieces."""
-        kind = type(entry)
+        kind = type(entry), limits.num_tail_pages is None
         if kind not in self._can_reuse:
             full = self._full(entry, limits, n_splits)
             guess = self._reusing(entry, limits, n_splits)
@@ -310,11 +310,12 @@ def _tails_in_pages(
 ) -> Iterator[Piece]:
     """Yields pieces with inputs in pages where their caches have pages. Their texts do not say what names blocks.
 
-    Raises SpecError for a layer that reads further back than its rows say: it would be silently wrong.
+    A mixer whose layers have both caches in pages and others binds both itself. Raises SpecError for a layer that reads
+    further back than its rows say: it would be silently wrong.
     """
     tails = {f"kv:{cache.name}" for cache in caches if cache.has_pages}
     for piece in pieces:
-        if tails.isdisjoint(piece.inputs):
+        if tails.isdisjoint(piece.inputs) or any(name.startswith(f"step:{TAIL}") for name in piece.inputs):
             yield piece
             continue
         masks = [kind for binding in piece.inputs if (kind := MaskKind.of(binding.removeprefix("step:")))]

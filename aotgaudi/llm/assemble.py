@@ -48,6 +48,7 @@ from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
 from aotgaudi.spec.policy import Policy
+from aotgaudi.spec.rows import tail_reach
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 
@@ -250,7 +251,7 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
         policy=policy or spec.scheduler.policy,
         whole_blocks=spec.model.batch_invariant,
         is_contiguous=spec.reads_contiguous_blocks,
-        tail_reach=None if spec.limits.num_tail_pages is None else spec.model.sliding_window,
+        tail_reach=None if spec.limits.num_tail_pages is None else tail_reach(spec.model),
     )
     embeddings = None
     if not spec.model.generates:

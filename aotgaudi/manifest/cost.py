@@ -14,7 +14,7 @@ step has T tokens in r rows, and sees K keys in all::
     decode (b, 1, n)   T = b       r = b   K = n * B             masked pairs M = K
     unified (q, s, u)  T = q       r = q   K = (s + u) * B + q   masked pairs M = q * K
 
-    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L            num_tail_pages of layers that have tail pages
+    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L            num_tail_pages of caches that have tail pages
     activations   T * (2 * H + max((2 * h + 2 * k) * d, 3 * I)) * e   residual, normed, and the widest sublayer
     keys, values  2 * K * k * d * c                                   gathered for one layer
     masks         M * e                                               as a fused attention adds them
@@ -27,6 +27,7 @@ allocator's slack and the runtime's own memory are not included.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Union
@@ -37,7 +38,7 @@ from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.change import ValueChange, with_change
-from aotgaudi.spec.rows import CacheRows, rows_of, tail_layers
+from aotgaudi.spec.rows import CacheRows, rows_of
 
 MANY_STEPS = 2000
 """More prompt, decode and unified entries than this are worth a warning."""
@@ -164,22 +165,22 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 
 def kv_cache_bytes(spec: BuildSpec) -> int:
     """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
-    limits = spec.limits
-    tails = {} if limits.num_tail_pages is None else tail_layers(rows_of(spec.model))
-    num_pages = limits.num_blocks if limits.num_tail_pages is None else limits.num_tail_pages
-    largest = sorted(
-        (
-            num_bytes * (1 + (num_pages if layer in tails else limits.num_blocks))
-            for layer, num_bytes in _block_bytes(spec).items()
-        ),
-        reverse=True,
-    )
+    limits, of_layers = spec.limits, Counter[int]()
+    for cache, num_bytes in _cache_bytes(spec):
+        has_pages = limits.num_tail_pages is not None and cache.reach is not None
+        of_layers[cache.layer] += num_bytes * (
+            1 + (limits.num_tail_pages if has_pages else limits.num_blocks)
+        )
+    largest = sorted(of_layers.values(), reverse=True)
     return sum(largest[: spec.parallel.layers_of_rank(len(largest))])
 
 
 def kv_bytes_per_token(spec: BuildSpec) -> int:
     """Returns the bytes that a token takes in the cache of one layer of a rank, of the layer that keeps most."""
-    return -(-max(_block_bytes(spec).values()) // spec.limits.block_size)
+    of_layers = Counter[int]()
+    for cache, num_bytes in _cache_bytes(spec):
+        of_layers[cache.layer] += num_bytes
+    return -(-max(of_layers.values()) // spec.limits.block_size)
 
 
 def kv_bytes_read_per_token(spec: BuildSpec) -> int:
@@ -195,19 +196,11 @@ def kv_bytes_read_per_token(spec: BuildSpec) -> int:
     return -(-sum(read) // spec.limits.block_size)
 
 
-def _block_bytes(spec: BuildSpec) -> dict[int, int]:
-    """Returns the bytes of a block in each layer of a rank."""
-    found: dict[int, int] = {}
-    for cache, num_bytes in _cache_bytes(spec):
-        found[cache.layer] = found.get(cache.layer, 0) + num_bytes
-    return found
-
-
 def _cache_bytes(spec: BuildSpec) -> Iterator[tuple[CacheRows, int]]:
     """Yields each cache of a rank, and the bytes of a block in it."""
     quantization, parallel = spec.model.quantization, spec.parallel
     value_bytes = None if quantization is None else quantization.kv_value_bytes
-    for cache in rows_of(spec.model):
+    for cache in rows_of(spec.model, has_tail_pages=spec.limits.num_tail_pages is not None):
         own = replace(cache, heads=parallel.kv_heads_of_rank(cache.heads))
         each = value_bytes or _DTYPE_BYTES[spec.model.dtype] if own.dtype is None else _DTYPE_BYTES[own.dtype]
         yield own, own.values_per_block(spec.limits.block_size) * each

@@ -14,7 +14,7 @@ from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec, check_parallel
-from aotgaudi.spec.rows import fewest_tail_pages
+from aotgaudi.spec.rows import fewest_tail_pages, tail_reach
 from aotgaudi.spec.sampler import SamplerSpec, default_settings
 from aotgaudi.spec.scheduler import SchedulerSpec, check_scheduler
 from aotgaudi.spec.target import TargetSpec
@@ -230,11 +230,12 @@ class BuildSpec(SpecValue):
                 f"is {pages}, but the model's config has no sliding_window",
                 "a model with one, or leave it out",
             )
-        fewest = fewest_tail_pages(self.limits, self.model.sliding_window)
+        reach = tail_reach(self.model)
+        fewest = fewest_tail_pages(self.limits, reach)
         if not fewest <= pages <= self.limits.num_blocks:
             raise SpecError(
                 "limits.num_tail_pages",
-                f"is {pages}, with {self.limits.num_blocks} blocks and a window of {self.model.sliding_window} tokens",
+                f"is {pages}, with {self.limits.num_blocks} blocks and a window of {reach} tokens",
                 f"at least {fewest}, so that no request waits for a page, and at most num_blocks",
             )
 

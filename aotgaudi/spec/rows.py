@@ -11,9 +11,9 @@ every model, because nothing outside this module and the graphs knows what a blo
 * ``latent``: multi-head latent attention, one plane and one head. A token's row is its compressed keys and values
   (``kv_lora_rank``), then the key's rotated part (``qk_rope_head_dim``);
 * ``compressed``: DeepSeek V4, one plane and one head, keys that are values too. Every layer has a row a token, read through
-  a window. Layers with a compressor add an *entry* for every r tokens, in the same cache, and keep in ``raw`` what entries
-  are made of: values and gates of each token, in float32. Where an indexer chooses among entries, an entry is made of 2r
-  tokens in two series, ``index`` has its key, and ``raw`` what keys are made of.
+  a window. Layers with a compressor add an *entry* for every r tokens, in the same cache, or in ``entries`` with tail pages.
+  They keep in ``raw`` what entries are made of: values and gates of each token, in float32. Where an indexer chooses among
+  entries, an entry is made of 2r tokens in two series, ``index`` has its key, and ``raw`` what keys are made of.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ _OF_RATIO = MappingProxyType({0: _SLIDING, 4: _SPARSE, 128: _HEAVY})
 _ALL_IN_WINDOW = frozenset({"mistral", "mixtral", "starcoder2"})
 """Model types whose layers all read through the config's window, if it has one: their configs have no types of layers.
 Other configs name a window that their models do not use."""
+
+_FULL_EVERY: Mapping[str, int] = MappingProxyType(
+    {"gemma2": 2, "gpt_oss": 2, "cohere2": 4, "olmo3": 4, "gemma3": 6, "gemma3_text": 6}
+)
+"""Model types whose layers read through the config's window, all but every so many-th. transformers fills this in where a
+config has no types of layers."""
 
 _OTHER_STATE: Mapping[str, str] = MappingProxyType(
     {
@@ -161,13 +167,16 @@ def family_of(model: ModelSpec) -> Family:
     return "uniform" if model.latent_dim is None else "latent"
 
 
-def rows_of(model: ModelSpec) -> tuple[CacheRows, ...]:
-    """Returns the rows of each layer, in the layers' order. Raises SpecError for a size that the config lacks."""
+def rows_of(model: ModelSpec, *, has_tail_pages: bool = False) -> tuple[CacheRows, ...]:
+    """Returns the rows of each layer, in the layers' order. Raises SpecError for a size that the config lacks.
+
+    `has_tail_pages`: rows of limited reach have caches of their own, whose blocks are pages (`aotgaudi.engine.tail_pages`).
+    """
     if family_of(model) == "compressed":
         return tuple(
             cache
             for layer, compression in enumerate(compressions_of(model))
-            for cache in _compressed(layer, compression, model)
+            for cache in _compressed(layer, compression, model, has_tail_pages)
         )
     latent_dim, windows = model.latent_dim, _windows(model)
     planes, heads, width = (
@@ -213,13 +222,19 @@ def _compression(model: ModelSpec, kind: str) -> Compression | None:
     return Compression(every, 2 * every if is_indexed else every, is_indexed, model.sliding_window)
 
 
-def _compressed(layer: int, compression: Compression | None, model: ModelSpec) -> Iterator[CacheRows]:
+def _compressed(
+    layer: int, compression: Compression | None, model: ModelSpec, has_tail_pages: bool
+) -> Iterator[CacheRows]:
     width, tokens = model.head_dim, Rows(reach=model.sliding_window)
     if compression is None:
         yield CacheRows(layer, 1, 1, width, rows=(tokens,))
         return
     entries = Rows(every=compression.every)
-    yield CacheRows(layer, 1, 1, width, rows=(tokens, entries))
+    if has_tail_pages:
+        yield CacheRows(layer, 1, 1, width, rows=(tokens,))
+        yield CacheRows(layer, 1, 1, width, part="entries", rows=(entries,))
+    else:
+        yield CacheRows(layer, 1, 1, width, rows=(tokens, entries))
     series = 2 if compression.is_indexed else 1
     made = width + (model.index_head_dim if compression.is_indexed else 0)
     raw = Rows(reach=compression.num_read)
@@ -237,20 +252,13 @@ def rows_missing(model: ModelSpec) -> str | None:
     return found
 
 
-def tail_layers(caches: Iterable[CacheRows]) -> Mapping[int, int]:
-    """Returns the reach of each layer that keeps nothing but rows of limited reach.
+def tail_reach(model: ModelSpec) -> int:
+    """Returns how many tokens back rows in tail pages are read at most: through the model's window, or to make entries.
 
-    These layers can go without the rows of most blocks (`aotgaudi.engine.tail_pages`). A unit takes one `slots`, so a layer
-    that also keeps what is always read keeps all its rows.
+    Raises SpecError for a model without a window.
     """
-    reaches: dict[int, list[int | None]] = {}
-    for cache in caches:
-        reaches.setdefault(cache.layer, []).append(cache.reach)
-    return {
-        layer: max(limited)
-        for layer, found in reaches.items()
-        if len(limited := [reach for reach in found if reach is not None]) == len(found)
-    }
+    reaches = (cache.reach for cache in rows_of(model, has_tail_pages=True))
+    return max(model.sliding_window, *(reach for reach in reaches if reach is not None), 1)
 
 
 def fewest_tail_pages(limits: ServingLimits, reach: int) -> int:
@@ -295,6 +303,11 @@ def _windows(model: ModelSpec) -> dict[int, int]:
     window = model.config_value("sliding_window")
     if type(window) is not int or window < 1:
         return {}
-    if model.config_value("model_type") in _ALL_IN_WINDOW:
+    model_type = str(model.config_value("model_type"))
+    if model_type in _ALL_IN_WINDOW:
         return dict.fromkeys(range(model.num_layers), window)
+    if not _layer_types(model) and model_type in _FULL_EVERY:
+        pattern = model.config_value("sliding_window_pattern")
+        every = pattern if type(pattern) is int and pattern > 0 else _FULL_EVERY[model_type]
+        return {layer: window for layer in range(model.num_layers) if (layer + 1) % every}
     return {layer: window for layer, kind in enumerate(_layer_types(model)) if kind == _SLIDING}

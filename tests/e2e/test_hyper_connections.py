@@ -128,10 +128,16 @@ def expected(seed: int, place: Workplace, asked: list[list[int]]) -> list[str]:
     return [tokenizer.decode(answer.tolist(), skip_special_tokens=True) for answer in answers]
 
 
-def test_texts_over_http_equal_those_of_transformers(place: Workplace) -> None:
+@pytest.fixture(scope="module")
+def wanted(place: Workplace) -> list[str]:
+    """What transformers answers to `prompts`, all different."""
+    found = expected(0, place, prompts())
+    assert len(set(found)) == len(found)
+    return found
+
+
+def test_texts_over_http_equal_those_of_transformers(place: Workplace, wanted: list[str]) -> None:
     asked = prompts()
-    wanted = expected(0, place, asked)
-    assert len(set(wanted)) == len(wanted)
 
     with place.serve() as server, ThreadPoolExecutor(4) as pool:
 
@@ -159,6 +165,46 @@ def test_texts_over_http_equal_those_of_transformers(place: Workplace) -> None:
         for tokens in (160, 128, 64)
         for path in ("attn", "ffn")
     ]
+
+
+def test_with_tail_pages_texts_are_the_same_and_only_layers_with_entries_are_other_units(
+    place: Workplace, wanted: list[str]
+) -> None:
+    """Of these sequences pages hold what is read; they would suffice for any number of blocks."""
+    spec, bundle = place.folder / "tails.toml", place.folder / "tails.bundle"
+    text = SPEC.replace("num_blocks = 14", "num_blocks = 14\nnum_tail_pages = 11")
+    text = text.replace("max_num_seqs = 3", "max_num_seqs = 2").replace(
+        "max_num_batched_tokens = 160", "max_num_batched_tokens = 96"
+    )
+    spec.write_text(text.replace("[[96, 12], [160, 12]]", "[[96, 12]]"), encoding="utf-8")
+    done = place.run("build", spec, "-o", bundle, "--store", place.store, timeout_seconds=900)
+    assert done.returncode == 0, done.stderr
+    units = [
+        {key for entry in b.manifest.entries for key in b.program(entry.id).unit_keys()}
+        for b in map(open_bundle, (place.bundle, bundle))
+    ]
+    assert len(units[1] - units[0]) == 6, "two kinds of layer in a chunk and a decode, two exchanges"
+    asked = prompts()
+
+    with place.serve(bundle=bundle) as server, ThreadPoolExecutor(4) as pool:
+
+        def answer(number: int) -> str:
+            done = server.complete(asked[number], max_tokens=NUM_TOKENS, ignore_eos=True)
+            return str(done["choices"][0]["text"])
+
+        order = (7, 2, 9, 4, 1, 8, 3, 6, 5, 0)
+        for number, given in zip(order, pool.map(answer, order), strict=True):
+            assert given == wanted[number]
+        for _ in range(2):
+            assert answer(2) == wanted[2]
+
+        assert server.metric("aotgaudi_preemptions_total") > 0
+        assert server.metric("aotgaudi_defrag_swaps_total") > 0
+        assert server.metric("aotgaudi_prefix_cache_hits_total") >= 100
+        assert server.metric("aotgaudi_compilations_total") == 0
+        assert server.metric("aotgaudi_tail_pages_used") == 0
+        assert server.metric("aotgaudi_tail_pages_free") == 11
+        assert server.metric("aotgaudi_tail_pages_cached") > 0
 
 
 def test_another_checkpoint_is_served_by_the_same_artifacts(place: Workplace) -> None:

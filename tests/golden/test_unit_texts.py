@@ -1,4 +1,4 @@
-"""The units of four model families, their bindings and the exchange of blocks, piece for piece, as they were recorded.
+"""The units of five model families, their bindings and the exchange of blocks, piece for piece, as they were recorded.
 
 A unit's key is a digest of its text. If a text changes, every builder compiles that unit again, and every store keeps it
 twice. Texts follow from torch and transformers, too: those recorded are of `TOOLCHAIN`. Record them anew, on purpose, with
@@ -26,9 +26,19 @@ ENTRIES = (PromptEntry(1, 32, 0), PromptEntry(2, 16, 4), DecodeEntry(4, 1, 16), 
 TOOLCHAIN = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
 
 
-def pieces_of(architecture: str) -> dict[str, list[dict[str, Any]]]:
+MODELS = (*ARCHITECTURES, "deepseek_v4", "deepseek_v4 with tail pages")
+V4_LAYERS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+}
+
+
+def pieces_of(name: str) -> dict[str, list[dict[str, Any]]]:
     """The pieces of each entry in order: the sha256 of the text, the bindings and the outputs."""
-    spec = spec_of(reference(architecture))
+    architecture, _, pages = name.partition(" with ")
+    layers = V4_LAYERS if architecture == "deepseek_v4" else {}
+    spec = spec_of(reference(architecture, **layers), num_tail_pages=17 if pages else None)
     return {
         entry.id: [
             {
@@ -38,7 +48,7 @@ def pieces_of(architecture: str) -> dict[str, list[dict[str, Any]]]:
             }
             for piece in trace(entry, spec.model, spec.limits).pieces
         ]
-        for entry in ENTRIES
+        for entry in (ENTRIES[1:] if layers else ENTRIES)
     }
 
 
@@ -52,11 +62,11 @@ def test_the_record_is_of_the_pinned_toolchain(recorded: dict[str, Any]) -> None
     assert recorded["toolchain"] == TOOLCHAIN
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_units_and_bindings_are_those_recorded(architecture: str, recorded: dict[str, Any]) -> None:
-    assert pieces_of(architecture) == recorded["pieces"][architecture]
+@pytest.mark.parametrize("name", MODELS)
+def test_units_and_bindings_are_those_recorded(name: str, recorded: dict[str, Any]) -> None:
+    assert pieces_of(name) == recorded["pieces"][name]
 
 
 if __name__ == "__main__":
-    found = {"toolchain": TOOLCHAIN, "pieces": {name: pieces_of(name) for name in ARCHITECTURES}}
+    found = {"toolchain": TOOLCHAIN, "pieces": {name: pieces_of(name) for name in MODELS}}
     RECORDED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

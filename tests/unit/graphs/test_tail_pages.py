@@ -22,7 +22,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.graphs.trace import trace
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.rows import fewest_tail_pages
+from aotgaudi.spec.rows import fewest_tail_pages, tail_reach
+from tests.golden.test_unit_texts import V4_LAYERS
 from tests.integration.models import BLOCK_SIZE, reference, spec_of
 from tests.unit.graphs.test_trace import eager_runner
 
@@ -89,15 +90,12 @@ def served(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "window"),
-    [("gemma3_text", 20), pytest.param("deepseek_v4", 12, marks=pytest.mark.nightly)],
+    "architecture", ["gemma3_text", pytest.param("deepseek_v4", marks=pytest.mark.nightly)]
 )
-def test_texts_are_the_same_under_preemption_prefix_hits_and_exchanges(
-    architecture: str, window: int
-) -> None:
+def test_texts_are_the_same_under_preemption_prefix_hits_and_exchanges(architecture: str) -> None:
     texts, _ = served(architecture, None)
 
-    with_tails, stats = served(architecture, window)
+    with_tails, stats = served(architecture, tail_reach(spec_of(reference(architecture)).model))
 
     assert with_tails == texts
     assert stats.num_preemptions > 0
@@ -107,12 +105,7 @@ def test_texts_are_the_same_under_preemption_prefix_hits_and_exchanges(
 
 @pytest.mark.parametrize(
     ("architecture", "tails"),
-    [
-        ("gemma3_text", {"0", "2"}),
-        ("gpt_oss", {"0", "2"}),
-        ("mistral", {"0", "1", "2"}),
-        ("deepseek_v4", {"0"}),
-    ],
+    [("gemma3_text", {"0", "2"}), ("gpt_oss", {"0", "2"}), ("mistral", {"0", "1", "2"})],
 )
 def test_units_are_the_same_with_tail_pages(architecture: str, tails: set[str]) -> None:
     model = reference(architecture)
@@ -128,6 +121,29 @@ def test_units_are_the_same_with_tail_pages(architecture: str, tails: set[str]) 
         f"kv:{n}" for n in tails
     }
     assert not any({"step:slots", "step:block_list"} & set(inputs) for inputs in in_pages)
+
+
+def test_layers_with_entries_have_tokens_and_what_entries_are_made_of_in_pages() -> None:
+    """The texts, and that those of all other pieces are the same, are in tests/golden/test_unit_texts.py."""
+    with_tails = spec_of(reference("deepseek_v4", **V4_LAYERS), num_tail_pages=PAGES)
+
+    paged = trace(DECODE, with_tails.model, with_tails.limits)
+
+    assert {cache.name: cache.has_pages for cache in paged.caches} == {
+        **dict.fromkeys(("0", "1", "1.raw", "2", "2.raw"), True),
+        **dict.fromkeys(("1.entries", "1.index", "2.entries"), False),
+    }
+    in_two = [piece for piece in paged.pieces if piece.text.startswith('"aotgaudi.graph/3"\n')]
+    assert len({piece.text for piece in in_two}) == 2, "the two kinds of layer with entries"
+    for piece in in_two:
+        bound = {name for name in piece.inputs if name.startswith("step:")}
+        assert "step:slots" not in bound
+        assert not any(name.startswith("step:windows_r") for name in bound)
+        assert "step:tail_slots" in bound
+    exchanged = trace(SWAP, with_tails.model, with_tails.limits).pieces
+    assert [piece.inputs[0] for piece in exchanged] == [
+        f"kv:{cache.name}" for cache in paged.caches if not cache.has_pages
+    ]
 
 
 def test_a_model_that_always_reads_all_has_no_tail_pages() -> None:

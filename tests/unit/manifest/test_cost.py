@@ -54,6 +54,25 @@ def test_layers_with_tail_pages_have_these_in_the_place_of_blocks() -> None:
     assert kv_cache_bytes(spec) == (25 + 10 + 10) * 16 * 2 * 2 * 10 * 2
 
 
+def test_of_a_deepseek_v4_what_is_always_read_alone_has_blocks() -> None:
+    """By hand: entries and index keys of a block; a page has tokens, and values and gates in float32."""
+    compressed = {
+        **CONFIG,
+        "model_type": "deepseek_v4",
+        "num_key_value_heads": 1,
+        "head_dim": 8,
+        "sliding_window": 6,
+        "index_head_dim": 4,
+        "index_topk": 2,
+        "compress_ratios": [0, 4, 4],
+    }
+    spec = specs.spec_of(model={"dtype": "bfloat16"}, config=compressed, limits={"num_tail_pages": 12})
+
+    in_block = 2 * (4 * 8 + 4 * 4) * 2
+    in_page = 3 * 16 * 8 * 2 + 2 * 16 * 2 * 2 * (8 + 4) * 4
+    assert kv_cache_bytes(spec) == 25 * in_block + 13 * in_page
+
+
 def with_tables(**tables: Any) -> BuildSpec:
     value = spec_of().to_json()
     value["model"].update(tables.pop("model", {}))

@@ -22,7 +22,7 @@ from aotgaudi.spec.rows import (
     require_block_size,
     rows_missing,
     rows_of,
-    tail_layers,
+    tail_reach,
 )
 from tests.specs import limits_of
 
@@ -139,15 +139,64 @@ def test_a_window_of_no_layer_in_particular_says_nothing_about_reach() -> None:
     assert rows_of(model_of(LLAMA, sliding_window=20)) == rows_of(model_of(LLAMA))
 
 
-def test_layers_that_keep_only_what_a_window_reads_have_a_tail() -> None:
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+@pytest.mark.parametrize(
+    ("changes", "reaches"),
+    [
+        ({"model_type": "mistral"}, [20, 20, 20]),
+        ({"model_type": "gemma2"}, [20, None, 20]),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention"] * 3}, [None, None, None]),
+        ({"model_type": "gemma3_text"}, [20, 20, 20]),
+        ({"model_type": "gemma3_text", "sliding_window_pattern": 3}, [20, 20, None]),
+        ({"model_type": "mistral", "sliding_window": None}, [None, None, None]),
+    ],
+)
+def test_the_layers_that_a_model_type_reads_through_a_window_are_known(
+    changes: dict[str, Any], reaches: list[int | None]
+) -> None:
+    rows = rows_of(model_of({**LLAMA, "sliding_window": 20}, **changes))
 
-    assert tail_layers(rows_of(model_of(LLAMA, sliding_window=20, layer_types=kinds))) == {0: 20, 2: 20}
-    assert tail_layers(rows_of(model_of(LLAMA, sliding_window=20, model_type="mistral"))) == dict.fromkeys(
-        range(3), 20
-    )
-    assert tail_layers(rows_of(model_of(LLAMA, model_type="mistral"))) == {}
-    assert tail_layers(rows_of(model_of(COMPRESSED))) == {0: 128}
+    assert [cache.reach for cache in rows] == reaches
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gpt_oss", "cohere2", "olmo3", "gemma3_text", "mistral"])
+def test_these_layers_are_those_of_transformers(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(model_type, num_hidden_layers=13, sliding_window=64)
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * 13
+
+    rows = rows_of(model_of(LLAMA, model_type=model_type, num_hidden_layers=13, sliding_window=64))
+
+    assert [cache.reach is not None for cache in rows] == [kind == "sliding_attention" for kind in types]
+
+
+def test_with_tail_pages_rows_of_limited_reach_have_caches_of_their_own() -> None:
+    model = model_of(COMPRESSED)
+
+    plain, paged = rows_of(model), rows_of(model, has_tail_pages=True)
+
+    assert [(cache.name, cache.reach) for cache in paged] == [
+        ("0", 128), ("1", 128), ("1.entries", None), ("1.raw", 8), ("1.index", None),
+        ("2", 128), ("2.entries", None), ("2.raw", 128),
+    ]  # fmt: skip
+    assert sum(c.values_per_block(128) for c in paged) == sum(c.values_per_block(128) for c in plain)
+    uniform = model_of(LLAMA, sliding_window=20, model_type="mistral")
+    assert rows_of(uniform, has_tail_pages=True) == rows_of(uniform)
+
+
+@pytest.mark.parametrize(
+    ("config", "reach"),
+    [
+        ({**LLAMA, "sliding_window": 20}, 20),
+        (COMPRESSED, 128),
+        ({**COMPRESSED, "sliding_window": 12}, 128),
+        ({**COMPRESSED, "sliding_window": 6, "compress_ratios": [0, 4, 4]}, 8),
+    ],
+)
+def test_tails_reach_as_far_as_windows_and_as_what_entries_are_made_of(
+    config: dict[str, Any], reach: int
+) -> None:
+    assert tail_reach(model_of(config)) == reach
 
 
 @given(
