@@ -166,11 +166,9 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 def kv_cache_bytes(spec: BuildSpec) -> int:
     """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
     limits, of_layers = spec.limits, Counter[int]()
+    num_pages = limits.num_blocks if limits.num_tail_pages is None else limits.num_tail_pages
     for cache, num_bytes in _cache_bytes(spec):
-        has_pages = limits.num_tail_pages is not None and cache.reach is not None
-        of_layers[cache.layer] += num_bytes * (
-            1 + (limits.num_tail_pages if has_pages else limits.num_blocks)
-        )
+        of_layers[cache.layer] += num_bytes * (1 + (limits.num_blocks if cache.reach is None else num_pages))
     largest = sorted(of_layers.values(), reverse=True)
     return sum(largest[: spec.parallel.layers_of_rank(len(largest))])
 
