@@ -257,8 +257,8 @@ def tail_reach(model: ModelSpec) -> int:
 
     Raises SpecError for a model without a window.
     """
-    reaches = (cache.reach for cache in rows_of(model, has_tail_pages=True))
-    return max(model.sliding_window, *(reach for reach in reaches if reach is not None), 1)
+    compressions = compressions_of(model) if family_of(model) == "compressed" else ()
+    return max((model.sliding_window, *(each.num_read for each in compressions if each is not None)))
 
 
 def fewest_tail_pages(limits: ServingLimits, reach: int) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bundle.programs import ProgramChecks
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
@@ -19,6 +20,7 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.graphs.program import Call, Program
 from aotgaudi.graphs.trace import trace
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
@@ -140,6 +142,19 @@ def test_layers_with_entries_have_tokens_and_what_entries_are_made_of_in_pages()
         assert "step:slots" not in bound
         assert not any(name.startswith("step:windows_r") for name in bound)
         assert "step:tail_slots" in bound
+    calls = tuple(
+        Call(unit=f"{n:064x}", inputs=p.inputs, outputs=p.outputs) for n, p in enumerate(paged.pieces)
+    )
+    program = Program(
+        inputs=paged.inputs,
+        weights=paged.weights,
+        caches=paged.caches,
+        calls=calls,
+        outputs=paged.outputs,
+        constants="sha256:" + 64 * "0",
+    )
+    checks = ProgramChecks(with_tails)
+    assert (checks.problem(program), checks.entry_problem(program, DECODE)) == (None, None)
     exchanged = trace(SWAP, with_tails.model, with_tails.limits).pieces
     assert [piece.inputs[0] for piece in exchanged] == [
         f"kv:{cache.name}" for cache in paged.caches if not cache.has_pages

@@ -196,7 +196,10 @@ def test_with_tail_pages_rows_of_limited_reach_have_caches_of_their_own() -> Non
 def test_tails_reach_as_far_as_windows_and_as_what_entries_are_made_of(
     config: dict[str, Any], reach: int
 ) -> None:
-    assert tail_reach(model_of(config)) == reach
+    model = model_of(config)
+
+    assert tail_reach(model) == reach
+    assert all((cache.reach or 0) <= reach for cache in rows_of(model, has_tail_pages=True))
 
 
 @given(
