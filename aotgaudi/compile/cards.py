@@ -17,10 +17,12 @@ from pathlib import Path
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.jobs import TraceJob
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
+from aotgaudi.errors import CardError
 from aotgaudi.gaudi.environment import WITHOUT_BRIDGE, process_environment
 from aotgaudi.gaudi.identity import usable_modules
 
 _POLL_SECONDS = 0.02
+_ATTEMPTS = 2
 
 
 def local_pool(
@@ -44,7 +46,8 @@ def card_environment(directory: Path, module: int | None) -> Mapping[str, str]:
 class CardPool:
     """A worker a card for what runs on cards, and workers without the bridge for tracing.
 
-    Jobs that find no idle worker of their kind wait here.
+    Jobs that find no idle worker of their kind wait here. If a worker gets no card, another one tries its job. The second
+    time that job fails, and with it those that wait for a card.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class CardPool:
             environment={**os.environ, **WITHOUT_BRIDGE},
         )
         self._pools: list[LocalPool] = []
-        self._running: dict[int, LocalPool] = {}
+        self._running: dict[int, tuple[LocalPool, Job]] = {}
+        self._num_without_card = 0
         self._waiting: deque[tuple[int, Job]] = deque()
         self.num_workers = num_tracing + len(self._cards)
 
@@ -91,13 +95,27 @@ class CardPool:
         """See `Pool.wait`."""
         deadline = time.monotonic() + timeout_seconds
         while True:
-            done = [one for pool in {*self._running.values()} for one in pool.wait(0.0)]
-            for one in done:
-                del self._running[one.ticket]
+            done = self._ended()
             self._start()
             if done or time.monotonic() >= deadline:
                 return done
             time.sleep(_POLL_SECONDS)
+
+    def _ended(self) -> list[Done]:
+        found: list[Done] = []
+        pools = {pool for pool, _ in self._running.values()}
+        for one in [one for pool in pools for one in pool.wait(0.0)]:
+            _, job = self._running.pop(one.ticket)
+            if not isinstance(one.error, CardError):
+                found.append(one)
+                continue
+            self._num_without_card += 1
+            self._waiting.appendleft((one.ticket, job))
+            if self._num_without_card >= _ATTEMPTS:
+                waiting = [ticket for ticket, job in self._waiting if not isinstance(job, TraceJob)]
+                found += [Done(ticket, error=one.error) for ticket in waiting]
+                self._waiting = deque(row for row in self._waiting if isinstance(row[1], TraceJob))
+        return found
 
     def _start(self) -> None:
         for _ in range(len(self._waiting)):
@@ -106,10 +124,10 @@ class CardPool:
             if pool is None:
                 self._waiting.append((ticket, job))
                 continue
-            self._running[ticket] = pool
+            self._running[ticket] = pool, job
             pool.submit(ticket, job)
 
     def _free(self, job: Job) -> LocalPool | None:
         able = self._pools[:1] if isinstance(job, TraceJob) else self._pools[1:]
-        busy = list(self._running.values())
+        busy = [pool for pool, _ in self._running.values()]
         return next((pool for pool in able if busy.count(pool) < pool.num_workers), None)

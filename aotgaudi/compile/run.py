@@ -11,8 +11,8 @@ A build that may be stopped early goes by importance (`in_order`): the jobs of a
 the second, so that the finished part is always a beginning of the plan. `Extent` says which part is wanted, `Deadline` when
 to stop.
 
-An error that affects every job (a model that cannot be built, a store that cannot be written, a second worker that gets no
-card) ends the build: no more jobs start, those under way finish and are recorded, and then the error itself is raised, once.
+An error that affects every job (a model that cannot be built, a store that cannot be written, no card) ends the build: no
+more jobs start, those under way finish and are recorded, and then the error itself is raised, once.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class _Run:
         self._queue: list[tuple[int, float, int, _Attempt]] = []
         self._running: dict[int, _Attempt] = {}
         self._parked: list[_Attempt] = []
-        self._num_done = self._num_known = self._num_without_card = 0
+        self._num_done = self._num_known = 0
         self._order, self._tickets = itertools.count(), itertools.count()
         self._store, self._plan = store, plan
         self._time_left = TimeLeft()
@@ -316,11 +316,6 @@ class _Run:
             self._push(job, attempt.number, known=True)  # It got the signal that stops us, too.
         elif isinstance(error, LostTextError) and key_of(job) in self._origins.keys() - self._traced_again:
             self._trace_again(key_of(job))
-        elif isinstance(error, CardError):
-            self._num_without_card += 1
-            if self._num_without_card == ATTEMPTS:
-                self.fatal = self.fatal or error
-            self._push(job, attempt.number, known=True)
         elif attempt.number < ATTEMPTS:
             self._push(job, attempt.number + 1, known=True)
         else:
@@ -384,8 +379,8 @@ class _Run:
 
 
 def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
-    """Whether an error affects every job: a mistake of the user, or a store that takes no more."""
-    return isinstance(error, (SpecError, ManifestError, StoreError))
+    """Whether an error affects every job: a mistake of the user, a store that takes no more, or no card."""
+    return isinstance(error, (SpecError, ManifestError, StoreError, CardError))
 
 
 def _describe(error: Exception, label: str) -> str:

@@ -18,7 +18,7 @@ import pytest
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.plan import Plan, make_plan
-from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
+from aotgaudi.compile.run import Progress, Watch, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.errors import CardError, CompileError, SpecError, StoreError
@@ -288,32 +288,24 @@ def test_a_store_that_takes_no_more_ends_the_build_and_keeps_what_there_is(store
     assert len(execute(store, replan(plan, store)).compiled) == 3
 
 
-@pytest.mark.parametrize(("num_without_card", "num_compiled"), [(1, 5), (2, 0)])
-def test_a_second_worker_that_gets_no_card_ends_the_build(
-    store: Store, num_without_card: int, num_compiled: int
-) -> None:
-    """The first one's job is tried again, by another worker."""
+def test_no_card_ends_the_build_once_with_its_own_error(store: Store) -> None:
     plan = seeded_plan(store, [[f"head {n}" for n in range(5)]])
-    pool = PoolWithoutCards(num_without_card)
+    pool = PoolWithoutCards()
 
-    def run() -> BuildOutcome:
-        return run_plan(plan, tiny_spec(), store, pool, Watch())
+    with pytest.raises(CardError, match="module id 1 is busy"):
+        run_plan(plan, tiny_spec(), store, pool, Watch())
 
-    if num_compiled:
-        assert len(run().compiled) == num_compiled
-    else:
-        with pytest.raises(CardError, match="module id 1 is busy"):
-            run()
-    assert len(replan(plan, store).units) == num_compiled
+    assert pool.num_submitted == 1
+    assert len(replan(plan, store).units) == 0
 
 
 class PoolWithoutCards:
-    """Runs jobs in this process; the first few find that their card is busy."""
+    """Finds for every job that its card is busy."""
 
     num_workers = 1
 
-    def __init__(self, num_without_card: int) -> None:
-        self._num_without_card = num_without_card
+    def __init__(self) -> None:
+        self.num_submitted = 0
         self._done: list[Done] = []
 
     def __enter__(self) -> PoolWithoutCards:
@@ -323,11 +315,8 @@ class PoolWithoutCards:
         pass
 
     def submit(self, ticket: int, job: BuildJob) -> None:
-        self._num_without_card -= 1
-        if self._num_without_card >= 0:
-            self._done.append(Done(ticket, error=CardError("the card with module id 1 is busy")))
-        else:
-            self._done.append(Done(ticket, job.run()))
+        self.num_submitted += 1
+        self._done.append(Done(ticket, error=CardError("the card with module id 1 is busy")))
 
     def wait(self, timeout_seconds: float) -> list[Done]:
         done, self._done = self._done, []

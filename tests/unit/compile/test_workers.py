@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from aotgaudi.compile.cards import CardPool
 from aotgaudi.compile.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.errors import CardError, CompileError, SpecError
 
@@ -138,6 +140,43 @@ def test_a_worker_that_got_no_card_is_replaced(pool: LocalPool) -> None:
     assert isinstance(error, CardError)
     assert first != second
     assert is_gone(first)
+
+
+@dataclass(frozen=True)
+class NeedsCard:
+    """A job that gets no card the first few times that one of these is run."""
+
+    journal: Path
+    num_without_card: int
+
+    def run(self) -> int:
+        with self.journal.open("a", encoding="ascii") as file:
+            file.write("x")
+        number = self.journal.stat().st_size
+        if number <= self.num_without_card:
+            raise CardError("the card with module id 1 does not answer")
+        return number
+
+
+@pytest.mark.parametrize(("num_without_card", "num_errors", "num_tries"), [(1, 0, 5), (9, 4, 2)])
+def test_a_second_worker_that_gets_no_card_ends_all_that_wait_for_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_without_card: int,
+    num_errors: int,
+    num_tries: int,
+) -> None:
+    monkeypatch.setattr("aotgaudi.compile.cards.usable_modules", lambda _: (1,))
+    journal, done = tmp_path / "journal", []
+    with CardPool(nullcontext(tmp_path), 1, tmp_path / "toolcache", DEADLINE_SECONDS) as cards:
+        for ticket in range(4):
+            cards.submit(ticket, NeedsCard(journal, num_without_card))
+        while len(done) < 4:
+            done += cards.wait(DEADLINE_SECONDS)
+
+    assert sorted(one.ticket for one in done) == [0, 1, 2, 3]
+    assert [isinstance(one.error, CardError) for one in done].count(True) == num_errors
+    assert len(journal.read_text(encoding="ascii")) == num_tries
 
 
 @pytest.mark.alone
