@@ -185,23 +185,35 @@ def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]
     """Yields a batch of each kind of sampling, in each of these sizes.
 
     Where a sampler is compiled, a graph of it follows from the size of a batch, from what its requests ask for together, and
-    from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Each request is as long
-    as it takes until all of a batch run; answers are streamed, so that it is seen whether they did (`wrap/client.py`).
+    from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Dynamo cuts a graph where
+    seeds are used, and takes the pieces for other batches of this size from then on: so batches with seeds come first, and
+    afterwards each other kind is asked for, also greedy alone.
+
+    Each request is as long as it takes until all of a batch run; answers are streamed, so that it is seen whether they did
+    (`wrap/client.py`).
     """
-    for size, (kind, truncation) in itertools.product(sizes, _truncations().items()):
+    for size in sizes:
         most = room.max_model_len or size + 2 * _MAX_TOKENS
         prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
-        plain: dict[str, JsonValue] = {
+        greedy: dict[str, JsonValue] = {
             "prompt": prompt,
             "max_tokens": min(size + _MAX_TOKENS, most - len(prompt)),
             "stream": True,
+            "ignore_eos": True,
+            "temperature": 0,
         }
-        greedy: dict[str, JsonValue] = {**plain, "ignore_eos": True, "temperature": 0}
+        yield from _random_batches(size, greedy, has_seeds=True)
+        yield from _random_batches(size, greedy, has_seeds=False)
+        yield WarmUpRequest(name=f"batch of {size}: greedy", path=COMPLETIONS, body=greedy, copies=size)
+
+
+def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool) -> Iterator[WarmUpRequest]:
+    for kind, truncation in _truncations().items():
         random: dict[str, JsonValue] = {**greedy, "temperature": 0.8, **truncation}
+        seeded: dict[str, JsonValue] = {**random, "seed": 1}
         for num_greedy in range(min(size, 2)):
-            for num_seeded in sorted({0, 1, size - num_greedy}):
+            for num_seeded in sorted({1, size - num_greedy}) if has_seeds else (0,):
                 num_plain = size - num_greedy - num_seeded
-                seeded: dict[str, JsonValue] = {**random, "seed": 1}
                 yield WarmUpRequest(
                     name=f"batch of {size}: {num_greedy} greedy, {num_plain} random, {num_seeded} with seeds{kind}",
                     path=COMPLETIONS,

@@ -74,16 +74,22 @@ def test_batches_of_each_kind_of_sampling_fill_each_size_and_fit(
     found = list(sampler_batches(sorted(sizes), Room(max_model_len=longest)))
 
     assert len({request.name for request in found}) == len(found)
-    kinds = set()
+    kinds, sizes_with_greedy, sizes_seen = set(), [], []
     for request in found:
         bodies: list[Any] = [*[request.body] * request.copies, *request.beside]
         assert longest is None or all(len(b["prompt"]) + b["max_tokens"] <= longest for b in bodies)
         random = [body for body in bodies if body["temperature"]]
+        if not random:
+            sizes_with_greedy.append(len(bodies))
+            continue
         truncations = {tuple(sorted({"top_k", "top_p", "min_p"} & body.keys())) for body in random}
         assert len(truncations) == 1
         num_seeded = sum("seed" in body for body in random)
         seeds = "none" if not num_seeded else "all" if num_seeded == len(random) else "some"
         kinds.add((len(bodies), *truncations, len(random) < len(bodies), seeds))
+        sizes_seen.append((len(bodies), not num_seeded))
+    assert sizes_with_greedy == sorted(sizes)
+    assert sizes_seen == sorted(sizes_seen)  # Those with seeds come first.
     mixed = {1: [(False, "none"), (False, "all")]}
     mixed[2] = [*mixed[1], (False, "some"), (True, "none"), (True, "all")]
     assert kinds == {
