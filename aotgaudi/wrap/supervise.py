@@ -56,7 +56,7 @@ _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
 _HEALTHY_SECONDS, _UNHEALTHY_SECONDS = 1.0, 0.1
 """How long to wait between two health questions."""
 _EARLY_SECONDS = 1.0
-_CAUSE_SECONDS = 0.5
+_CAUSE_SECONDS = 2.0
 _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long one turn of the main loop may take, and how much longer a comparison of all files takes on a slow disk."""
