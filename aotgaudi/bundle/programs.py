@@ -40,7 +40,7 @@ from aotgaudi.graphs.step_inputs import (
 )
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.rows import Compression
+from aotgaudi.spec.cache_rows import Compression
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.receipt import Receipt

@@ -12,7 +12,7 @@ empty   of no block
 ======  ===============================================================================================
 
 New pages are taken from the empty ones, then from the kept ones, the least recently used first. `fewest_tail_pages`
-(aotgaudi/spec/rows.py) is how many requests can hold at a time, so none ever waits for a page.
+(aotgaudi/spec/cache_rows.py) is how many requests can hold at a time, so none ever waits for a page.
 """
 
 from __future__ import annotations

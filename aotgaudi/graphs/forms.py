@@ -18,15 +18,15 @@ from aotgaudi.graphs.program import ANY_NUM_BLOCKS, ANY_NUM_PAGES, CacheSpec, Te
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs, with_tails
 from aotgaudi.graphs.swap import SwapGraph
-from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import (
+from aotgaudi.spec.cache_rows import (
     Compression,
     compressions_of,
     family_of,
     require_block_size,
     rows_of,
 )
+from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
 _TRACED_BLOCKS, _TRACED_PAGES = 6, 5

@@ -27,9 +27,9 @@ from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.sample_sorted import sample_sorted
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import MaskKind, Window, hpu_inputs, mask_name
+from aotgaudi.spec.cache_rows import family_of, rows_of
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import family_of, rows_of
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
 _DTYPES = ("bfloat16", "float32")

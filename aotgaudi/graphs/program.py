@@ -11,7 +11,7 @@ source           what it names
 ``int8_scales``  the scales of these integers, float32, one per row
 ``const``        a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
 ``kv``           a cache of a layer, ``<layer>`` or ``<layer>.<part>``: ``[planes, num_blocks + 1, heads, rows a
-                 block, width]`` (`aotgaudi.spec.rows`). With two planes, keys and values. A cache of a layer that
+                 block, width]`` (`aotgaudi.spec.cache_rows`). With two planes, keys and values. A cache of a layer that
                  reads through a window may have ``num_tail_pages + 1`` instead (`limits.num_tail_pages`)
 ``step``         an input of the step (see `inputs`)
 ``tmp``          an output of an earlier call

@@ -27,10 +27,10 @@ from aotgaudi.graphs.mixers.families import mixer_of, require_mixer
 from aotgaudi.graphs.pooler import pooled
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, mask_name
+from aotgaudi.spec.cache_rows import CONFIG_KEYS
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.pooler import PoolingType
-from aotgaudi.spec.rows import CONFIG_KEYS
 
 StepEntry = Union[PromptEntry, DecodeEntry]
 
@@ -100,7 +100,7 @@ def _keep_float32(model: Any) -> None:
 def cache_specs(
     config: Any, limits: ServingLimits, dtype: str, form: Form = _ATEN_FORM
 ) -> tuple[CacheSpec, ...]:
-    """Returns the caches of every layer in order, as the rows of a transformers config say (`aotgaudi.spec.rows`).
+    """Returns the caches of every layer in order, as the rows of a transformers config say (`aotgaudi.spec.cache_rows`).
 
     Raises SpecError for a model without attention heads, and for blocks that would end inside a row.
     """

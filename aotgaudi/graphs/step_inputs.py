@@ -16,8 +16,8 @@ mask                [b, 1, q, c * B + q]    bool     what a query sees: cached t
 mask_w<W>           [b, 1, q, c * B + q]    bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
-With layers that compress r tokens into an entry, made of S tokens (`aotgaudi.spec.rows`), also these. A chunk closes at
-most w = ceil(q / r) windows of r tokens, wherever it starts; a decode step at most w = 1 a row, with q = 1:
+With layers that compress r tokens into an entry, made of S tokens (`aotgaudi.spec.cache_rows`), also these. A chunk closes
+at most w = ceil(q / r) windows of r tokens, wherever it starts; a decode step at most w = 1 a row, with q = 1:
 
 ====================  ===================================  =====  ============================================
 windows_r<r>          [b, w, S]                            int64  slots of what each window is made of, up to
@@ -105,7 +105,7 @@ from typing import Optional
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.spec.rows import Compression
+from aotgaudi.spec.cache_rows import Compression
 from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, SamplerSignature, SamplerWork
 
 CONSTRAINT_INPUTS = ("token_mask", "bias_token_ids", "biases")

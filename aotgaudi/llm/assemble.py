@@ -47,8 +47,8 @@ from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
+from aotgaudi.spec.cache_rows import tail_reach
 from aotgaudi.spec.policy import Policy
-from aotgaudi.spec.rows import tail_reach
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 

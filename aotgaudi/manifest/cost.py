@@ -21,7 +21,7 @@ step has T tokens in r rows, and sees K keys in all::
     logits        r * V * 4                                           in float32, of the vocabulary; with pooling r * H * 4
 
 With latent attention (MLA) a token's row is one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers, whole on every rank,
-instead of 2 * k * d (``spec/rows.py``). Layers run one after the other and share their buffers. Weights, adapters, the
+instead of 2 * k * d (``spec/cache_rows.py``). Layers run one after the other and share their buffers. Weights, adapters, the
 allocator's slack and the runtime's own memory are not included.
 """
 
@@ -37,8 +37,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.cache_rows import CacheRows, rows_of
 from aotgaudi.spec.change import ValueChange, with_change
-from aotgaudi.spec.rows import CacheRows, rows_of
 
 MANY_STEPS = 2000
 """More prompt, decode and unified entries than this are worth a warning."""

@@ -9,12 +9,12 @@ from pydantic import Field, model_validator
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
+from aotgaudi.spec.cache_rows import fewest_tail_pages, tail_reach
 from aotgaudi.spec.defrag import DefragSpec, defragments_by_default
 from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec, check_parallel
-from aotgaudi.spec.rows import fewest_tail_pages, tail_reach
 from aotgaudi.spec.sampler import SamplerSpec, default_settings
 from aotgaudi.spec.scheduler import SchedulerSpec, check_scheduler
 from aotgaudi.spec.target import TargetSpec

@@ -10,8 +10,8 @@ The work of an entry is a sum of integers. Let B be the block size::
 **Estimated** (`WorkModel.of`), in floating-point operations. A token passes all weights of attention and of the
 feed-forward part, two operations each; in a mixture of experts, those of the experts it is sent to. A row passes the
 head. A pair of query and key takes 2 operations per query head and number of the row that the layer keeps of a token, as a
-key and as a value (``spec/rows.py``); a layer that keeps a row for several tokens has so many fewer pairs. Windows count as
-whole contexts. Reading a token's rows from memory counts as the operations that the device could have done meanwhile
+key and as a value (``spec/cache_rows.py``); a layer that keeps a row for several tokens has so many fewer pairs. Windows
+count as whole contexts. Reading a token's rows from memory counts as the operations that the device could have done meanwhile
 (`Device.balance`). What every step costs, above all reading the weights, is the same for all tables and left out.
 
 **Measured** (`read_step_times`), in nanoseconds, with a fixed cost per step. The file is one of these:
@@ -46,9 +46,9 @@ from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
 from aotgaudi.manifest.cost import kv_bytes_read_per_token
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.cache_rows import family_of, rows_of
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.spec.rows import family_of, rows_of
 from aotgaudi.traffic.exposition import Sample, is_exposition, samples_of
 
 

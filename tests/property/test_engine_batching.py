@@ -42,10 +42,10 @@ from aotgaudi.engine.steps import (
 )
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import RequestError
+from aotgaudi.spec.cache_rows import fewest_tail_pages
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
-from aotgaudi.spec.rows import fewest_tail_pages
 from tests.driving import serving_limits
 
 VOCAB_SIZE = 40

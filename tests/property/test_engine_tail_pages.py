@@ -13,9 +13,9 @@ from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.spec.cache_rows import fewest_tail_pages
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.rows import fewest_tail_pages
 from tests.property.test_engine_batching import EOS, CacheRunner, SharedEngine, make_client
 
 REACH = 3

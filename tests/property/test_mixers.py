@@ -29,7 +29,7 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.engine.tail_pages import TailPages
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
-from aotgaudi.spec.rows import tail_reach
+from aotgaudi.spec.cache_rows import tail_reach
 from tests.integration.models import BLOCK_SIZE, reference, spec_of
 from tests.unit.graphs.test_trace import CLOSE, eager_runner
 

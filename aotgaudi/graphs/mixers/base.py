@@ -1,7 +1,7 @@
 """What a mixer is, and our attention function, which transformers' models call once per layer.
 
 A *mixer* is what mixes the tokens of a sequence in each layer, with the state that this takes. A family of models
-(`aotgaudi.spec.rows`) has one. It writes a step's new rows, reads those that the sequence has, and attends.
+(`aotgaudi.spec.cache_rows`) has one. It writes a step's new rows, reads those that the sequence has, and attends.
 
 transformers' models pass every keyword of ``model(...)`` through unchanged, so the state of the step travels as the keyword
 ``paged``. No mask function is registered under our name, so the models add no mask operations to the graph.

@@ -8,8 +8,8 @@ tokens, in two series: the first of the window before, the second of its own. Th
 same way, and a query reads the k entries whose keys score highest.
 
 Values and gates of tokens are kept in the cache (``raw``), so a window may close in another step than it began. The caches
-and the step's inputs are those of `aotgaudi.spec.rows` and `aotgaudi.graphs.step_inputs`. With tail pages a layer's tokens
-and ``raw`` are in pages and its entries in a cache of blocks; what is computed is the same.
+and the step's inputs are those of `aotgaudi.spec.cache_rows` and `aotgaudi.graphs.step_inputs`. With tail pages a layer's
+tokens and ``raw`` are in pages and its entries in a cache of blocks; what is computed is the same.
 
 Legend of shape suffixes: see `base.py`; N windows that a step may close (w of each row), S tokens that one is made of,
 W numbers that a token's raw row has, E entries, k keys of a row, I indexer's heads, M numbers of its keys, P pairs that are
@@ -35,7 +35,7 @@ from aotgaudi.graphs.choose_entries import CHOOSE_ENTRIES
 from aotgaudi.graphs.mixers.base import IGNORED_KWARGS, Masks, slots_of, with_context
 from aotgaudi.graphs.paged_decode import MASKED, PAGED_DECODE
 from aotgaudi.graphs.step_inputs import TAIL, MaskKind
-from aotgaudi.spec.rows import Compression
+from aotgaudi.spec.cache_rows import Compression
 
 _PARTS = ("q_a_proj", "q_b_norm", "kv_norm", "o_a_proj", "o_b_proj", "sinks", "compressor", "rope_layer_type")
 """What an attention module has whose `forward` we replace."""

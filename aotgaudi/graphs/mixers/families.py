@@ -8,8 +8,8 @@ from aotgaudi.graphs.mixers.base import Mixer
 from aotgaudi.graphs.mixers.compressed import CompressedMixer
 from aotgaudi.graphs.mixers.latent import LatentMixer
 from aotgaudi.graphs.mixers.uniform import UniformMixer
+from aotgaudi.spec.cache_rows import compressions_of, family_of, rows_missing
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import compressions_of, family_of, rows_missing
 
 
 def require_mixer(model: ModelSpec, *, is_stateful: bool) -> None:

@@ -13,7 +13,7 @@ from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, 
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.step_inputs import decode_inputs, prompt_inputs
 from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.spec.rows import Compression
+from aotgaudi.spec.cache_rows import Compression
 from tests.unit.engine.test_runner import Recorder
 
 BLOCK_SIZES = st.sampled_from([4, 8, 16, 24])

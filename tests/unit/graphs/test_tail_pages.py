@@ -22,9 +22,9 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.graphs.trace import trace
+from aotgaudi.spec.cache_rows import fewest_tail_pages, tail_reach
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.rows import fewest_tail_pages, tail_reach
 from tests.golden.test_unit_texts import V4_LAYERS
 from tests.integration.models import BLOCK_SIZE, reference, spec_of
 from tests.unit.graphs.test_trace import eager_runner

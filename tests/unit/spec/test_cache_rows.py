@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.rows import (
+from aotgaudi.spec.cache_rows import (
     CacheRows,
     Compression,
     Rows,
@@ -24,6 +23,7 @@ from aotgaudi.spec.rows import (
     rows_of,
     tail_reach,
 )
+from aotgaudi.spec.model import ModelSpec
 from tests.specs import limits_of
 
 LLAMA = {
