@@ -11,8 +11,8 @@ The work of an entry is a sum of integers. Let B be the block size::
 feed-forward part, two operations each; in a mixture of experts, those of the experts it is sent to. A row passes the
 head. A pair of query and key takes 2 operations per query head and number of the row that the layer keeps of a token, as a
 key and as a value (``spec/cache_rows.py``); a layer that keeps a row for several tokens has so many fewer pairs. Windows
-count as whole contexts. Reading a token's rows from memory counts as the operations that the device could have done meanwhile
-(`Device.balance`). What every step costs, above all reading the weights, is the same for all tables and left out.
+count as whole contexts. Reading a token's rows from memory counts as the operations that the device could have done
+meanwhile (`Device.balance`). What every step costs, above all reading the weights, is the same for all tables and left out.
 
 **Measured** (`read_step_times`), in nanoseconds, with a fixed cost per step. The file is one of these:
 
