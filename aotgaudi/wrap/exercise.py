@@ -259,9 +259,8 @@ def pooling(kind: str, room: Room) -> Iterator[Feature]:
     requests: tuple[WarmUpRequest, ...]
     if kind == "embed":
         long: dict[str, JsonValue] = {"input": token_prompt(_long(room))}
-        if (
-            room.max_model_len is None
-        ):  # Many such models take 128 or 256 tokens, by a file besides their configuration.
+        if room.max_model_len is None:
+            # Many such models take 128 or 256 tokens, by a file besides their configuration.
             long["truncate_prompt_tokens"] = -1
         requests = (
             _post("embedding", EMBEDDINGS, input=_PROMPT),
