@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, first_line
 from aotgaudi.graphs.export import export
 from aotgaudi.graphs.forms import AtenForm, Form
 from aotgaudi.graphs.hyper_connections import splitting
@@ -76,7 +76,7 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
     except (ValueError, KeyError) as error:
         raise SpecError(
             "model.config.model_type",
-            f"{model_type!r} is not supported: {_first_line(error)}",
+            f"{model_type!r} is not supported: {first_line(error)}",
             "use a decoder-only text model",
         ) from error
     require_mixer(described, is_stateful=getattr(model, "_is_stateful", False))
@@ -165,7 +165,7 @@ def export_step(
             NotImplementedError,
         ) as error:
             raise SpecError(
-                f"model ({model.config.model_type})", f"does not export: {_first_line(error)}"
+                f"model ({model.config.model_type})", f"does not export: {first_line(error)}"
             ) from error
     if is_invariant:
         require_invariant(exported.graph, model.config.model_type)
@@ -283,7 +283,3 @@ def _check_rope(config: Any) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300]

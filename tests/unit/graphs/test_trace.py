@@ -181,6 +181,20 @@ def test_stamping_gives_what_a_full_trace_gives(architecture: str, entry: Prompt
     assert stamps.weights == full.weights
 
 
+def test_a_model_that_does_not_export_is_refused_though_torch_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = spec_of(reference("llama"))
+    module = build_model(spec.model.config, "float32")
+
+    def refuse(*_: object) -> None:
+        raise NotImplementedError
+
+    monkeypatch.setattr("aotgaudi.graphs.step.export", refuse)
+    with pytest.raises(SpecError, match="does not export: NotImplementedError"):
+        export_step(module, DECODE, spec.limits)
+
+
 def test_every_unit_of_a_program_round_trips_through_its_text() -> None:
     spec = spec_of(reference("llama"))
 
