@@ -7,7 +7,6 @@ import hashlib
 import itertools
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ class FakeRegistry:
     has_ranges: bool = True
     is_deaf: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+    closed: threading.Event = field(default_factory=threading.Event)
 
     @property
     def host(self) -> str:
@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
     def handle_one(self) -> None:
         registry, path = self.registry, urlsplit(self.path).path
         if registry.is_deaf and self.command == "PUT":
-            time.sleep(5)
+            registry.closed.wait(5)
             return
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         with registry.lock:
@@ -143,6 +143,7 @@ def fake_registry() -> Iterator[FakeRegistry]:
         try:
             yield registry
         finally:
+            registry.closed.set()
             server.shutdown()
             thread.join()
 
@@ -195,13 +196,14 @@ def cut_after(num_bytes: int) -> Callable[[Handler], None]:
 
 
 def trickle(head: bytes, *pieces: bytes, pause_seconds: float = 0.02) -> Callable[[Handler], None]:
-    """Sends `head`, and then `pieces`, again and again, each after a pause; until the client goes away."""
+    """Sends `head`, then `pieces` again and again, each after a pause, until the client or the registry goes away."""
 
     def act(handler: Handler) -> None:
         handler.close_connection = True
         handler.connection.sendall(head)
         for piece in itertools.cycle(pieces):
-            time.sleep(pause_seconds)
+            if handler.registry.closed.wait(pause_seconds):
+                return
             handler.connection.sendall(piece)
 
     return act

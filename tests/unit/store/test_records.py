@@ -7,11 +7,12 @@ import logging
 import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aotgaudi import files as atomicfile
+from aotgaudi import files
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError
 from aotgaudi.store.records import RecordError, RecordStore, dump_record, load_record
@@ -249,7 +250,7 @@ def test_a_name_that_went_stale_on_a_network_file_system_is_looked_up_again(
         return real(path, *arguments)
 
     monkeypatch.setattr(os, "open", stale)
-    monkeypatch.setattr(atomicfile.time, "sleep", lambda _: None)
+    monkeypatch.setattr(files, "time", SimpleNamespace(sleep=lambda _: None))
 
     assert records.get(KEY) == VALUE
     assert left == []

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from aotgaudi import files as atomicfile
+from aotgaudi import files
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.store.scratch import sweep_temporary_files
@@ -163,7 +164,7 @@ def test_a_rename_that_is_refused_for_a_moment_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     store, waits = Store.open(tmp_path), list[float]()
-    monkeypatch.setattr(atomicfile.time, "sleep", waits.append)
+    monkeypatch.setattr(files, "time", SimpleNamespace(sleep=waits.append))
     _fail_nth_call(monkeypatch, "rename", 0, code)
 
     store.objects.put_bytes(DATA)
@@ -208,18 +209,18 @@ def test_a_temporary_file_that_was_swept_too_soon_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The sweeper comes between the making of the file and the taking of its lock."""
-    real, swept = atomicfile.fcntl.flock, list[int]()
+    real, swept = files.fcntl.flock, list[int]()
 
     def sweep_first(descriptor: int, operation: int) -> None:
         if not swept:
             swept.append(1)
-            monkeypatch.setattr(atomicfile.fcntl, "flock", real)
+            monkeypatch.setattr(files.fcntl, "flock", real)
             assert sweep_temporary_files(tmp_path).num_removed == 1
         real(descriptor, operation)
 
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(atomicfile.fcntl, "flock", sweep_first)
-    with atomicfile.temporary_file(tmp_path / "tmp") as file:
+    monkeypatch.setattr(files.fcntl, "flock", sweep_first)
+    with files.temporary_file(tmp_path / "tmp") as file:
         file.write(b"data")
         assert file.path.read_bytes() == b"data"
     assert swept
@@ -230,7 +231,7 @@ def test_a_store_is_opened_while_another_builder_sweeps(
 ) -> None:
     """The probe for writing is a temporary file like any other: a sweep in between is no refusal."""
     Store.open(tmp_path)
-    real, swept = atomicfile.fcntl.flock, list[int]()
+    real, swept = files.fcntl.flock, list[int]()
 
     def sweep_after(descriptor: int, operation: int) -> None:
         real(descriptor, operation)
@@ -238,7 +239,7 @@ def test_a_store_is_opened_while_another_builder_sweeps(
             swept.append(1)
             sweep_temporary_files(tmp_path)
 
-    monkeypatch.setattr(atomicfile.fcntl, "flock", sweep_after)
+    monkeypatch.setattr(files.fcntl, "flock", sweep_after)
 
     assert Store.open(tmp_path).root == tmp_path
     assert swept
