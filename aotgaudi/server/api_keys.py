@@ -1,7 +1,8 @@
-"""Which requests need an API key, and whether they carry one.
+"""Decides which requests need an API key, and whether they carry one.
 
-Every path needs a key, also one that is added later, but for `OPEN_PATHS`: probes and scrapers, the API's description, and
-the pages for people, since a browser cannot send a key. These answer nothing that clients sent or got.
+Every path needs a key, including paths added later, except `OPEN_PATHS` and the files of the pages. Those serve probes,
+scrapers, the API's description, and the pages for people, since a browser cannot send a key. They show nothing that clients
+sent or got.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _SCHEME = "bearer"
 
 
 class KeyCheck:
-    """Answers 401 to requests without one of the keys. It reads no body, and keeps nothing of a request."""
+    """Answers 401 to requests without one of the keys. Reads no body, and keeps nothing of a request."""
 
     def __init__(self, app: ASGIApp, digests: Collection[bytes]) -> None:
-        """`digests` are the sha256 of the keys; at least one."""
+        """`digests` are the sha256 of the keys, at least one."""
         self._app, self._digests = app, tuple(digests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -48,7 +49,7 @@ class KeyCheck:
         await answer(scope, receive, send)
 
     def _has(self, header: str) -> bool:
-        """Returns whether the header names a key. The time it takes says nothing about the keys."""
+        """Returns whether the header carries one of the keys. How long it takes reveals nothing about them."""
         scheme, _, key = header.partition(" ")
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         same = [hmac.compare_digest(digest, known) for known in self._digests]

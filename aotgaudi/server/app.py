@@ -5,14 +5,14 @@
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
 ``POST /v1/responses``                 items in, items out; streamed on request
-``POST /v1/embeddings``                texts or token ids in, embeddings out; of a pooling model, which has only this
+``POST /v1/embeddings``                texts or token ids in, embeddings out; the only one of these that a pooling model has
 ``GET /health``                        200 while engine and preprocessor pool live and steps end; else 503 and the reason
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
 ``GET /version``                       this program's version
 ``POST /tokenize``, ``/detokenize``    a prompt's tokens, and the text of tokens, in vLLM's forms
 ``GET /ping``, ``POST /ping``          as ``/health``, for SageMaker
-``GET /load``                          how many answers are being made or wait
+``GET /load``                          how many answers are waiting or in progress
 ``GET /openapi.json``                  this API in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)
 ``GET /docs``                          a page that shows this description
 ``GET /dashboard``                     a page that shows the running server, with ``--dashboard``
@@ -107,10 +107,10 @@ def create_app(
 ) -> Starlette:
     """Returns the application that serves `service` to requests for `hosts` with `access`. The caller ends the service.
 
-    With `traces`, each request for an answer has a span. Behind a proxy, clients find the application at `root_path`;
-    requests may come with that or without it.
+    With `traces`, each request for an answer gets a span. Behind a proxy, clients find the application at `root_path`. The
+    paths of requests may include that prefix or not.
 
-    A path with a trailing slash is unknown: Starlette would redirect it to wherever the client's ``Host`` says.
+    A path with a trailing slash gets a 404, because Starlette would redirect it to wherever the client's ``Host`` says.
     """
     routes = [*_routes(Api(service, root_path)), *docs_routes()]
     if observability.dashboard:
@@ -141,7 +141,7 @@ def create_app(
 
 
 def _admit(access: Access) -> Iterable[Middleware]:
-    """Gives what lets requests in. A browser asks before it sends a key, so CORS answers first."""
+    """Yields the middleware that checks access. CORS comes first, because a browser's preflight request carries no key."""
     if access.allowed_origins:
         yield Middleware(
             CORSMiddleware,
@@ -227,7 +227,7 @@ class Api:
         items = []
         for index, events in enumerate(outputs):
             items.append(embedding_item(index, events[-1].embedding, prepared.encoding))
-            await asyncio.sleep(0)  # A thousand numbers take a millisecond; others go on between.
+            await asyncio.sleep(0)  # A thousand numbers take a millisecond; let others run in between.
         num = generation.token_counts.num_prompt_tokens
         rest = {"model": prepared.model, "usage": {"prompt_tokens": num, "total_tokens": num}}
         body = b'{"object":"list","data":[%s],%s' % (b",".join(items), json.dumps(rest)[1:].encode())
@@ -277,7 +277,7 @@ class Api:
 
     @cached_property
     def _description(self) -> Mapping[str, object]:
-        """Made on first use, so that starts do not wait for it."""
+        """The API's description, built on first use so that it does not delay the start."""
         return openapi_document(self._service.version, _routes(self), BODIES, self._root_path)
 
     def _model_card(self, name: str) -> dict[str, object]:
@@ -302,7 +302,7 @@ class Api:
 
     @asynccontextmanager
     async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
-        """Gives the body of a request that may be prepared."""
+        """Yields the body of a request once the server is open and has room for it."""
         async with self._bodies.json_bytes(request) as raw:
             self._service.check_open()
             with self._service.engine.admission.preparing():
@@ -351,7 +351,7 @@ class Api:
 
 
 async def _outputs(generation: Generation, request: Request) -> list[list[TokenEvent]]:
-    """Waits for the events of each choice. Closes `generation`."""
+    """Waits for all events, returns those of each choice, and closes `generation`."""
     try:
         return await unless_disconnected(_collect(generation), request.receive)
     finally:
@@ -366,7 +366,7 @@ async def _collect(generation: Generation) -> list[list[TokenEvent]]:
 
 
 async def _answer_http_exception(_: Request, error: Exception) -> Response:
-    """Answers errors of routing: unknown path, wrong method."""
+    """Answers routing errors, such as an unknown path or a wrong method."""
     status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
     headers = error.headers if isinstance(error, HTTPException) else None
     return JSONResponse(error_body(status, message), status, headers)
@@ -379,7 +379,7 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 def openapi_document(
     version: str, routes: Iterable[Route], bodies: Mapping[str, type[Body]], root_path: str = ""
 ) -> Mapping[str, object]:
-    """Returns ``/openapi.json`` of `routes`; `bodies` has the body of each path that takes one."""
+    """Returns ``/openapi.json`` for `routes`. `bodies` maps each path that takes a body to its class."""
     _, definitions = models_json_schema([(body, "validation") for body in bodies.values()], ref_template=_REF)
     return {
         "openapi": "3.1.0",

@@ -1,7 +1,7 @@
-"""Answers a batch: every request of a file passes through the server's own application, without a socket.
+"""Answers a file of requests (a batch) by passing each through the server's own application, without a socket.
 
-So an answer, and a refusal, is what the server gives. As many requests are under way as keep the engine busy; what is not
-read yet and what is written take no memory.
+So answers and refusals are those of the server. Just enough requests are in flight to keep the engine busy. Only these are
+in memory, not the rest of either file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _END_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchProgress:
-    """How far a batch is: requests with an answer, of how many, those among them that are errors, and tokens generated."""
+    """Progress of a batch: answered requests, their total number, how many answers are errors, and tokens generated."""
 
     num_done: int
     num_total: int
@@ -62,11 +62,11 @@ def run_batch(
     answers: AnswerFile,
     on_progress: OnProgress,
 ) -> BatchProgress:
-    """Answers what has no answer yet. `process` is the engine's, which has begun to start.
+    """Answers the requests that have no answer yet. `process` is the engine's, which is already starting.
 
     Raises:
         AotGaudiError: as `aotgaudi.server.launch.launch`, or the engine has died or is stuck.
-        SpecError: the answers that are there are another bundle's.
+        SpecError: the existing answers come from another bundle.
         KeyboardInterrupt: SIGINT or SIGTERM. Answers that were complete by then are written.
     """
     with PreprocessorPool(seccomp=options.seccomp) as preprocessor:
@@ -91,11 +91,11 @@ def run_batch(
 
 
 class _StoppedError(Exception):
-    """A signal says to stop. Does not leave this module: asyncio lets no KeyboardInterrupt pass in order."""
+    """A signal says to stop. Stays in this module; it exists because KeyboardInterrupt does not pass asyncio cleanly."""
 
 
 def check_fingerprints(answers: AnswerFile, fingerprint: str) -> None:
-    """Raises SpecError if answers of another bundle are there already."""
+    """Raises SpecError if the file already has answers of another bundle."""
     if answers.fingerprints - {fingerprint}:
         raise SpecError(
             str(answers.path),
@@ -111,7 +111,7 @@ async def _end(service: Service) -> None:
 
 
 class Batch:
-    """Requests on their way through `service`. On the event loop, once."""
+    """Passes requests through `service`. Use it on the event loop, and only once."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Batch:
         self._clock, self._began, self._num_tokens = clock, clock(), 0
 
     async def run(self) -> BatchProgress:
-        """Answers all. Raises what `run_batch` does."""
+        """Answers all requests. Raises what `run_batch` does."""
         limits = self._service.limits
         num_at_once = _SPARE_REQUESTS + (0 if limits is None else 2 * limits.max_num_seqs)
         tasks = [asyncio.create_task(self._work()) for _ in range(num_at_once)]
@@ -157,7 +157,7 @@ class Batch:
         )
 
     async def _work(self) -> None:
-        """Answers one request after the other, until there are no more."""
+        """Answers requests one at a time until none are left."""
         for request in self._waiting:
             answer = await answer_of(self._app, request)
             if answer.status == 503:
@@ -166,7 +166,7 @@ class Batch:
             self._num_tokens += _num_tokens(answer.body)
 
     async def _watch(self, stopped: asyncio.Event) -> None:
-        """Tells of progress until all is answered. Raises an error if that will not be."""
+        """Reports progress until all requests are answered. Raises an error if that can no longer happen."""
         while len(self._answers.done) < len(self._requests):
             self._on_progress(self.progress)
             if self._service.trouble:
@@ -178,7 +178,7 @@ class Batch:
 
 @contextmanager
 def _signals_to(stopped: asyncio.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM set `stopped` meanwhile. Only on the main thread."""
+    """Lets SIGINT and SIGTERM set `stopped` while the context is open. Has no effect on other threads than the main one."""
     loop = asyncio.get_running_loop()
     is_main = threading.current_thread() is threading.main_thread()
     for number in _SIGNALS if is_main else ():
@@ -191,7 +191,7 @@ def _signals_to(stopped: asyncio.Event) -> Iterator[None]:
 
 
 async def answer_of(app: ASGIApp, request: BatchRequest) -> BatchAnswer:
-    """Returns what `app` answers, in whole."""
+    """Returns the whole answer of `app`."""
     if request.body.get("stream"):
         message = "a batch has whole answers: 'stream' is not supported in it"
         return BatchAnswer(request.custom_id, 400, "", error_body(400, message, "stream"))
@@ -201,7 +201,7 @@ async def answer_of(app: ASGIApp, request: BatchRequest) -> BatchAnswer:
     async def receive() -> Message:
         if sent:
             return {"type": "http.request", "body": sent.pop(), "more_body": False}
-        await asyncio.get_running_loop().create_future()  # This client stays until it has its answer.
+        await asyncio.get_running_loop().create_future()  # This client never disconnects.
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -241,4 +241,4 @@ def _num_tokens(body: Mapping[str, Any]) -> int:
         return 0
     return int(
         usage.get("completion_tokens") or usage.get("output_tokens") or 0
-    )  # The second is a response's.
+    )  # /v1/responses calls them output_tokens.

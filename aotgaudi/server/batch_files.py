@@ -1,4 +1,4 @@
-"""The two files of a batch, in the form of OpenAI's batch API: requests in, answers out, one JSON object a line.
+"""The two files of a batch (requests and answers), in the format of OpenAI's batch API: one JSON object a line.
 
 ::
 
@@ -6,13 +6,13 @@
     {"id": "batch_req_0f3c", "custom_id": "a", "response": {"status_code": 200, "request_id": "...", "body": {...}},
      "error": null}
 
-A file of requests is checked to its end before anything is asked, as OpenAI does: one malformed line, or an id that comes
-twice, refuses the whole file. What is wrong with a body is that request's answer, with status 400.
+Like OpenAI, we check the whole file of requests before the first request runs. One malformed line or duplicate id refuses
+the file. An invalid body is answered with status 400 and does not affect other requests.
 
-Answers are appended whole, in the order in which they are done. So a file that a killed process left is complete up to its
-last line, which may be torn; the next process drops that and goes on.
+Each answer is appended as a whole line when it is ready. So if the process is killed, at most the last line of the file is
+torn. The next process drops that line and goes on.
 
-Of each id, both keep a hash of 16 bytes and no more.
+For each id, both classes keep only a hash of 16 bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 from aotgaudi.errors import SpecError, store_error
 
 _MAX_LINE_BYTES = 8 * 1024 * 1024
-"""Of a line of requests: twice what a body may have."""
+"""The longest line of requests: twice the largest body."""
 _MAX_ID_CHARS = 512
 _MAX_SHOWN = 5
 _FORM = '{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}'
@@ -52,7 +52,7 @@ class BatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """What was answered: a status and a body, as of the server, whose id for the request is `request_id`."""
+    """The server's status and body for one request. `request_id` is the server's id for that request."""
 
     custom_id: str
     status: int
@@ -61,18 +61,18 @@ class BatchAnswer:
 
 
 def id_hash(custom_id: str) -> bytes:
-    """Returns what is remembered of an id."""
+    """Returns the hash that is kept of an id."""
     return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 class RequestFile:
-    """A file of requests that was read to its end once, and is well-formed. It must not change meanwhile."""
+    """A file of requests, checked to its end when it is opened. It must not change afterwards."""
 
     def __init__(self, path: Path, urls: Collection[str]) -> None:
-        """Checks the file; `urls` may be asked.
+        """Checks the file. Requests may go to `urls` only.
 
         Raises:
-            SpecError: it cannot be read, has no request, or has malformed lines; names the first of these.
+            SpecError: the file cannot be read, has no request, or has malformed lines. Names the first of these lines.
         """
         self.path, self._urls = path, urls
         self.ids: Ids = set()
@@ -96,7 +96,7 @@ class RequestFile:
         return len(self.ids)
 
     def requests(self, but: Ids) -> Iterator[BatchRequest]:
-        """Reads the requests again, one by one, but for those whose ids are in `but`.
+        """Reads the requests again, one by one, and skips those whose ids are in `but`.
 
         Raises:
             SpecError: the file was changed.
@@ -131,7 +131,7 @@ class RequestFile:
             ) from error
 
     def _problem(self, line: bytes) -> str:
-        """Returns what is wrong with a line; empty if nothing is. Remembers its id."""
+        """Returns what is wrong with a line (empty if it is fine), and remembers the hash of its id."""
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -162,12 +162,12 @@ def _request_of(line: bytes) -> BatchRequest | None:
 
 @dataclass(slots=True)
 class AnswerFile:
-    """A file of answers that this process alone appends to. A context manager, which closes it.
+    """A file of answers, locked so that only this process appends to it. A context manager, which closes it.
 
     Attributes:
-        done: The ids that have an answer.
+        done: Hashes of the ids that have an answer.
         num_errors: How many answers have another status than 200.
-        fingerprints: The `system_fingerprint` of the answers that were there when it was opened.
+        fingerprints: The `system_fingerprint` values of the answers that the file had when it was opened.
     """
 
     path: Path
@@ -179,11 +179,11 @@ class AnswerFile:
 
     @classmethod
     def open(cls, path: Path, requests: RequestFile) -> AnswerFile:
-        """Opens or makes a file of answers to `requests`, and drops a torn last line.
+        """Opens or creates a file of answers to `requests`, and drops a torn last line.
 
         Raises:
-            SpecError: it is not such a file, has answers to other requests, or another process writes to it.
-            StoreError: it cannot be written to.
+            SpecError: the file is not one of answers, has answers to other requests, or another process writes to it.
+            StoreError: the file cannot be written.
         """
         if path.exists() and path.samefile(requests.path):
             raise SpecError(str(path), "is the file of requests", "another file for the answers")
@@ -201,10 +201,10 @@ class AnswerFile:
         return found
 
     def append(self, answer: BatchAnswer) -> None:
-        """Writes an answer as one line, or none of it.
+        """Writes an answer as one line, or nothing.
 
         Raises:
-            StoreError: it cannot be written, for want of room say.
+            StoreError: the line cannot be written, for example because the disk is full.
         """
         line = {
             "id": f"batch_req_{uuid.uuid4().hex}",
@@ -226,9 +226,9 @@ class AnswerFile:
         self._note(answer.custom_id, answer.status)
 
     def close(self) -> None:
-        """Has the disk keep what was written. Idempotent."""
+        """Flushes the file to disk and closes it. Idempotent."""
         if self._file is not None and not self._file.closed:
-            with contextlib.suppress(OSError):  # Not everything that can be written to can be synchronized.
+            with contextlib.suppress(OSError):  # A pipe, for example, cannot be synchronized.
                 os.fsync(self._file.fileno())
             self._file.close()
 

@@ -1,7 +1,7 @@
 """The outermost layer of the application: request ids, the access log, counts of answers, and uncaught errors.
 
-The request id is the client's, else a new one. It is in the answer's header, in every log line of the request, and part of
-the answer's id, by which the engine knows the request.
+The request id is the client's if it sent one, otherwise a new one. The server repeats it in the answer's header and in every
+log line of the request. It is also part of the answer's id, by which the engine knows the request.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ logger = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:=@+/-]{1,128}")
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/data"})
-"""Clients ask for these again and again; the access log shows them only when they fail."""
+"""Monitoring polls these, so the access log shows them only when they fail."""
 _MAX_LOGGED_CHARS = 256
 
 
 def request_id_of(header: str | None) -> str:
-    """Returns the id that a client gave in `header`, or a new one if it gave none that is fit for a log.
+    """Returns the client's id from `header`, or a new one if there is none that is safe to log.
 
-    A fit one has 1 to 128 ASCII letters, digits and ``._:=@+/-``.
+    A safe id has 1 to 128 ASCII letters, digits and ``._:=@+/-``.
     """
     return header if header is not None and _SANE_ID.fullmatch(header) else uuid.uuid4().hex
 
 
 def answer_id(prefix: str, request_id: str) -> str:
-    """Returns a unique id for an answer; it contains `request_id`, which clients may use twice."""
+    """Returns a unique id for an answer. It contains `request_id`, which alone may not be unique: clients choose it."""
     return f"{prefix}-{request_id}-{uuid.uuid4().hex[:8]}"
 
 
 class AccessLog:
-    """Writes a line for each request, once it has ended."""
+    """Logs a line for each request once it has ended."""
 
     def __init__(self, now: Callable[[], datetime]) -> None:
-        """`now` is the time of day."""
+        """`now` returns the time of day."""
         self._now = now
 
     def write(self, scope: Scope, route: str, status: int, seconds: float) -> None:
-        """Writes the line of a request that took `seconds`. `route` is the path of the route that answered."""
+        """Logs a request that took `seconds`. `route` is the path of the route that answered."""
         if route in _PROBES and status == 200:
             return
         method, path = str(scope["method"]), _logged(scope["raw_path"].decode("latin-1"))
@@ -86,7 +86,7 @@ class AccessLog:
 
 
 def _logged(text: str) -> str:
-    """Returns what a client wrote in one line, without control characters, and not at length."""
+    """Returns a client's text as one line, without control characters and cut to a fixed length."""
     return text[:_MAX_LOGGED_CHARS].encode("unicode_escape").decode("ascii")
 
 
@@ -110,7 +110,7 @@ class RequestBoundary:
         root_path: str = "",
         traces: SpanWriter | None = None,
     ) -> None:
-        """Without `access`, the log has no line for each request. Paths may begin with `root_path`, which is taken off."""
+        """Without `access`, requests are not logged. If a path begins with `root_path`, that prefix is removed."""
         self._app, self._metrics, self._access, self._root_path = app, metrics, access, root_path
         self._traces = traces
         self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
@@ -135,12 +135,12 @@ class RequestBoundary:
 
         try:
             await self._app(scope, receive, watch)
-        except Exception as error:  # The edge of a request.
+        except Exception as error:  # The last place that can answer it.
             if status:
                 raise
             await (await answer_error(Request(scope), error))(scope, receive, watch)
         finally:
-            # Metrics are labelled by the route's path: clients must not make labels up.
+            # The label is the route's path: clients must not be able to invent labels.
             route, code = self._paths.get(scope.get("endpoint"), "other"), status or CLIENT_GONE_STATUS
             self._metrics.requests.labels(route, str(code)).inc()
             seconds = time.monotonic() - began
@@ -153,7 +153,7 @@ class RequestBoundary:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Answers what was raised."""
+    """Returns the answer for an exception that a handler raised."""
     log_unexpected(error)
     if isinstance(error, RequestError):
         request.state.refusal = str(error)

@@ -1,16 +1,16 @@
-"""One client's connection: uvicorn's HTTP/1.1 protocol with time limits, and stricter about what it takes for HTTP.
+"""One client's connection: uvicorn's HTTP/1.1 protocol with time limits and a stricter parser.
 
-The client owes the server one of three things, and each has a time limit:
+At any time the client owes the server one of three things, each within a time limit:
 
 ======  ==========================================  ===================================================
-owed    from                                        within `client_seconds`
+owed    time starts at                              within `client_seconds`
 ======  ==========================================  ===================================================
 head    the opening, or the head's first byte       the whole head
 body    the end of the head                         `least_bytes` in each period, or the rest of the body
 read    the moment the kernel's buffer is full      `least_bytes` in each period, or the whole buffer
 ======  ==========================================  ===================================================
 
-uvicorn itself closes a connection on which no further request comes (``timeout_keep_alive``).
+uvicorn itself closes idle connections (``timeout_keep_alive``).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 _MAX_HEAD_BYTES = 16 * 1024
 _LOG_SECONDS = 10.0
 _COUNTED = ("Invalid HTTP request", "Unsupported upgrade request", "No supported WebSocket library")
-"""Beginnings of uvicorn's messages about one client's request. We count such requests, or ignore them."""
+"""How uvicorn's messages about a client's bad request begin. We count such requests, or ignore them, but do not log them."""
 
 Owed = Literal["nothing", "head", "body"]
 Event: TypeAlias = "h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]"
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    """Drops what a client can make uvicorn log at will, and the tracebacks of tasks that end with the server."""
+    """Returns False for messages that clients can provoke at will, and for tracebacks of tasks that end with the server."""
     is_cancelled = record.exc_info is not None and record.exc_info[0] is asyncio.CancelledError
     return not is_cancelled and not str(record.msg).startswith(_COUNTED)
 
@@ -59,7 +59,7 @@ class Closures:
         self._logged_at: dict[Reason, float] = {}
 
     def add(self, reason: Reason, peer: str) -> None:
-        """Notes that the connection of `peer` was closed."""
+        """Counts and logs the closed connection of `peer`."""
         self._count(reason)
         now, num = self._clock(), self._num_unlogged.get(reason, 0) + 1
         self._num_unlogged[reason] = num
@@ -69,7 +69,7 @@ class Closures:
 
 
 class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
-    """One connection. On the event loop only."""
+    """One connection. Use it on the event loop only."""
 
     conn: StrictReader
     transport: asyncio.Transport
@@ -95,10 +95,10 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override,unused-ignore]
-        """Part of asyncio's protocol. Refuses a connection beyond the limit."""
+        """Part of asyncio's protocol. Refuses connections above the limit."""
         is_full = len(self.connections) >= self._limits.max_connections
         super().connection_made(transport)
-        # A client that does not read is noticed at once. A TLS transport is never below a limit of 0.
+        # A low limit, so that we notice at once when a client stops reading. Not 0: a TLS transport is never below that.
         transport.set_write_buffer_limits(high=1)
         if is_full:
             self._close("refused", 503, "The server has as many connections as it takes")
@@ -123,7 +123,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self._expect_rest()
 
     def pause_writing(self) -> None:
-        """Part of asyncio's protocol: the client does not read as fast as we write."""
+        """Part of asyncio's protocol: the client reads more slowly than we write."""
         super().pause_writing()
         self._start_send_timer()
 
@@ -133,13 +133,13 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         self._stop_send_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Part of uvicorn's protocol: refuses bytes that are not HTTP as we read it."""
+        """Part of uvicorn's protocol: refuses bytes that `StrictReader` does not accept as HTTP."""
         del msg
         refusal = self.conn.refusal
         status = 400 if refusal is None else refusal.error_status_hint
         self._close("malformed", status, f"Malformed request: {refusal}")
 
-    # What the client has to send
+    # The client's request
 
     def _expect_rest(self) -> None:
         if self.transport.is_closing():
@@ -173,10 +173,13 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
 
     @property
     def _is_answered(self) -> bool:
-        """Whether the rest of the body is only thrown away, so that the client gets to read why it was refused."""
+        """Whether the client already has an answer, so that the rest of its body is only read and discarded.
+
+        We read on so that the client gets to see why it was refused.
+        """
         return self.cycle is not None and self.cycle.response_complete
 
-    # What the client has to read
+    # The client's reading of the answer
 
     def _start_send_timer(self) -> None:
         self._stop_send_timer()
@@ -202,7 +205,7 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
         return self.client[0] if self.client else "?"
 
     def _close(self, reason: Reason, status: int, message: str) -> None:
-        """Closes the connection, after an answer if the client can expect one."""
+        """Closes the connection. Answers first if the client expects an answer."""
         self._closures.add(reason, self._peer)
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
@@ -224,16 +227,16 @@ class Connection(H11Protocol):  # type: ignore[misc,unused-ignore]
 
 
 class StrictReader(h11.Connection):
-    """The server's side of one connection. Refuses what h11 forgives.
+    """The server's side of one connection. Refuses malformed requests that h11 tolerates.
 
-    Two servers that read one message differently may disagree on where it ends (request smuggling). So this refuses what
-    RFC 9112 allows a server to refuse: a head with a bare LF (2.2) or a folded line (5.2), another major version than 1
-    (2.3), and ``Transfer-Encoding`` together with ``Content-Length`` or in HTTP/1.0 (6.1). It also refuses a head of more
-    than 16 KiB that comes in one piece.
+    Two servers that read a message differently may disagree on where it ends (request smuggling). So this class refuses what
+    RFC 9112 lets a server refuse: a head with a bare LF (2.2) or a folded line (5.2), a major version other than 1 (2.3),
+        and ``Transfer-Encoding`` together with ``Content-Length`` or in HTTP/1.0 (6.1). It also refuses a head of more than
+        16 KiB that comes in one piece.
 
     Attributes:
         refusal: Why it refused the client's bytes; None if it did not.
-        has_partial_head: Whether a part of a request's head has come, but not all of it.
+        has_partial_head: Whether part of a request's head has arrived, but not all of it.
     """
 
     def __init__(self) -> None:
@@ -243,7 +246,7 @@ class StrictReader(h11.Connection):
         self.has_partial_head = False
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
-        """Returns the next part of an answer. Takes a short cut for chunks: a stream has one for each token."""
+        """Returns the next part of an answer. Has a fast path for chunks, because a stream has one for each token."""
         if isinstance(event, h11.Data) and self._sends_chunks and self.our_state is h11.SEND_BODY:
             return [b"%x\r\n" % len(event.data), event.data, b"\r\n"] if event.data else []
         parts = super().send_with_data_passthrough(event)
@@ -255,7 +258,7 @@ class StrictReader(h11.Connection):
         """Returns the next part of a request.
 
         Raises:
-            h11.RemoteProtocolError: the client broke the protocol. Nothing more can be read.
+            h11.RemoteProtocolError: the client broke the protocol. Nothing more can be read from it.
         """
         try:
             if self.their_state is h11.IDLE:
