@@ -1,7 +1,7 @@
-"""One HTTP request's outputs, from the engine to the response. All of it on the event loop.
+"""One HTTP request's outputs, from the engine to the response. Everything here runs on the event loop.
 
-Every `Generation` is closed, and closing aborts what has not ended. So when a client leaves, its KV blocks are free after
-the current step.
+Every `Generation` is closed in the end, and closing aborts the choices that still run. So when a client leaves, its KV
+blocks are free after the current step.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from aotgaudi.server.metrics import Metrics, OutputTimer
 
 
 class EngineLike(Protocol):
-    """What the server needs of an engine, such as `aotgaudi.server.engine.client.EngineClient`. On the event loop."""
+    """What the server needs of an engine, such as `aotgaudi.server.engine.client.EngineClient`. Used on the event loop."""
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the engine; None while there is no error."""
+        """The error that ended the engine, or None."""
         ...
 
     @property
     def stalled_seconds(self) -> float:
-        """How long no step has ended although there is work; 0 without work. Never waits."""
+        """How long no step has ended although there is work; 0 without work. Never blocks."""
         ...
 
     @property
     def admission(self) -> Admission:
-        """Decides which requests may come in."""
+        """Decides which requests are admitted."""
         ...
 
     def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> object:
-        """Queues all requests, or none. `on_event` is called later, on the event loop. Raises RequestError."""
+        """Queues all requests or, with a RequestError, none. Calls `on_event` later, on the event loop."""
         ...
 
     def abort(self, *request_ids: str) -> None:
@@ -49,11 +49,11 @@ class EngineLike(Protocol):
         ...
 
     def drain(self) -> bool:
-        """Refuses new requests. Returns whether the others have ended; never waits."""
+        """Refuses new requests. Returns whether all others have ended; never blocks."""
         ...
 
     def shutdown(self) -> bool:
-        """Aborts what still runs and ends the engine. Returns whether it has ended; never waits."""
+        """Aborts all requests and ends the engine. Returns whether it has ended; never blocks."""
         ...
 
     def stats(self) -> EngineStats:
@@ -63,9 +63,10 @@ class EngineLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Tokens of one HTTP request, or of one of its choices. The prefix cache had `num_cached_tokens` of the prompt's.
+    """Token counts of one HTTP request, or of one of its choices.
 
-    `num_thought_tokens` of the output's are reasoning; None where nobody looks for it.
+    `num_cached_tokens` of the prompt came from the prefix cache. `num_thought_tokens` of the output are reasoning; None if
+    reasoning is not looked for.
     """
 
     num_prompt_tokens: int
@@ -75,12 +76,12 @@ class TokenCounts:
 
 
 class Generation:
-    """The outputs (choices) of one HTTP request, one or several per prompt, those of the first prompt first.
+    """The outputs (choices) of one HTTP request: one or several for each prompt, ordered by prompt.
 
     Attributes:
         finish_reasons: Of each choice that has ended, in the order in which they ended.
         queue_seconds, first_token_seconds, whole_seconds: From the request's arrival to the first step, the first token and
-            the end; of several choices, the longest, the first and the last. None until then.
+            the end. With several choices, these are the longest, the first and the last time. None until then.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Generation:
 
     @property
     def token_counts(self) -> TokenCounts:
-        """Tokens so far; complete once `events` has ended. A prompt counts once, however many choices it has."""
+        """Tokens so far, complete once `events` has ended. A prompt counts once, even if it has several choices."""
         return TokenCounts(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
 
     def submit(
@@ -122,15 +123,13 @@ class Generation:
         shows_output: bool = True,
         pooling: PoolingParams | None = None,
     ) -> None:
-        """Queues all `prompts`, each `num_choices` times, or none. Events have no output unless `shows_output`.
+        """Queues all `prompts`, each `num_choices` times, or none. Without `shows_output`, events have no output.
 
-        With `pooling`, embeddings of the prompts are wanted.
-
-        Cached prefixes are those of requests with the same `cache_salt`. Choices of one prompt have seeds in a row, as in
-        vLLM.
+        `pooling` asks for embeddings of the prompts. Only requests with the same `cache_salt` share cached prefixes. Choices
+        of one prompt get consecutive seeds, as in vLLM.
 
         Raises:
-            RequestError: the engine refuses one of them.
+            RequestError: the engine refuses one of the requests.
         """
         each = [_with_seed(params, number) for number in range(num_choices)]
         choices = [(prompt, params) for prompt in prompts for params in each]
@@ -148,11 +147,11 @@ class Generation:
         self._metrics.prompt_tokens.inc(sum(self.prompt_lens))
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:
-        """Yields the new output of all choices as it comes, each with the choice's index, until all have ended.
+        """Yields new output with the index of its choice, as it comes, until all choices have ended.
 
         Raises:
             RequestError: 503; the server shuts down.
-            Exception: what the engine says is wrong with one of the choices.
+            Exception: the engine's error for one of the choices.
         """
         while self._open:
             if not self._arrived:
@@ -163,7 +162,7 @@ class Generation:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next event of `events` has not come yet."""
+        """Whether `events` would have to wait for its next event."""
         return bool(self._open) and not self._arrived
 
     def _on_event(self, event: Event) -> None:
@@ -174,7 +173,7 @@ class Generation:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Aborts the choices that have not ended, and ignores their events. Idempotent."""
+        """Aborts the choices that still run, and ignores their events. Idempotent."""
         self._is_closed = True
         if self._open:
             self._engine.abort(*self._open)
@@ -211,7 +210,7 @@ def _without_output(event: TokenEvent) -> TokenEvent:
 
 
 def _with_seed(params: SamplingParams, number: int) -> SamplingParams:
-    """Returns the parameters of a prompt's choice `number`: another seed where the request states one."""
+    """Returns the parameters of a prompt's choice `number`. If the request states a seed, each choice gets another."""
     if number == 0 or params.seed is None:
         return params
     seed = params.seed + number

@@ -1,11 +1,11 @@
-"""Which ``Host`` a request may name: protection against DNS rebinding.
+"""Decides which ``Host`` a request may name, which protects against DNS rebinding.
 
-A browser lets a page of ``http://evil.example`` send requests to that name. If its owner then points the name at 127.0.0.1,
-they reach a server that listens on this machine only, and the page may read the answers. But they still carry the page's
-name. So a server on the loopback takes only the loopback's names, a server on another address only its own, and both those
-that they were told of.
+A browser lets a page of ``http://evil.example`` send requests to that name. If the name's owner then points it at 127.0.0.1,
+the requests reach a server that listens on this machine only, and the page may read the answers. But the requests still name
+evil.example. So a server on the loopback accepts only the loopback's names, and a server on another address only that
+address's names. Both also accept the names that the user adds.
 
-Starlette's TrustedHostMiddleware knows neither IPv6 addresses nor "any address", which probes of Kubernetes use.
+Starlette's TrustedHostMiddleware supports neither IPv6 addresses nor "any address", which probes of Kubernetes need.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _MISDIRECTED = 421
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The names that requests may use: `names`, in lower case, or addresses.
+    """The names and addresses that requests may use. `names` are in lower case.
 
-    ``*.example.com`` stands for all names below example.com, ``*`` for every name. Nobody can redirect an address, as DNS
-    redirects a name. So with `all_addresses` every address is allowed (probes of Kubernetes use the pod's), otherwise only
-    the loopback's.
+    ``*.example.com`` stands for all names below example.com, ``*`` for every name. With `all_addresses`, every address is
+    allowed, otherwise only the loopback's. That is safe because DNS redirects names, not addresses, and useful because
+    probes of Kubernetes use the pod's address.
     """
 
     names: Collection[str] = frozenset({_ANY})
@@ -41,7 +41,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, host: str, extra: Collection[str] = ()) -> AllowedHosts:
-        """Returns what a server on `host` (a name or an address) allows: its own names, and `extra`.
+        """Returns the names that a server on `host` (a name or an address) allows: its own and `extra`.
 
         A server on all interfaces allows every name unless `extra` is given.
         """
@@ -90,7 +90,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 class HostCheck:
     """Refuses requests for other servers with 421, and closes their connections.
 
-    It lets requests without ``Host`` pass: only HTTP/1.0 allows them, which no browser speaks.
+    Requests without ``Host`` pass: only HTTP/1.0 allows them, and no browser speaks that.
     """
 
     def __init__(self, app: ASGIApp, hosts: AllowedHosts) -> None:

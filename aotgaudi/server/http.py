@@ -1,7 +1,7 @@
 """HTTP: reading bodies, error bodies, server-sent events, and clients that leave.
 
-A server learns that a client is gone only from ``receive``; sending still succeeds. So the work races against the
-disconnect, and is cancelled when it loses.
+Only ``receive`` reveals that a client is gone; sending still succeeds. So work for a client runs in parallel with
+``receive`` and is cancelled when the client disconnects.
 """
 
 from __future__ import annotations
@@ -61,33 +61,33 @@ def error_status(error: Exception) -> int:
 
 
 def body_of(error: Exception) -> ErrorBody:
-    """Returns the body of a refusal; for an unexpected error it reveals nothing internal."""
+    """Returns the error body for `error`. For an unexpected error it reveals nothing internal."""
     if isinstance(error, RequestError):
         return error_body(error.http_status, str(error), error.param)
     return error_body(500, INTERNAL_ERROR_MESSAGE)
 
 
 def error_headers(error: Exception) -> Mapping[str, str]:
-    """Returns the headers of a refusal: after a 429, the client may try again soon; a 401 says what it asks for.
+    """Returns the headers of a refusal: when to retry after a 429, and the scheme of authentication for a 401.
 
-    Any request that ends makes room, within a second or so; the server cannot promise more.
+    Every request that ends makes room, which takes a second or so. The server cannot promise more.
     """
     return _HEADERS.get(error_status(error), {})
 
 
 class ClientGoneError(ConnectionError):
-    """The client closed its connection before it had its answer. Does not leave this package."""
+    """The client closed its connection before it had its answer. Stays in this package."""
 
 
 DONE = b"data: [DONE]\n\n"
 
 _LINE_ENDS = str.maketrans({end: f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"})
-"""Line ends to Unicode, but not to SSE. Escaped in JSON they mean the same, and clients that split streams at Unicode's
-line ends (such as httpx's ``iter_lines``) can read them."""
+"""Characters that end a line in Unicode, but not in SSE. Escaping them keeps the JSON's meaning, and lets clients that split
+streams at Unicode's line ends (such as httpx's ``iter_lines``) read it."""
 
 
 def sse(value: Mapping[str, object]) -> bytes:
-    """Returns `value` as one server-sent event. Raises ValueError for a NaN or an infinity, which JSON does not have."""
+    """Returns `value` as one server-sent event. Raises ValueError for NaN and infinity, which JSON cannot express."""
     encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return b"data: " + escape_line_ends(encoded).encode() + b"\n\n"
 
@@ -98,7 +98,7 @@ def named_sse(name: str, value: Mapping[str, object]) -> bytes:
 
 
 def escape_line_ends(encoded: str) -> str:
-    """Returns JSON in which the line ends that JSON allows in strings are escaped."""
+    """Returns `encoded`, a JSON text, with the line ends in its strings escaped."""
     return encoded if encoded.isascii() else encoded.translate(_LINE_ENDS)
 
 
@@ -146,20 +146,20 @@ class EventStreamResponse(StreamingResponse):
 
 
 class BodyReader:
-    """Reads bodies of at most `max_bytes` each. On the event loop only."""
+    """Reads bodies of at most `max_bytes` each. Use it on the event loop only."""
 
     def __init__(self, admission: Admission, max_bytes: int) -> None:
-        """`admission` bounds the bytes of all bodies together."""
+        """`admission` limits the bytes of all bodies together."""
         self._admission, self._max_bytes = admission, max_bytes
 
     @asynccontextmanager
     async def json_bytes(self, request: Request) -> AsyncIterator[bytes]:
-        """Gives the unparsed body. Admission counts its bytes until this context ends.
+        """Yields the unparsed body. Admission counts its bytes until this context ends.
 
         Raises:
-            RequestError: 415 for another content type than JSON, 413 for a body that is too large, 429 if there is no room
-                for it now.
-            ClientGoneError: the client left before it had sent everything.
+            RequestError: 415 if the content type is not JSON, 413 if the body is too large, 429 if there is no room for it
+                now.
+            ClientGoneError: the client left before it had sent the whole body.
         """
         _check_content_type(request.headers.get("content-type", ""))
         self._check_length(_declared_length(request.headers.get("content-length", "")))

@@ -1,1 +1,1 @@
-"""The engine in a process of its own, so that neither it nor what speaks HTTP waits for the other's interpreter."""
+"""Runs the engine in a separate process, so that neither it nor the API server waits for the other's interpreter lock."""

@@ -1,14 +1,14 @@
-"""What the two processes of a server say to each other, over a pair of sockets.
+"""The messages between the API server and the engine process, over a pair of sockets.
 
 ::
 
     message            length (unsigned 64-bit integer of this machine), pickled value
     server to engine   `Begin`; once it runs `Add`, `Abort`, `Ask`, `Stop`
-    engine to server   `Opened`; `HandedOver` with two descriptors, where the kernel refuses processes; `Running`.
-                       Then `Told`, of one step or several, and `Status`, in answer to `Ask`.
-                       In the place of any of the first three `Failed`, and nothing more
+    engine to server   `Opened`; if the kernel refuses processes, `HandedOver` with two descriptors; `Running`.
+                       Then `Told`, about one step or several, and `Status`, in answer to `Ask`.
+                       Any of the first three may be replaced by `Failed`, which is the last message
 
-Both are one program, so they may pickle. Neither reads what clients send; the preprocessor pool does.
+Both ends are the same program, so pickle is safe here. Neither parses what clients send; the preprocessor pool does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BYTE = b"\0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begin:
-    """What to run, how it is to be guarded, and how to write the log."""
+    """Says what to run, how to guard it, and how to write the log."""
 
     options: ModelOptions
     seccomp: Seccomp
@@ -49,7 +49,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The bundle can be used as far as is known without hashing it, and this is the model directory that goes with it."""
+    """The bundle looks usable (its files are not hashed yet), and this is the model directory to serve with it."""
 
     directory: ModelDirectory
 
@@ -101,12 +101,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Aborts what runs; the process ends."""
+    """Aborts all requests and ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What steps gave: events; the kind of entry and the seconds of each step; the texts of tokens not told before."""
+    """Results of steps: events, kind of entry and seconds of each step, and texts of tokens that were not sent before."""
 
     events: tuple[Event, ...]
     steps: tuple[tuple[str, float], ...] = ()
@@ -122,11 +122,11 @@ class Status:
 
 
 class ChannelClosedError(ConnectionError):
-    """The other process has ended. Never leaves this package."""
+    """The other process has ended. Stays in this package."""
 
 
 def sendable(error: Exception) -> Exception:
-    """Returns `error`, or its words alone where it holds what cannot be sent to another process."""
+    """Returns `error`, or an AotGaudiError with its message if `error` cannot be sent to another process."""
     return error if travels(error) else AotGaudiError(str(error))
 
 
@@ -137,13 +137,13 @@ def frame(message: object) -> bytes:
 
 
 class Frames:
-    """Puts messages together from the bytes that have come."""
+    """Assembles messages from the bytes that arrive."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yields the messages that end in `data`."""
+        """Yields the messages that `data` completes."""
         self._data += data
         start, size = 0, len(self._data)
         while size - start >= _LENGTH.size:
@@ -157,14 +157,14 @@ class Frames:
 
 
 class Channel:
-    """One end, which blocks. Any thread may send; one receives."""
+    """One end of the connection; its calls block. Any thread may send, one may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Waits until the other process has taken it, or most of it. Raises ChannelClosedError."""
+        """Sends a message, and waits until it is in the socket's buffer. Raises ChannelClosedError."""
         data = frame(message)
         try:
             with self._sending:
@@ -173,7 +173,7 @@ class Channel:
             raise ChannelClosedError from error
 
     def hand_over(self, listener: int, counter: int) -> None:
-        """Sends two descriptors, which `take_over` takes. Is a `HandOver`."""
+        """Sends two descriptors, which `take_over` receives. Usable as a `HandOver`."""
         self.send(HandedOver())
         with self._sending:
             socket.send_fds(self.connection, [_BYTE], [listener, counter])
@@ -186,7 +186,7 @@ class Channel:
         return descriptors[0], descriptors[1]
 
     def wait(self, seconds: float) -> bool:
-        """Returns whether something has come, or comes within `seconds`."""
+        """Waits up to `seconds`. Returns whether there is something to receive."""
         waiting = select.poll()
         waiting.register(self.connection, select.POLLIN)
         return bool(waiting.poll(seconds * 1000))

@@ -1,6 +1,6 @@
 """The engine as the API server sees it: another process that receives requests and reports tokens.
 
-Admission is decided here, so refused requests do not keep the engine from its steps.
+Admission is decided in the API server's process, so refusing requests costs the engine no time.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ _DIED = "the engine has died; the server must be restarted"
 
 
 class EngineClient(asyncio.Protocol):
-    """An `EngineLike`. From `attach` on, use it on the event loop only. Nothing here waits.
+    """An `EngineLike`. Once attached, use it on the event loop only. No method blocks.
 
-    If the process ends unasked, the engine has died: open requests end with that error, and new ones are refused.
+    If the process ends without being asked to, the engine has died. Open requests then end with an error, and new ones are
+    refused.
 
     Args:
         process: The engine's running process.
         running: What that process has reported about itself.
         limits: How much may be open at once.
         on_step: Receives the kind of entry and the seconds of each step.
-        clock: Seconds, of any beginning.
+        clock: Seconds from an arbitrary start.
     """
 
     def __init__(
@@ -71,16 +72,16 @@ class EngineClient(asyncio.Protocol):
         self.failure: Exception | None = None
 
     def attach(self) -> None:
-        """Begins to work, on the running event loop."""
+        """Starts to exchange messages on the running event loop."""
         loop, connection = asyncio.get_running_loop(), self._process.connection
         connection.setblocking(False)
         self._attaching = loop.create_task(loop.create_unix_connection(lambda: self, sock=connection))
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of a token whose log-probability an event has had."""
+        """Returns the text of a token. Some event must have carried its log-probability."""
         return self._texts[token_id]
 
-    # What the server asks for
+    # Calls from the server
 
     def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> None:
         """Admits and queues all of `requests`, or none. Raises RequestError as `Admission.enter` and `RequestRules` do."""
@@ -98,12 +99,12 @@ class EngineClient(asyncio.Protocol):
             self._say(Abort(known))
 
     def drain(self) -> bool:
-        """Refuses new requests. Returns whether the others have ended; waits for nothing."""
+        """Refuses new requests. Returns whether all others have ended; does not wait for them."""
         self.admission.close("the server is shutting down")
         return not self._streams
 
     def shutdown(self) -> bool:
-        """Aborts what still runs and has the process end. Returns whether it has; waits for nothing."""
+        """Aborts all requests and tells the process to end. Returns whether it has ended; does not wait for it."""
         self.drain()
         if not self._is_stopping and not self._has_ended:
             self._is_stopping = True
@@ -112,11 +113,11 @@ class EngineClient(asyncio.Protocol):
 
     @property
     def stalled_seconds(self) -> float:
-        """How long no step has ended although requests wait or run; 0 while none does."""
+        """How long no step has ended although there are open requests; 0 if there are none."""
         return self._clock() - self._progress_at if self._streams else 0.0
 
     def stats(self) -> EngineStats:
-        """Returns the engine's last snapshot; `refresh` gets another."""
+        """Returns the engine's last snapshot. `refresh` gets a new one."""
         return replace(
             self._status.stats,
             num_refused=self.admission.num_refused,
@@ -128,7 +129,7 @@ class EngineClient(asyncio.Protocol):
         return self._status.warmth
 
     async def refresh(self) -> None:
-        """Asks the engine for a snapshot, and waits for it for a second at most."""
+        """Gets a new snapshot from the engine, and waits at most a second for it."""
         if self._has_ended:
             return
         if self._asked is None:
@@ -136,7 +137,7 @@ class EngineClient(asyncio.Protocol):
             self._say(Ask())
         await asyncio.wait([self._asked], timeout=_REFRESH_SECONDS)
 
-    # What the engine says
+    # Messages from the engine
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Part of `asyncio.Protocol`."""

@@ -1,7 +1,7 @@
-"""The engine's process, which the API server starts before anything else; its arguments are FD and BEGAN.
+"""The program of the engine process, which the API server starts first. Its arguments are FD and BEGAN.
 
-FD is its socket to the API server, BEGAN when that began, in seconds of the machine's uptime. While the API server finds out
-what to serve, this process imports what it will need.
+FD is its socket to the API server. BEGAN is when the API server started, in seconds of the machine's uptime. While the API
+server finds out what to serve, this process imports the modules that it will need.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _OF_TRACING = ("torch._meta_registrations", "torch.export")
 
 
 def leave_out_tracing() -> None:
-    """Makes ``import torch`` skip modules that only tracing needs, a quarter of its time.
+    """Makes ``import torch`` skip modules that only tracing needs, which saves a quarter of its time.
 
-    For our processes that only run programs. Tracing there fails with torch's error that an operator has no such function,
-    or that ``torch.export`` has no such attribute. Does nothing if torch is imported already.
+    Use it in processes that only run programs. Tracing in such a process fails: torch reports that an operator has no such
+    function, or that ``torch.export`` has no such attribute. Does nothing if torch is imported already.
     """
     if "torch" not in sys.modules:
         sys.modules.update({name: ModuleType(name) for name in _OF_TRACING})
 
 
 def begin_to_load_torch() -> threading.Thread | None:
-    """Loads torch's largest library on another thread, so that importing torch finds it loaded.
+    """Loads torch's largest library on another thread, so that ``import torch`` finds it loaded.
 
-    Relocating and initializing it takes a fifth of a second, which an import would spend holding the interpreter's lock.
-    OpenMP's variables must be set before. Returns the thread; None if torch is not installed or has another layout, which
-    the import will report.
+    Relocating and initializing it takes a fifth of a second, which ``import torch`` would spend holding the interpreter's
+    lock. Set OpenMP's variables before. Returns the thread, or None if torch is not installed or has another layout (the
+    import will report that).
     """
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
@@ -48,7 +48,7 @@ def begin_to_load_torch() -> threading.Thread | None:
     library = Path(spec.origin).parent / "lib" / "libtorch_cpu.so"
     if not library.exists():
         return None
-    dlopen = ctypes.CDLL(None).dlopen  # Unlike ctypes.CDLL(library), it lets go of the lock.
+    dlopen = ctypes.CDLL(None).dlopen  # Unlike ctypes.CDLL(library), this releases the lock.
     dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     thread = threading.Thread(target=dlopen, args=(os.fsencode(library), os.RTLD_NOW), daemon=True)
     thread.start()
@@ -56,14 +56,14 @@ def begin_to_load_torch() -> threading.Thread | None:
 
 
 def main() -> NoReturn:
-    """Runs until the API server says to stop, or the engine has died; then exits."""
+    """Runs until the API server says to stop or the engine dies, and then exits."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     phases = Phases(since(float(sys.argv[2])))
     phases.add("engine_process", 0.0)
-    gc.disable()  # What a start makes stays; `run_engine` has garbage looked for again.
-    for number in (signal.SIGINT, signal.SIGTERM):  # The API server says what they mean.
+    gc.disable()  # A start makes little garbage. `run_engine` enables it again.
+    for number in (signal.SIGINT, signal.SIGTERM):  # The API server handles them and says when to stop.
         signal.signal(number, signal.SIG_IGN)
-    die_with_parent(os.getppid(), signal.SIGKILL)  # Who is gone by now has closed the connection.
+    die_with_parent(os.getppid(), signal.SIGKILL)  # A parent that is gone already has closed the connection.
     begin_to_load_torch()
     leave_out_tracing()
     with phases.time("engine_import"):

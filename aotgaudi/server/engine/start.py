@@ -1,4 +1,4 @@
-"""The engine's process as the API server starts, awaits and ends it. Imports little: it is started first of all."""
+"""Starts, awaits and ends the engine process. Imports little, so that the API server can start it first of all."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _END_SECONDS = 10.0
 
 
 class EngineProcess:
-    """A context manager, which ends the process. One thread only.
+    """The running engine process. A context manager, which ends it. Use it on one thread only.
 
-    `begin`, `opened` and `running` are called once each, in this order, and wait; from then on `connection` is an
-    `EngineClient`'s.
+    Call `begin`, `opened` and `running` once each, in this order; they block. After that, an `EngineClient` owns
+    `connection`.
     """
 
     def __init__(self, seconds: float) -> None:
-        """Starts the process, and returns at once. `seconds`: how long ago the server began."""
+        """Starts the process and returns at once. The API server started `seconds` ago."""
         began = uptime() - seconds
         self._process, self.connection = spawn(
             "aotgaudi.server.engine.main", str(began), kind=socket.SOCK_STREAM
@@ -42,7 +42,7 @@ class EngineProcess:
         return self._process.pid
 
     def begin(self, begin: Begin) -> None:
-        """Has the engine start."""
+        """Tells the process to start the engine."""
         from aotgaudi.server.engine.channel import Channel, ChannelClosedError
 
         self._channel = Channel(self.connection)
@@ -52,12 +52,12 @@ class EngineProcess:
             raise self.ended() from None
 
     def opened(self) -> ModelDirectory:
-        """Waits until it is known which model directory is served. Raises what `aotgaudi.llm.start.start` raises."""
+        """Waits for the model directory to serve, and returns it. Raises what `aotgaudi.llm.start.start` raises."""
         directory: ModelDirectory = self._next().directory
         return directory
 
     def running(self) -> Running:
-        """Waits until the engine runs. Raises what `aotgaudi.llm.start.start` raises."""
+        """Waits until the engine runs, and returns its report. Raises what `aotgaudi.llm.start.start` raises."""
         from aotgaudi.server.engine.channel import HandedOver
 
         message = self._next()
@@ -68,7 +68,7 @@ class EngineProcess:
         return running
 
     def hand_over(self, hand_over: HandOver) -> None:
-        """Hands over what the engine has handed over to the API server, if it has."""
+        """Passes the two descriptors that the engine sent, if any, to `hand_over`, and then closes them."""
         if self._descriptors is None:
             return
         try:
@@ -79,7 +79,7 @@ class EngineProcess:
             self._descriptors = None
 
     def ended(self) -> AotGaudiError:
-        """Returns the error that the end of the process stands for, which has closed its end of the connection."""
+        """Returns the error for a process that has closed its end of the connection."""
         try:
             code = self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -88,7 +88,7 @@ class EngineProcess:
         return AotGaudiError(f"the engine's process has ended ({how})")
 
     def close(self) -> None:
-        """Ends the process, whatever it does. Idempotent."""
+        """Kills the process, whatever it is doing. Idempotent."""
         self.connection.close()
         self._process.kill()
         self._process.wait()

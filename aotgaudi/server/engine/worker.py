@@ -1,4 +1,4 @@
-"""What the engine's process does: starts the model, and then obeys the API server and tells it what steps give."""
+"""The work of the engine process: it starts the model, obeys the API server, and reports the results of steps to it."""
 
 from __future__ import annotations
 
@@ -39,16 +39,17 @@ from aotgaudi.server.log import log_handler
 logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 5e-4
-"""How long the thread that listens may keep the engine's from going on: Python's own 5 ms would be half a step."""
+"""Python's switch interval: how long the listening thread may delay the engine's. The default, 5 ms, is half a step."""
 _HOUSEKEEPING_SECONDS = 5.0
 _SILENCE_SECONDS = 0.25
-"""Steps that give nobody anything are told of so often: the API server must see that the engine advances."""
+"""Steps without events are reported this often, so that the API server sees that the engine advances."""
 
 
 def run_engine(channel: Channel, phases: Phases) -> bool:
-    """Starts a model as the API server says, and runs it until that says to stop. Returns False if it has died.
+    """Starts a model and runs it, as the API server says, until it says to stop. Returns False if the engine died.
 
-    Raises ChannelClosedError when the API server is gone before the model runs; later, the process ends at once.
+    Raises ChannelClosedError if the API server goes away before the model runs. If it goes away later, the process ends at
+    once.
     """
     begin: Begin = channel.receive()
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, begin.log_format)])
@@ -69,12 +70,12 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
     except Exception as error:
         if not isinstance(
             error, (AotGaudiError, ImportError)
-        ):  # A bug of ours: the API server shows no more than its words.
+        ):  # A bug of ours, of which the API server shows only the message.
             logger.exception("the start has failed")
         channel.send(Failed(sendable(error)))
         return False
     reporter.text_of = model.tokenizer.token_text
-    gc.freeze()  # What is loaded stays, and need not be looked through again and again for garbage.
+    gc.freeze()  # Loaded objects stay, so the collector can skip them.
     gc.enable()
     channel.send(_running(model, phases))
 
@@ -106,9 +107,9 @@ def _status(model: RunningModel) -> Status:
 
 
 class Reporter:
-    """Tells the API server what steps gave. On the engine's thread.
+    """Reports the results of steps to the API server. Use it on the engine's thread.
 
-    `text_of` gives the text of a token. The API server is told it with the first log-probability of that token.
+    `text_of` returns the text of a token. The text is sent with the first log-probability of that token.
     """
 
     def __init__(self, channel: Channel, text_of: Callable[[int], str] = str) -> None:
@@ -120,23 +121,23 @@ class Reporter:
         self._known: set[int] = set()
 
     def on_step(self, entry: Entry, seconds: float, num_rows: int) -> None:
-        """Is the engine's `OnStep`."""
+        """Records a step (an `OnStep`), and sends a report if the last one is too old."""
         del num_rows
         self._steps.append((entry.kind, seconds))
         if time.monotonic() - self._told_at > _SILENCE_SECONDS:
             self.flush()
 
     def on_event(self, event: Event) -> None:
-        """Takes an event; `flush` sends it off."""
+        """Keeps an event until `flush` sends it."""
         self._events.append(event)
 
     def flush(self) -> None:
-        """Sends off what has come. Waits for an API server that is behind: computing what it does not take is of no use."""
+        """Sends all that was recorded. Blocks while the API server is behind: it could not use further steps anyway."""
         events, self._events = self._events, []
         steps, self._steps = self._steps, []
         self._told_at = time.monotonic()
         told = Told(tuple(map(_sendable, events)), tuple(steps), self._new_texts(events))
-        with suppress(ChannelClosedError):  # The API server is gone, and this process will be at once.
+        with suppress(ChannelClosedError):  # The API server is gone, and this process is about to end.
             self._channel.send(told)
 
     def _new_texts(self, events: list[Event]) -> dict[int, str]:
@@ -146,7 +147,7 @@ class Reporter:
 
 
 def _shown_ids(event: Event) -> Iterator[int]:
-    """Yields the tokens that an answer with log-probabilities shows one by one."""
+    """Yields the tokens whose texts an answer with log-probabilities shows."""
     if not isinstance(event, TokenEvent):
         return
     if event.logprobs:
@@ -164,7 +165,7 @@ def _sendable(event: Event) -> Event:
 
 
 def obey(channel: Channel, model: RunningModel, reporter: Reporter) -> None:
-    """Does what the API server says until it is gone. On a thread of its own."""
+    """Executes the API server's messages until it is gone, and gives back memory in between. Runs on its own thread."""
     memory = freed_memory()
     with suppress(ChannelClosedError):
         while True:
@@ -189,7 +190,7 @@ def _do(message: object, channel: Channel, model: RunningModel, reporter: Report
 def _add(engine: Engine, message: Add, channel: Channel, reporter: Reporter) -> None:
     try:
         engine.add(message.requests, reporter.on_event, flush=reporter.flush)
-    except RequestError as error:  # The engine has died, and the API server is about to learn of it.
+    except RequestError as error:  # The engine has died, and the API server will soon learn that.
         channel.send(
             Told(tuple(ErrorEvent(request_id=each.request_id, error=error) for each in message.requests))
         )
