@@ -1,7 +1,7 @@
 """Starts the API server: verify, load, arm the guard, listen.
 
-The order is the guarantee. Nothing is mapped before the bundle is verified and the target checked, nothing listens before
-everything is loaded, and from then on nothing in this process can compile.
+The guarantee depends on this order. Nothing is mapped before the bundle is verified and the target checked. Nothing listens
+before everything is loaded. From then on, nothing in this process can compile.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """Options of a service: under which names a model is served, what to admit, and how to guard.
+    """Options of a service: the names of the model, what to admit, and how to guard.
 
-    ``/health`` fails once no step has ended for `stall_seconds`. None: 60 under `require_warm`, else never, since a step
-    that builds an entry on first use may take any time. `chat_template` is a file; None: the model's own template.
-    `model_root` is where the model comes from, as clients are told.
+    ``/health`` fails once no step has ended for `stall_seconds`. None stands for 60 under `require_warm`, and otherwise for
+    no limit, since a step that builds an entry on first use may take any time. `chat_template` is a file; None stands for
+    the model's template. `model_root` is where the model comes from, as reported to clients.
     """
 
     require_warm: bool
@@ -70,14 +70,14 @@ class StartOptions:
 
     @property
     def longest_step_seconds(self) -> float:
-        """How long a step may take."""
+        """How long a step may take before the engine counts as stuck."""
         default = DEFAULT_STALL_SECONDS if self.require_warm else math.inf
         return default if self.stall_seconds is None else self.stall_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(StartOptions):
-    """Options of the API server, which also listens, lets clients in, shows itself and stops.
+    """Options of the API server: those of a service, and how it listens, admits clients, is observed and stops.
 
     With `tls`, it speaks HTTPS.
     """
@@ -92,14 +92,14 @@ class ServeOptions(StartOptions):
 def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> None:
     """Serves until a signal says to stop, or the engine or the preprocessor pool dies.
 
-    `process` is the engine's, which has begun to start.
+    `process` is the engine's, which is already starting.
 
     Raises:
-        SpecError: no such model, another model than the bundle's, or an unusable address.
+        SpecError: the model does not exist or is not the bundle's, or the address is unusable.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be served; nothing was mapped.
         TargetError: the kernel must refuse processes, and cannot.
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
-        AotGaudiError: the engine's process ended unasked, or the preprocessor pool did.
+        AotGaudiError: the engine's process or the preprocessor pool ended without being asked to.
     """
     with phases.time("bind"):
         listener = _listener(options.listening)
@@ -136,7 +136,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             tls=options.tls,
         )
         service.metrics.connections.set_function(lambda: server.num_connections)
-        gc.freeze()  # The collector need not look through what stays loaded.
+        gc.freeze()  # Loaded objects stay, so the collector can skip them.
         gc.enable()
         server.run_until_stopped()
         if service.failure is not None:
@@ -145,7 +145,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
 
 @contextmanager
 def _traces(observability: Observability) -> Iterator[SpanWriter | None]:
-    """Gives what writes spans, if that is asked for, and has it send the last ones. Nothing of it is loaded otherwise."""
+    """Yields the writer of spans, or None if there is no endpoint (then the SDK is not imported). Sends the last spans."""
     if observability.otlp_traces_endpoint is None:
         yield None
         return
@@ -163,7 +163,10 @@ def _listener(listening: Listening) -> socket.socket:
 
 
 def _hosts(listening: Listening, *, asks_for_key: bool) -> AllowedHosts:
-    """Returns which names requests may use; warns if too many clients reach the server. A browser reaches no socket file."""
+    """Returns the names that requests may use, and warns if too many clients reach the server.
+
+    A socket file needs no warning and accepts any name by default, because browsers cannot reach it.
+    """
     if listening.uds is not None:
         return AllowedHosts.of("", listening.allowed_hosts)
     warn_of_reach(listening.host, asks_for_key=asks_for_key)
@@ -171,7 +174,7 @@ def _hosts(listening: Listening, *, asks_for_key: bool) -> AllowedHosts:
 
 
 def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:
-    """Logs a warning if clients of other machines reach a server on `host` that asks nobody for a key."""
+    """Logs a warning if clients on other machines can use a server on `host` without a key."""
     if not asks_for_key and not is_loopback(host):
         logger.warning(
             "listening on %s: any client that reaches this address can use the server, which asks for no key. Give "
@@ -184,9 +187,9 @@ def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:
 def start_service(
     options: StartOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
 ) -> tuple[Service, EngineClient]:
-    """Waits until the engine runs and requests can be prepared, and arms the guard. Errors as of `launch`.
+    """Waits until the engine runs and requests can be prepared, and arms the guard. Raises what `launch` does.
 
-    Engine and preprocessor are yet to be attached to an event loop.
+    The caller attaches engine and preprocessor to an event loop.
     """
     began, metrics = phases.clock(), Metrics(options.served_model_names[0], __version__)
     preprocessor.load(process.opened(), options.chat_template)

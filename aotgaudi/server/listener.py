@@ -1,8 +1,8 @@
-"""What a server listens on: an address, or a socket file.
+"""Binds what a server listens on: an address, or a socket file.
 
-A server takes either before it loads the model, so that a mistake shows at once, and listens when it is ready. A socket file
-that nobody listens on is left over, or belongs to a server that still starts: a later server takes its place, and the first
-one finds that out when it begins to listen, as with an address.
+A server binds before it loads the model, so that a mistake shows at once, and listens when it is ready. A socket file that
+nobody listens on is a leftover, or belongs to a server that is still starting. A later server replaces it either way. The
+server that is still starting notices when it begins to listen, as with an address.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from aotgaudi.errors import SpecError
 
 _MAX_PORT = 65535
 _MAX_PATH_BYTES = 107
-"""What Linux keeps of a socket file's path."""
+"""The longest path of a socket file on Linux."""
 
 
 def bind(host: str, port: int) -> socket.socket:
     """Returns a socket bound to `host` (name or address) and `port` (0: any free one) that does not listen yet.
 
     Raises:
-        SpecError: the address cannot be bound: it is in use, not of this machine, or not allowed.
+        SpecError: the address is in use, belongs to another machine, or is not allowed.
     """
     where = f"{host}:{port}"
     if not 0 <= port <= _MAX_PORT:
@@ -47,16 +47,16 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class SocketFile(socket.socket):
-    """A socket bound to a file that does not listen yet. Closing it removes the file.
+    """A socket, bound to a file, that does not listen yet. Closing it removes the file.
 
-    The process's umask decides who may connect: whoever may write to the file.
+    Users who may write to the file may connect. The process's umask decides who these are.
     """
 
     def __init__(self, path: Path) -> None:
         """Replaces a socket file that nobody listens on.
 
         Raises:
-            SpecError: there is another server, or something else than a socket, or the file cannot be made.
+            SpecError: another server listens there, the file is not a socket, or it cannot be created.
         """
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path, self._identity = path, (0, 0)
@@ -133,7 +133,7 @@ def _remove_left_over(path: Path) -> None:
     if not stat.S_ISSOCK(mode):
         raise SpecError(str(path), "is there already, and not a socket file", "a path for a new one")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)  # Of a server that is behind with accepting, connecting would wait.
+        probe.setblocking(False)  # Connecting to a server with a full backlog would block.
         try:
             probe.connect(os.fspath(path))
         except ConnectionRefusedError:

@@ -1,4 +1,4 @@
-"""The server's log, as text or JSON. Logging never waits: lines that nobody reads in time are dropped and counted."""
+"""The server's log, as text or JSON. Logging never blocks: lines that are not read in time are dropped and counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TextIO
 from aotgaudi.server.options import LogFormat
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("aotgaudi_request_id", default=None)
-"""The id of the request being handled, None outside of requests. Each request has its own task, so its own context."""
+"""The id of the request being handled; None outside of requests. Each request has its own task and so its own context."""
 
 _MAX_HELD_LINES = 2048
 _CLOSE_SECONDS = 1.0
@@ -25,7 +25,7 @@ _RETRY_SECONDS = 0.05
 
 
 class _TextFormatter(logging.Formatter):
-    """``2026-11-24 20:15:01 INFO message [request 0a1b]``; a `teller` stands before the level."""
+    """Writes ``2026-11-24 20:15:01 INFO message [request 0a1b]``. A `teller` stands before the level."""
 
     def __init__(self, teller: str = "") -> None:
         words = ("%(asctime)s", teller, "%(levelname)s", "%(message)s")
@@ -38,9 +38,9 @@ class _TextFormatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id`, and what a record adds.
+    """Writes one JSON object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, `request_id` and more.
 
-    A record adds its attribute `fields`, and its traceback as `exception`.
+    The attribute `fields` of a record is added, and its traceback as `exception`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -60,13 +60,13 @@ class _JsonFormatter(logging.Formatter):
 
 
 def _request_id_of(record: logging.LogRecord) -> str | None:
-    """Which request a record is about: the record's own `request_id`, else the one being handled."""
+    """Returns the id of the record's request: the record's `request_id`, else that of the request being handled."""
     said: str | None = getattr(record, "request_id", None)
     return REQUEST_ID.get() if said is None else said
 
 
 class DroppingHandler(QueueHandler):
-    """Formats records where they are logged, and has a thread write them to a file descriptor, which may block."""
+    """Formats records on the thread that logs them. Another thread writes them to a file descriptor, which may block."""
 
     def __init__(self, descriptor: int, max_held_lines: int = _MAX_HELD_LINES) -> None:
         self._held: Queue[logging.LogRecord] = Queue(max_held_lines)
@@ -85,7 +85,7 @@ class DroppingHandler(QueueHandler):
         return prepared
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Part of logging: holds the record, or drops it. Called under this handler's lock."""
+        """Part of logging: queues the record, or drops it. Called under this handler's lock."""
         if self._num_dropped:
             record.msg = f"{self._num_dropped} lines were dropped: nobody read this log\n{record.msg}"
         try:
@@ -96,7 +96,7 @@ class DroppingHandler(QueueHandler):
             self._num_dropped = 0
 
     def close(self) -> None:
-        """Part of logging: waits until the held lines are written, for a second at most."""
+        """Part of logging: waits at most a second until the queued lines are written."""
         with self._held.all_tasks_done:
             self._held.all_tasks_done.wait_for(lambda: not self._held.unfinished_tasks, _CLOSE_SECONDS)
         super().close()
@@ -105,7 +105,7 @@ class DroppingHandler(QueueHandler):
 class _Writer(QueueListener):
     """Writes records to a file descriptor, on a thread that may block.
 
-    Holds no lock meanwhile, neither `sys.stderr`'s nor a handler's, which Python would wait for when it ends.
+    It holds no lock while it writes, neither that of `sys.stderr` nor that of a handler: Python would wait for it at exit.
     """
 
     def __init__(self, held: Queue[logging.LogRecord], descriptor: int) -> None:
@@ -115,18 +115,18 @@ class _Writer(QueueListener):
     def handle(self, record: logging.LogRecord) -> None:
         """Part of logging."""
         rest = memoryview(f"{record.msg}\n".encode("utf-8", "backslashreplace"))
-        with contextlib.suppress(OSError):  # Nobody can be told.
+        with contextlib.suppress(OSError):  # There is no other place to report it.
             while rest:
                 try:
                     rest = rest[os.write(self._descriptor, rest) :]
-                except BlockingIOError:  # The process that started us has made it so.
+                except BlockingIOError:  # Our parent has made the descriptor non-blocking.
                     time.sleep(_RETRY_SECONDS)
 
 
 def log_handler(stream: TextIO | None, log_format: LogFormat = "text", teller: str = "") -> logging.Handler:
-    """Returns a handler that writes a server's log to `stream`, its standard error; None if the process has none.
+    """Returns a handler that writes a server's log to `stream`, its standard error (None if the process has none).
 
-    `teller` is named in each line of text, if other programs write to the same stream.
+    If other programs write to the same stream, give a `teller`, which is named in each line of text.
     """
     handler = _writer(stream)
     handler.setFormatter(_JsonFormatter() if log_format == "json" else _TextFormatter(teller))
@@ -138,5 +138,5 @@ def _writer(stream: TextIO | None) -> logging.Handler:
         return logging.NullHandler()
     try:
         return DroppingHandler(stream.fileno())
-    except OSError:  # No file, but something in memory.
+    except OSError:  # The stream is in memory.
         return logging.StreamHandler(stream)

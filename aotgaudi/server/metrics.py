@@ -1,7 +1,7 @@
-"""The metrics of one server, in their own registry: counted here, or read from the engine when they are scraped.
+"""The metrics of one server, in their own registry. Some are counted here, others read from the engine at each scrape.
 
-Each is exported under our name and, where vLLM has one with the same meaning, under vLLM's as well, so boards made for vLLM
-show this server (docs/adr/0060-metric-names.md). ``docs/metrics.md`` lists them all.
+Each is exported under our name. If vLLM has a metric with the same meaning, it is exported under vLLM's name too, so that
+boards made for vLLM show this server (docs/adr/0060-metric-names.md). ``docs/metrics.md`` lists them all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from aotgaudi.server.options import REASONS, Reason
 _Simple: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
 
 MAX_BUCKETS = 200
-"""How many entries have their own label: those that ran first, so that no figure ever changes its label."""
+"""How many entries have their own label. They are those that ran first, so that no figure ever changes its label."""
 OTHER = "other"
 
 _LABELS = ("kind", "bucket")
@@ -70,7 +70,7 @@ def bucket_of(entry: Entry) -> str:
 def labelled(
     entries: Mapping[Entry, EntryCounters], most: int = MAX_BUCKETS
 ) -> Iterator[tuple[tuple[str, str], EntryCounters]]:
-    """Yields labels and counters of the first `most` entries, and the sum of the others of each kind."""
+    """Yields labels and counters of the first `most` entries, and then the sum of the other entries of each kind."""
     others: dict[str, EntryCounters] = {}
     for number, (entry, counters) in enumerate(entries.items()):
         if number < most:
@@ -82,7 +82,7 @@ def labelled(
 
 
 def entry_families(snapshot: CounterSnapshot, most: int = MAX_BUCKETS) -> Iterator[Metric]:
-    """Yields the families with one sample per entry. What an entry never did has no sample: decodes have no queue."""
+    """Yields the families with one sample per entry. What an entry never does has no sample: decodes have no queue."""
     rows = list(labelled(snapshot.entries, most))
     for name, (text, of) in _TOTALS.items():
         yield _summary(name, text, [(labels, of(counters)) for labels, counters in rows])
@@ -101,7 +101,7 @@ def entry_families(snapshot: CounterSnapshot, most: int = MAX_BUCKETS) -> Iterat
 
 
 def kind_families(snapshot: CounterSnapshot) -> Iterator[Metric]:
-    """Yields the families with one sample per kind of entry, and the time between tokens of all requests."""
+    """Yields the families with one sample per kind of entry, and the histogram of times between tokens."""
     rows: dict[tuple[str, ...], EntryCounters] = {
         (kind,): counters for kind, counters in snapshot.by_kind().items()
     }
@@ -182,8 +182,8 @@ SAME: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Our names -> vLLM's (https://docs.vllm.ai/en/stable/usage/metrics/), both without prefix and suffix.
 
-vLLM's old names stay here as long as boards use them. Each of our outputs is one sequence group, so its length is the
-longest of its group.
+Old names of vLLM stay here as long as boards use them. Each of our outputs is its own sequence group, so its length is also
+the longest of its group.
 """
 _VLLM_LABELS = MappingProxyType({"reason": "finished_reason"})
 
@@ -200,7 +200,7 @@ class WithVllmNames:
         object.__setattr__(self, "labels", {"model_name": self.model_name, "engine": "0"})
 
     def collect(self) -> Iterator[Metric]:
-        """Yields all families; the exposition functions take this for a registry."""
+        """Yields all families. prometheus_client's exposition functions use an instance as a registry."""
         families = list(self.source)
         yield from families
         for family in families:
@@ -296,7 +296,7 @@ _ENGINE_TABLE: tuple[tuple[str, type[_Simple], str, Callable[[EngineStats], floa
         lambda s: s.stalled_seconds,
     ),
 )
-"""Metrics of one number: name without prefix, kind, help, and how to read it from a snapshot of the engine."""
+"""Metrics with a single value: name without prefix, kind, help, and how to read it from a snapshot of the engine."""
 
 
 def _engine_families(stats: EngineStats) -> Iterator[Metric]:
@@ -366,7 +366,7 @@ class _Reader(Collector):
         self._read = read
 
     def describe(self) -> list[Metric]:
-        """Returns nothing, so that registering it reads nothing."""
+        """Returns nothing, so that registration does not call `read`."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -375,10 +375,10 @@ class _Reader(Collector):
 
 
 class Metrics:
-    """What the server counts. The attributes are prometheus_client's: any thread may use them."""
+    """The server's metrics. The attributes are objects of prometheus_client, which any thread may use."""
 
     def __init__(self, model_name: str = "", version: str = "") -> None:
-        """`model_name` is a label of vLLM's names, `version` one of ``aotgaudi_build_info``."""
+        """`model_name` is a label of the metrics under vLLM's names, `version` a label of ``aotgaudi_build_info``."""
         self._model_name = model_name
         self.start_seconds, self.start_phases = 0.0, tuple[Phase, ...]()
         self.registry = registry = CollectorRegistry()
@@ -448,13 +448,13 @@ class Metrics:
     def watch(
         self, stats: Callable[[], EngineStats], warmth: Callable[[], Warmth], is_ready: Callable[[], bool]
     ) -> None:
-        """Exports what these return whenever the metrics are scraped. Call it once."""
+        """Exports the values of these functions, which are called at each scrape. Call it once."""
         self.registry.register(_Reader(lambda: _engine_families(stats())))
         self.registry.register(_Reader(lambda: _warmth_families(warmth())))
         self.ready.set_function(lambda: float(is_ready()))
 
     def tell_start(self, seconds: float, phases: Iterable[Phase]) -> None:
-        """Records how long the start took, and its phases."""
+        """Records how long the start and its phases took."""
         self.time_to_ready.set(seconds)
         self.start_seconds, self.start_phases = seconds, tuple(phases)
         for phase in self.start_phases:
@@ -472,7 +472,7 @@ class Metrics:
     def expose(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics in the format that the `Accept` header asks for, and their content type."""
         encode, content_type = choose_encoder(accept)
-        if isinstance(encode, partial):  # Otherwise prometheus_client 0.26 turns vllm:x into vllm_x.
+        if isinstance(encode, partial):  # Else prometheus_client 0.26 turns vllm:x into vllm_x.
             encode = partial(encode.func, **{**encode.keywords, "escaping": "allow-utf-8"})
         return encode(WithVllmNames(self.registry.collect(), self._model_name)), content_type
 
@@ -481,7 +481,7 @@ class Metrics:
 
 
 class OutputTimer:
-    """Times one output: first token, token by token, whole. One thread only."""
+    """Measures one output's time to the first token, between tokens, and in total. Use it on one thread only."""
 
     def __init__(self, metrics: Metrics, arrival: float, clock: Callable[[], float]) -> None:
         self._metrics, self._arrival, self._clock = metrics, arrival, clock

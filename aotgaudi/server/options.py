@@ -1,6 +1,6 @@
-"""Options of `serve`: where it listens, what it holds clients to, what it shows, and how it stops. Plain values.
+"""Options of `serve`, as plain values: where it listens, the limits of clients, what it shows, and how it stops.
 
-Imports nothing else of the server, so the command line and `doctor` can read the defaults.
+Imports nothing else of the server, so that the command line and `doctor` can read the defaults cheaply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LogFormat = Literal["text", "json"]
 
 ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["deepseek_r1", "qwen3"]
-"""vLLM's names."""
+"""Names as in vLLM."""
 
 Reason = Literal["refused", "head_timeout", "body_timeout", "write_timeout", "malformed"]
 
@@ -38,7 +38,7 @@ _LEAST_CONNECTIONS = 8
 _SPARE_FILES = 32
 """For the log, the builder on first use, and ``/proc``."""
 _SPARE_SHARE = 4
-"""One more file for each four connections: the event loop accepts a whole backlog before the first is refused."""
+"""One spare file for every four connections: the event loop accepts a whole backlog before it refuses the first."""
 _DESCRIPTORS = "/proc/self/fd"
 _MAX_KEY_CHARS = 512
 _KEY = re.compile(rf"[!-~]{{1,{_MAX_KEY_CHARS}}}")
@@ -47,12 +47,12 @@ _MAX_KEY_FILE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """What the server holds clients to.
+    """Limits of clients' connections.
 
     Attributes:
-        max_connections: Connections at once; a further one gets 503.
-        client_seconds: How long a request's head may take. A body, or the reading of an answer, must move
-            `least_bytes_per_second` on average in each period of this length.
+        max_connections: Connections at once. A further one gets 503.
+        client_seconds: How long a request's head may take. In each period of this length, a client must send
+            `least_bytes_per_second` of its body, or read as much of its answer, on average.
         idle_seconds: How long a connection may wait for its next request.
     """
 
@@ -77,7 +77,7 @@ DEFAULT_LIMITS = ConnectionLimits()
 
 @dataclass(frozen=True, kw_only=True)
 class Listening:
-    """Where a server listens and for whom, as `serve` was told.
+    """Where a server listens and for whom, from the options of `serve`.
 
     Attributes:
         host: Name or address.
@@ -86,7 +86,7 @@ class Listening:
         max_connections: None for the default, or fewer if the system allows fewer open files.
         client_seconds: See `ConnectionLimits`.
         uds: Listen on this socket file instead.
-        root_path: Where clients find the API behind a proxy, such as ``/llm``. Requests may come with it or without it.
+        root_path: Where clients find the API behind a proxy, such as ``/llm``. The paths of requests may include it or not.
     """
 
     host: str
@@ -98,7 +98,7 @@ class Listening:
     client_seconds: float = DEFAULT_LIMITS.client_seconds
 
     def limits(self) -> ConnectionLimits:
-        """Returns what clients are held to. Call it when everything else is open. Raises SpecError."""
+        """Returns the limits of clients. Call it when all other files are open, since it counts them. Raises SpecError."""
         return ConnectionLimits(
             max_connections=allow_connections(self.max_connections), client_seconds=self.client_seconds
         )
@@ -109,8 +109,9 @@ class Access:
     """Which clients may use a server.
 
     Attributes:
-        key_digests: The sha256 of each API key. Empty: no client needs a key. The keys themselves are kept nowhere.
-        allowed_origins: Origins whose pages a browser lets read answers (CORS); ``*`` for all. Empty: only its own.
+        key_digests: The sha256 of each API key. If empty, no client needs a key. The keys themselves are not kept.
+        allowed_origins: Origins whose pages may read answers in a browser (CORS); ``*`` for all. If empty, only the
+            server's.
         allowed_methods, allowed_headers: What these pages may send; ``*`` for anything.
         allow_credentials: Whether these pages may send cookies and the like.
     """
@@ -126,7 +127,7 @@ OPEN_ACCESS = Access()
 
 
 def digests_of(keys: Iterable[str], where: str) -> tuple[bytes, ...]:
-    """Returns the sha256 of each API key. Raises SpecError, which names `where` and no key, for a text that is not a key."""
+    """Returns the sha256 of each API key. For a text that is not a key, raises SpecError, which names `where` but no key."""
     digests = []
     for number, key in enumerate(keys, 1):
         if not _KEY.fullmatch(key):
@@ -165,15 +166,15 @@ def read_key_digests(path: Path) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplyParsers:
-    """How the model writes what is not content.
+    """How the model writes calls of tools and reasoning.
 
     Attributes:
         enable_auto_tool_choice: Whether requests may leave it to the model to call tools.
         tool_call_parser: How the model writes calls of tools.
-        reasoning_parser: How the model writes what it thinks before it answers.
+        reasoning_parser: How the model marks its reasoning.
 
     Raises:
-        SpecError: models may call tools, but nobody says how they write it.
+        SpecError: the model may call tools, but there is no `tool_call_parser`.
     """
 
     enable_auto_tool_choice: bool = False
@@ -194,7 +195,7 @@ class Observability:
         log_format: Lines of the log, as text or as JSON objects.
         access_log: Log a line for each request.
         dashboard: Show the running server on a page.
-        otlp_traces_endpoint: URL of the OpenTelemetry collector that gets a span for each request; None: no spans.
+        otlp_traces_endpoint: URL of the OpenTelemetry collector that gets a span for each request; None for no spans.
     """
 
     log_format: LogFormat = "text"
@@ -208,9 +209,9 @@ class StopTimes:
     """How long the stages of a stop may take, in seconds.
 
     Attributes:
-        delay: After SIGTERM, how long the socket stays open while new requests get 503. A load balancer that polls
-            ``/ready`` stops sending meanwhile. SIGINT and a second signal skip it.
-        drain: How long running requests may take to end; then they are aborted, with an error.
+        delay: How long the socket stays open after SIGTERM while new requests get 503, so that a load balancer that polls
+            ``/ready`` stops sending. SIGINT and a second signal skip the delay.
+        drain: How long running requests may take to end. Then they are aborted with an error.
         flush: How long complete answers may take to reach their clients.
     """
 
@@ -223,10 +224,10 @@ DEFAULT_STOP_TIMES = StopTimes()
 
 
 def allow_connections(asked: int | None) -> int:
-    """Returns how many connections this process may have; raises its soft limit of open files as far as they need.
+    """Returns how many connections this process may have, and raises its soft limit of open files as far as they need.
 
     Args:
-        asked: What the user wants; None: `DEFAULT_MAX_CONNECTIONS`, or fewer if open files are scarce.
+        asked: What the user wants. None stands for `DEFAULT_MAX_CONNECTIONS`, or fewer if open files are scarce.
 
     Raises:
         SpecError: the hard limit of open files is too low.
@@ -253,7 +254,7 @@ def _files_for(num_connections: int) -> int:
 
 
 def _allowed_files(wanted: int, soft: int, hard: int) -> int:
-    """Returns the soft limit to set: not below the present one, not above the hard one."""
+    """Returns the soft limit to set, which is not below the present one and not above the hard one."""
     infinite = resource.RLIM_INFINITY
     if soft == infinite:
         return wanted

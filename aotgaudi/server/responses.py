@@ -1,8 +1,8 @@
-"""Answers as OpenAI's API has them: whole, or as a stream of server-sent events.
+"""Writes answers in the form of OpenAI's API: whole, or as a stream of server-sent events.
 
-A stream has one event per token, as vLLM's has, in as few writes as possible. Text that is held back (half a character, the
-beginning of a stop string) comes with a later token; its own event is sent without text, so that clients that measure the
-time between tokens by events measure that.
+A stream has one event per token, as in vLLM, in as few writes as possible. Some text is held back (half a character, the
+beginning of a stop string) and comes with a later token. The event of the token itself is then sent without text, so that
+clients can measure the time between tokens by the events.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerHead:
-    """What every chunk of one answer repeats. `created` is in seconds since 1970."""
+    """The fields that every chunk of one answer repeats. `created` is in seconds since 1970."""
 
     id: str
     created: int
@@ -36,37 +36,37 @@ class AnswerHead:
 
 
 class AnswerFormat(Protocol):
-    """How an endpoint writes events as JSON. `index` is the choice to which an event belongs."""
+    """Writes events as JSON, as an endpoint requires. `index` is the choice to which an event belongs."""
 
     @property
     def head(self) -> AnswerHead:
-        """What every chunk repeats."""
+        """The fields that every chunk repeats."""
         ...
 
     def opening(self, index: int) -> Json | None:
-        """Returns the chunk that opens the stream of a choice, if the format has one."""
+        """Returns the chunk that opens the stream of a choice; None if the format has none."""
         ...
 
     @property
     def is_plain(self) -> bool:
-        """Whether chunks that carry nothing but text differ in nothing else."""
+        """Whether chunks that carry only text are otherwise equal."""
         ...
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
-        """Returns what carries `event`: one chunk, or several if one cannot hold it."""
+        """Returns the chunk for `event`, or several if one cannot hold it."""
         ...
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
-        """Returns the last chunk of a stream with usage. It has no choices."""
+        """Returns the last chunk of a stream with usage, which has no choices."""
         ...
 
     def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
-        """Returns the whole answer; `outputs` has the events of each choice, complete, in the order of the choices."""
+        """Returns the whole answer. `outputs` has all events of each choice, in the order of the choices."""
         ...
 
 
 def usage(counts: TokenCounts) -> Json:
-    """OpenAI's usage object."""
+    """Returns OpenAI's usage object."""
     whole = {
         "prompt_tokens": counts.num_prompt_tokens,
         "completion_tokens": counts.num_output_tokens,
@@ -103,12 +103,12 @@ class TokenTexts:
         return [(self.text_of(i), values) for i, values in zip(event.token_ids, event.logprobs, strict=True)]
 
     def of_prompt(self, prompt: ScoredPrompt) -> list[tuple[str, TokenLogprobs | None]]:
-        """Returns the text and the log-probabilities of each token of a prompt; the first one has none."""
+        """Returns the text and the log-probabilities of each token of a prompt; None for the first token."""
         values = (None, *prompt.logprobs)
         return [(self.text_of(i), value) for i, value in zip(prompt.token_ids, values, strict=True)]
 
     def as_vllm(self, prompt: ScoredPrompt) -> list[Json | None]:
-        """Returns vLLM's ``prompt_logprobs``: for each token a map by token id, the prompt's own token first."""
+        """Returns vLLM's ``prompt_logprobs``: for each token a map by token id, which begins with the prompt's token."""
         places: list[Json | None] = [None]
         for token_id, values in zip(prompt.token_ids[1:], prompt.logprobs, strict=True):
             ranked = [(token_id, values.logprob, values.rank)]
@@ -128,8 +128,7 @@ class TokenTexts:
 class CompletionFormat:
     """Writes the ``text_completion`` objects of one answer. `texts` is None without log-probabilities.
 
-    `echoes` are the texts that choices begin with, one a choice, if they do. With `prompt_texts`, choices have
-    ``prompt_logprobs``.
+    `echoes` has the text that each choice begins with, or is empty. With `prompt_texts`, choices have ``prompt_logprobs``.
     """
 
     head: AnswerHead
@@ -137,10 +136,10 @@ class CompletionFormat:
     echoes: Sequence[str] = ()
     prompt_texts: TokenTexts | None = None
     _num_chars: Counter[int] = field(default_factory=Counter, init=False)
-    """Where the next token begins, by choice: the number of characters written so far."""
+    """The number of characters written so far, by choice; the next token begins there."""
 
     def opening(self, index: int) -> Json | None:
-        """Returns a chunk with the echo; one with log-probabilities comes with the first token, when they are known."""
+        """Returns a chunk with the echo. An echo with log-probabilities comes with the first token, when they are known."""
         if not self.echoes or self.texts is not None:
             return None
         choice = {"index": index, "text": self.echoes[index], "logprobs": None, "finish_reason": None}
@@ -148,7 +147,7 @@ class CompletionFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
@@ -178,7 +177,7 @@ class CompletionFormat:
         return choice
 
     def _logprobs(self, index: int, event: TokenEvent, texts: TokenTexts) -> Json:
-        """Returns the four parallel lists of a completion. The likeliest tokens are a map that includes the chosen one."""
+        """Returns the four parallel lists of a completion. Each map of likeliest tokens includes the chosen one."""
         tokens: list[tuple[str, TokenLogprobs | None]] = [*texts.chosen(event)]
         if self.echoes and event.prompt is not None:
             tokens = [*texts.of_prompt(event.prompt), *tokens]
@@ -197,7 +196,7 @@ class CompletionFormat:
 
 
 def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
-    """Returns the chosen token first. Of several tokens with equal text, a map can hold only the likeliest."""
+    """Returns a map by text, with the chosen token first. Of tokens with equal text, it holds only the likeliest."""
     found = {chosen: _finite(values.logprob)}
     for text, value in texts.likeliest(values):
         found[text] = max(found.get(text, LEAST_LOGPROB), _finite(value))
@@ -209,11 +208,11 @@ class MessageWriter(Protocol):
 
     @property
     def num_thought_tokens(self) -> int | None:
-        """How many tokens of the message so far are reasoning; None where nobody looks for it."""
+        """How many tokens of the message so far are reasoning; None if reasoning is not looked for."""
         ...
 
     def deltas(self, event: TokenEvent) -> Sequence[Json]:
-        """Returns what `event` adds to the message, at least one object; empty if it adds nothing."""
+        """Returns what `event` adds to the message, as one object or several. If it adds nothing, the object is empty."""
         ...
 
     def whole(self, events: Sequence[TokenEvent]) -> Json:
@@ -226,7 +225,7 @@ class MessageWriter(Protocol):
 
 
 class PlainMessage:
-    """A message that is nothing but content."""
+    """Writes a message that is all content."""
 
     num_thought_tokens = None
 
@@ -248,7 +247,7 @@ class PlainMessage:
 class ChatFormat:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`.
 
-    `echo` is what each message begins with. With `prompt_texts`, the whole answer has ``prompt_logprobs``.
+    Each message begins with `echo`. With `prompt_texts`, the whole answer has ``prompt_logprobs``.
     """
 
     head: AnswerHead
@@ -260,15 +259,15 @@ class ChatFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether messages are nothing but content."""
+        """Whether messages are all content."""
         return self.new_message is PlainMessage
 
     def opening(self, index: int) -> Json | None:
-        """Returns the chunk that says who speaks."""
+        """Returns the chunk that states the message's role."""
         return self._chunk(index, {"role": "assistant", "content": self.echo}, None, None)
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
-        """Returns a ``chat.completion.chunk`` with what is new; before the arguments of a call, one with its name."""
+        """Returns a ``chat.completion.chunk`` for each delta. The name of a call has its own chunk, before its arguments."""
         message = self._message(index)
         *first, last = message.deltas(event)
         reason = message.finish_reason(event)
@@ -356,16 +355,16 @@ def _chat_token(text: str, logprob: float) -> Json:
 
 
 def _finite(logprob: float) -> float:
-    """Returns a very low number for an impossible token, as vLLM and OpenAI's API do: JSON has no infinity."""
+    """Returns a very low number for an impossible token, as vLLM and OpenAI's API do, because JSON has no infinity."""
     return max(logprob, LEAST_LOGPROB)
 
 
 logger = logging.getLogger(__name__)
 
 _PLACE = "\x00text\x00"
-"""Marks where a chunk's text goes; no model has this name."""
+"""Marks where a chunk's text goes. No model name contains it."""
 _MOST_BYTES = 65536
-"""About the most that is written at once, so that slow readers do not fill the server's memory."""
+"""The approximate limit of one write, so that slow readers do not fill the server's memory."""
 _WRITTEN_PLACE = encode_basestring(_PLACE).encode()
 
 
@@ -392,32 +391,32 @@ class StreamWriter(Protocol):
 class ChunkWriter:
     """Writes the chunks of one answer.
 
-    Most carry only text and differ in nothing else, so what surrounds the text is written once.
+    Most chunks differ only in their text, so the JSON around the text is encoded once.
     """
 
     def __init__(
         self, answer_format: AnswerFormat, prompt_lens: Sequence[int] = (), usage_in: StreamUsage = "none"
     ) -> None:
-        """`prompt_lens` has the prompt's length of each choice."""
+        """`prompt_lens` has the length of each choice's prompt."""
         is_counting = usage_in == "every"
         self._format = _CountingFormat(answer_format, prompt_lens) if is_counting else answer_format
         self._num_choices, self._has_usage = len(prompt_lens), usage_in != "none"
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def opening(self) -> bytes:
-        """Returns the chunks that open the choices, if the format has them."""
+        """Returns the chunks that open the choices, if the format has any."""
         return b"".join(map(sse, filter(None, map(self._format.opening, range(self._num_choices)))))
 
     def closing(self, counts: TokenCounts) -> bytes:
-        """Returns the usage, if the client wants it, and the mark of the end."""
+        """Returns the usage, if the client wants it, and the end marker."""
         return (sse(self._format.usage_chunk(counts)) if self._has_usage else b"") + DONE
 
     def failure(self, error: Exception) -> bytes:
-        """Returns the error and the mark of the end."""
+        """Returns the error and the end marker."""
         return sse(body_of(error)) + DONE
 
     def chunk(self, index: int, event: TokenEvent) -> bytes:
-        """Returns the server-sent event that carries `event` for the choice `index`; several if one cannot hold it."""
+        """Returns the server-sent event for `event` of the choice `index`, or several if one cannot hold it."""
         if not self._format.is_plain or event.logprobs or event.finish_reason is not None or not event.text:
             return b"".join(map(sse, self._format.chunks(index, event)))
         before, after = self._frames.get(index) or self._frame(index)
@@ -432,7 +431,7 @@ class ChunkWriter:
 
 
 async def stream(generation: Generation, writer: StreamWriter) -> AsyncIterator[bytes]:
-    """Yields whole events until all choices have ended, several at once if several are there."""
+    """Yields server-sent events until all choices have ended. Joins events that are available at the same time."""
     ready = bytearray()
     try:
         if opening := writer.opening():
@@ -443,13 +442,13 @@ async def stream(generation: Generation, writer: StreamWriter) -> AsyncIterator[
                 yield bytes(ready)
                 ready.clear()
         ready += writer.closing(generation.token_counts)
-    except Exception as error:  # The edge of a request; its status is already sent.
+    except Exception as error:  # The status is already sent, so the stream must report it.
         log_unexpected(error)
         ready += writer.failure(error)
     yield bytes(ready)
 
 
 def log_unexpected(error: Exception) -> None:
-    """Logs an unexpected error."""
+    """Logs `error` with its traceback, unless it is expected."""
     if not isinstance(error, RequestError):
         logger.error("a request failed", exc_info=error)

@@ -4,7 +4,7 @@
 
     signal       /ready and new requests get 503, the socket stays open     for `StopTimes.delay`
     then         the socket closes, running requests go on                  for `StopTimes.drain` at most
-    then         what still runs is aborted: streams end with an error      for `StopTimes.flush` at most
+    then         requests that still run are aborted with an error          for `StopTimes.flush` at most
     then         the process ends
 
 If the engine or the preprocessor pool dies, the server stops at once, without the delay.
@@ -42,39 +42,39 @@ _POLL_SECONDS = 0.05
 _GOODBYE_SECONDS = 0.5
 _HOUSEKEEPING_SECONDS = 5.0
 _SEND_BUFFER_BYTES = 128 * 1024
-"""What the kernel holds for a client that does not read; by default some megabytes."""
+"""How much the kernel buffers for a client that does not read. The default is some megabytes."""
 _RECEIVE_BUFFER_BYTES = 64 * 1024
-"""What the kernel holds of a client that sends faster than we read."""
+"""How much the kernel buffers from a client that sends faster than we read."""
 
 OnListening = Callable[[str], None]
 """Called once the server answers requests, with its URL (which has the real port if 0 was asked for)."""
 
 
 class Served(Protocol):
-    """What a server asks of its service. None of it blocks."""
+    """What a server needs of its service. No method blocks."""
 
     def has_failed(self) -> bool:
-        """Returns whether the service is broken for good, so that the server must end."""
+        """Returns whether the service has failed for good, so that the server must end."""
         ...
 
     def begin_drain(self) -> None:
-        """Refuses new requests from now on. Any thread, signal handlers included."""
+        """Refuses new requests from now on. Any thread may call it, and signal handlers too."""
         ...
 
     def has_drained(self) -> bool:
-        """Returns whether no request runs any more."""
+        """Returns whether all requests have ended."""
         ...
 
     def has_ended(self) -> bool:
-        """Aborts what still runs, and returns whether that has ended."""
+        """Aborts all requests, and returns whether the engine has ended."""
         ...
 
 
 class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     """An application on a bound socket, with TLS if `tls` is given. `stop` may be called on any thread.
 
-    `on_listening` is called once requests are answered; `on_close` with the reason whenever the server closes a connection;
-    `housekeeping` every few seconds on the event loop. The server needs no threads to stop.
+    `on_listening` is called once requests are answered, `on_close` with the reason whenever the server closes a connection,
+    and `housekeeping` every few seconds on the event loop. The server needs no threads to stop.
     """
 
     started: bool
@@ -103,7 +103,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     def run_until_stopped(self) -> None:
         """Listens, and serves until `stop`, SIGTERM or SIGINT (on the main thread), or a failure of the service.
 
-        Call it when everything is verified and loaded. A second SIGINT gives running requests no more time.
+        Call it when everything is verified and loaded. A second SIGINT ends the wait for running requests.
 
         Raises:
             SpecError: another process has taken the address since `bind`.
@@ -118,7 +118,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Part of uvicorn's life. Once the server is at rest, the process ends, so later signals are ignored."""
+        """Part of uvicorn's life. Signals stay ignored afterwards, since the process ends once the server is at rest."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -131,7 +131,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
                 signal.signal(number, signal.SIG_IGN)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begins to drain. Unlike uvicorn's handler, it does not raise the signal again at the end."""
+        """Begins to drain. Unlike uvicorn's handler, it does not raise the signal again in the end."""
         del frame
         self._service.begin_drain()
         is_second = self._stop_at < math.inf
@@ -140,7 +140,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self.force_exit = self.force_exit or (is_second and sig == signal.SIGINT)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Part of uvicorn's life. uvicorn gives clients a minute to shake hands, and has no option for it."""
+        """Part of uvicorn's life. Limits TLS handshakes, for which uvicorn allows a minute and has no option."""
         await super().startup([])
         del sockets
         try:
@@ -167,7 +167,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
 
     @property
     def num_connections(self) -> int:
-        """How many connections are open. Any thread."""
+        """How many connections are open. Any thread may ask."""
         return len(self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
@@ -189,13 +189,13 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         await self._until(lambda: not self.server_state.tasks, self._stop_times.flush)
         for connection in list(self.server_state.connections):
             if connection.cycle is not None and not connection.cycle.response_complete:
-                connection.transport.abort()  # Its client does not read, or has not sent its request to the end.
+                connection.transport.abort()  # The client does not read, or has not sent its whole request.
         if self._tls is not None:
             await self._end_tls()
         await super().shutdown(sockets)
 
     async def _end_tls(self) -> None:
-        """Closes the connections. A TLS connection waits for its client's goodbye, and a client that idles says none."""
+        """Closes TLS connections. Waits only briefly for the clients' goodbyes, since a client that idles sends none."""
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._until(lambda: not self.server_state.connections, _GOODBYE_SECONDS)
@@ -203,10 +203,10 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
             connection.transport.abort()
 
     async def _until(self, condition: Callable[[], bool], seconds: float, *, is_hurried: bool = True) -> bool:
-        """Waits for `condition`, `seconds` at most. Returns whether it holds.
+        """Waits at most `seconds` for `condition`, and returns whether it holds.
 
-        Once `force_exit` is set, it stops waiting if `is_hurried`. It always waits for the current step: ending a process in
-        the middle of a step would crash it.
+        With `is_hurried`, the wait ends early once `force_exit` is set. Pass False to wait for the current step: a process
+        that ends in the middle of a step would crash.
         """
         deadline = time.monotonic() + seconds
         while not condition():

@@ -1,4 +1,4 @@
-"""What a server serves: an engine, a preprocessor and a model. Whether it is ready, healthy, draining."""
+"""The service behind a server: engine, preprocessor and model, and whether they are ready, healthy or draining."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PreprocessorLike(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """The error since which no request can be prepared; None while there is no error."""
+        """The error after which no request can be prepared, or None."""
         ...
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
@@ -44,10 +44,10 @@ class PreprocessorLike(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Readiness:
-    """What ``/ready`` answers; `reason` is empty when ready, `guard` is "seccomp+hook" or "hook".
+    """The answer of ``/ready``. `reason` is empty when ready. `guard` is "seccomp+hook" or "hook".
 
-    `model` says whether the bundle binds the model directory: "bound (6 files)", "not bound". `limits` are those that are
-    served; `outside` says why they are lower than the manifest's, and is empty where they are not.
+    `model` says whether the bundle is bound to its model directory: "bound (6 files)" or "not bound". `limits` are those of
+    the server. `outside` says why they are lower than the manifest's; it is empty if they are not.
     """
 
     ready: bool
@@ -64,12 +64,12 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One model being served. Thread-safe as far as its parts are.
+    """One model being served. As thread-safe as its parts.
 
-    An engine that has had work for `stall_seconds` and has not ended a step counts as stuck. `clock` counts seconds from
-    any start, `now` is the time of day. `coverage` says whether every step that can be formed has an entry. `token_text`
-    gives the text of a token whose log-probability an answer has; `refresh` brings what `engine` and `warmth` say up to
-    date.
+    An engine that has had work for `stall_seconds` without ending a step counts as stuck. `clock` returns seconds from an
+    arbitrary start, `now` the time of day. `coverage` says whether every step that the scheduler can form has an entry.
+    `token_text` returns the text of a token whose log-probability is in an answer. `refresh` updates the snapshot that
+    `engine` and `warmth` report.
     """
 
     engine: EngineLike
@@ -107,9 +107,9 @@ class Service:
 
     @property
     def trouble(self) -> str:
-        """Why the process should be restarted; empty while engine and preprocessor live, and the engine advances.
+        """Why the process should be restarted; empty while engine and preprocessor live and the engine advances.
 
-        Waits for nothing.
+        Never blocks.
         """
         if self.engine.failure is not None:
             return "the engine has died"
@@ -122,7 +122,7 @@ class Service:
 
     @property
     def _reason(self) -> str:
-        """Why no requests are taken; empty while they are."""
+        """Why the server refuses requests; empty if it accepts them."""
         return self.trouble or ("draining" if self._draining.is_set() else "")
 
     def unix_seconds(self) -> int:
@@ -130,7 +130,7 @@ class Service:
         return int(self.now().timestamp())
 
     def readiness(self) -> Readiness:
-        """Returns whether requests are taken now, and if not, why."""
+        """Returns whether the server accepts requests now, and why not."""
         warmth = self.warmth()
         reason = self._reason or _compiled(warmth)
         return Readiness(
@@ -147,36 +147,36 @@ class Service:
         )
 
     def check_open(self) -> None:
-        """Raises RequestError (503) unless requests are taken."""
+        """Raises RequestError (503) if the server refuses requests."""
         reason = self._reason
         if reason:
             raise RequestError(f"The server takes no requests: {reason}", http_status=503)
 
     @property
     def failure(self) -> Exception | None:
-        """The error for which the server must end: the engine has died, or the preprocessor pool has."""
+        """The error of an engine or preprocessor pool that has died, for which the server must end; else None."""
         return self.engine.failure or self.preprocessor.failure
 
     def has_failed(self) -> bool:
-        """Returns whether the server must end, because of a `failure`."""
+        """Returns whether there is a `failure`, so that the server must end."""
         return self.failure is not None
 
     def begin_drain(self) -> None:
-        """Refuses new requests from now on; those that run go on. Any thread, signal handlers included."""
+        """Refuses new requests from now on. Running ones go on. Any thread may call it, and signal handlers too."""
         self._draining.set()
 
     def has_drained(self) -> bool:
-        """Returns whether no request runs any more. Refuses new ones, as `begin_drain` does. Does not block."""
+        """Refuses new requests as `begin_drain` does, and returns whether all others have ended. Does not block."""
         self.begin_drain()
         return self.engine.drain()
 
     def has_ended(self) -> bool:
-        """Aborts what still runs, and returns whether the engine has ended. Does not block."""
+        """Aborts all requests, and returns whether the engine has ended. Does not block."""
         return self.engine.shutdown()
 
 
 def _compiled(warmth: Warmth) -> str:
-    """Says that the device's compiler has run, where it cannot be kept from it; empty if it has not."""
+    """Says how many graphs a device's compiler, which the guard cannot stop, has compiled; empty for none."""
     num = warmth.compilations.get("backend", 0)
     return f"the device has compiled {num} graphs since the server was ready" if num else ""
 

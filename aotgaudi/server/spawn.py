@@ -1,4 +1,4 @@
-"""Starts the server's other processes: Python modules of ours, each with a socket to the one that starts it."""
+"""Starts the server's other processes. Each runs a Python module of ours and has a socket to its parent."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from aotgaudi.child import python_command
 
 
 def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Runs ``main()`` of `module` with FD and `arguments`; FD is a socket of `kind`, whose other end is returned, too.
+    """Runs ``main()`` of `module` in a new process, and returns the process with one end of a socket of `kind`.
 
-    The process ignores Ctrl-C, which its parent obeys, and writes nothing to standard output.
+    The arguments of the process are the descriptor of the other end, and `arguments`. It ignores Ctrl-C, which its parent
+    handles, and writes nothing to standard output.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
     with theirs, _interrupts_ignored():
@@ -30,7 +31,7 @@ def spawn(module: str, *arguments: str, kind: int) -> tuple[subprocess.Popen[byt
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """Processes that are started inside ignore Ctrl-C from their first moment. Only the main thread can arrange that."""
+    """Makes processes that are started inside ignore Ctrl-C from the beginning. Works on the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

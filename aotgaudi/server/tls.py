@@ -1,4 +1,4 @@
-"""TLS: which files it needs, and what is wrong with them."""
+"""Reads the files that TLS needs, and reports what is wrong with them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class TlsFiles:
     ssl_keyfile_password_file: Path | None = None
 
     def context(self) -> ssl.SSLContext | None:
-        """Reads the files; None without them. Later changes of the files change nothing.
+        """Reads the files, and returns None without `ssl_certfile`. Later changes of the files have no effect.
 
         Raises:
-            SpecError: a file is missing or is not what it should be; says which.
+            SpecError: a file is missing or invalid. Names the file.
         """
         if self.ssl_certfile is None:
             if self.ssl_keyfile is not None or self.ssl_keyfile_password_file is not None:
@@ -41,7 +41,7 @@ class TlsFiles:
                     "--ssl-keyfile", "is of no use without a certificate", "give --ssl-certfile, too"
                 )
             return None
-        import ssl  # Only now: most servers have none.
+        import ssl  # Imported here because most servers speak no TLS.
 
         keyfile = self.ssl_keyfile or self.ssl_certfile
         if b"-----BEGIN CERTIFICATE-----" not in _read(self.ssl_certfile):
@@ -64,7 +64,7 @@ class TlsFiles:
         return context
 
     def _password(self) -> bytes:
-        """Is asked for an encrypted key only. Without this, OpenSSL would ask the terminal."""
+        """Returns the password. OpenSSL calls this for encrypted keys only; otherwise it would ask on the terminal."""
         if self.ssl_keyfile_password_file is None:
             raise SpecError(
                 str(self.ssl_keyfile or self.ssl_certfile),

@@ -1,11 +1,11 @@
 """Traces: a span for each request for an answer, sent to an OpenTelemetry collector (OTLP over HTTP).
 
-Names are those of OpenTelemetry's conventions for generative AI and for HTTP. The latencies, for which these have no names,
-have vLLM's. A span has no text of prompts or answers. A request with ``traceparent`` continues its client's trace, and is
-sampled as the client says. ``OTEL_*`` variables mean what the SDK says (headers, sampler, resource).
+Names follow OpenTelemetry's conventions for generative AI and for HTTP. For latencies, which have no names there, we use
+vLLM's. A span has no text of prompts or answers. A request with ``traceparent`` continues its client's trace and is sampled
+as the client says. The SDK reads its ``OTEL_*`` variables (headers, sampler, resource).
 
-A thread sends what has ended, every few seconds. Up to 2,048 spans wait; beyond that, the oldest are dropped. Modules of the
-SDK are imported here and nowhere else, before the guard is armed.
+A thread sends ended spans every few seconds. Up to 2,048 spans wait; beyond that, the oldest are dropped. Only this module
+imports modules of the SDK, and it does so before the guard is armed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from aotgaudi.server.generation import Generation
 from aotgaudi.server.preprocess.prepare import PreparedRequest
 
 _EXPORT_SECONDS = 3.0
-"""How long one batch may take, retries included. At the end of a server, one may be under way and two may wait."""
+"""How long one batch may take, retries included. When the server ends, one batch may be in flight and two may wait."""
 _MAX_WAITING, _MAX_SENT = 2048, 1024
 _OPERATIONS: Mapping[str, str] = MappingProxyType(
     {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
 )
 _PATH = "/v1/traces"
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")
-"""Sampling parameters that the conventions have, under `gen_ai.request`."""
+"""Sampling parameters that have names in the conventions, under `gen_ai.request`."""
 
 
 def endpoint_of(url: str) -> str:
-    """Returns the URL to send to: a URL without a path gets OTLP's."""
+    """Returns the URL to send spans to. If `url` has no path, OTLP's is added."""
     return url.rstrip("/") + _PATH if urlsplit(url).path in ("", "/") else url
 
 
 class Traces:
-    """Writes spans. On the event loop, which never waits for it; `close` waits."""
+    """Writes spans. Use it on the event loop, which it never blocks; only `close` blocks."""
 
     def __init__(
         self, url: str, version: str, make_exporter: Callable[..., SpanExporter] = OTLPSpanExporter
@@ -80,7 +80,7 @@ class Traces:
         span.end(ended)
 
     def close(self) -> None:
-        """Sends what waits, for ten seconds at most."""
+        """Sends the waiting spans, for at most ten seconds."""
         self._provider.shutdown()
 
 

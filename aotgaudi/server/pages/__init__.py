@@ -1,1 +1,1 @@
-"""A page that shows the running server."""
+"""The server's pages for people: the API's description and the dashboard."""

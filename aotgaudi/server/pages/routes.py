@@ -1,9 +1,9 @@
-"""The pages for people: the API's description, and the dashboard with what it shows as one JSON value.
+"""The pages for people: the API's description, and the dashboard with its data as one JSON value.
 
-Pages, style and scripts are files of this package, read before the server listens. A page loads nothing from elsewhere, and
-its policy allows it nothing else: no inline script or style, no frame around it. It shows everything it is told as text. Its
-answers pass the same check of ``Host`` as all others, so no other site's page can read them. Everybody who can reach the
-server may see them, as with ``/metrics``. The dashboard computes rates from two of its values.
+Pages, style and scripts are files of this package, read before the server listens. A page loads nothing from elsewhere. Its
+policy forbids that, as well as inline scripts, inline styles and frames around the page. It inserts data as text only.
+Requests for pages pass the same check of ``Host`` as all others, so that no other site's page can read the answers. As with
+``/metrics``, everybody who can reach the server may see them. The dashboard computes rates from two successive values.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from aotgaudi.server.metrics import labelled
 from aotgaudi.server.service import Service
 
 MAX_ENTRIES = 500
-"""Rows of entries, at most; the rest is one more row of each kind."""
+"""The most rows of entries. All further entries share one row for each kind."""
 
 
 def dashboard_document(service: Service) -> dict[str, Any]:
-    """Returns what `service` is and does at this moment. Times are seconds; counts are since it was started."""
+    """Returns the present state of `service`. Times are in seconds; counts begin at its start."""
     stats, warmth = service.engine.stats(), service.warmth()
     return {
         "server": {
@@ -133,7 +133,7 @@ def docs_routes() -> list[Route]:
 
 
 def dashboard_routes(service: Service) -> list[Route]:
-    """Returns the routes of the page that shows `service`. They are in no schema: what they answer may change."""
+    """Returns the routes of the page that shows `service`. ``/openapi.json`` omits them, since their answers may change."""
 
     async def data(_: Request) -> Response:
         await service.refresh()
