@@ -1,1 +1,1 @@
-"""Turns what clients send into requests for the engine, in other processes."""
+"""Turns clients' bodies into requests for the engine, in separate processes."""

@@ -1,6 +1,6 @@
-"""How a client says what the text of an answer must be: OpenAI's `response_format`, and vLLM's names for more.
+"""The parameters that constrain the text of an answer: OpenAI's `response_format`, and vLLM's parameters for more.
 
-Each becomes a `StructuredOutputs`, or None where any text will do.
+Each becomes a `StructuredOutputs`, or None if any text will do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
-"""vLLM's older parameters: each is one of `StructuredOutputs`."""
+"""vLLM's older parameters. Each corresponds to a field of `StructuredOutputs`."""
 
 
 def _check_schema(value: object) -> object:
@@ -26,7 +26,7 @@ def _check_schema(value: object) -> object:
 
 
 JsonSchema = Annotated[Any, BeforeValidator(_check_schema)]
-"""As a JSON value, or as its text."""
+"""A JSON Schema, as a JSON value or as its text."""
 
 
 class _Option(Value):
@@ -87,7 +87,7 @@ BY_FORMAT_TYPE = Discriminator(
     custom_error_type="format_type",
     custom_error_message=f"Input should be an object whose 'type' is one of {', '.join(map(repr, FORMAT_TYPES))}",
 )
-"""Tells formats apart by their type; the tags have it in angle brackets, so that no path in an error has it, too."""
+"""Tells formats apart by their type. The tags are in angle brackets, so that the paths in errors can omit them."""
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
@@ -117,10 +117,10 @@ class StructuredOutputsOption(_Option):
 
 
 def structured_outputs_of(name: str, given: Any) -> StructuredOutputs | None:
-    """Returns what the parameter `name` asks for; None where any text will do.
+    """Returns the constraint that the parameter `name` asks for; None if any text will do.
 
     Raises:
-        RequestError: 400; it cannot be used. The error names the parameter.
+        RequestError: 400; the value cannot be used. Names the parameter.
     """
     try:
         if name in GUIDED:

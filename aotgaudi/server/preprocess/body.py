@@ -1,11 +1,11 @@
-"""JSON bodies: closed, strict, and refused with the name of what is wrong.
+"""Strict parsing of JSON bodies, whose errors name the faulty parameter.
 
 A parameter is one of these:
 
-- supported: validated and obeyed;
-- known and not supported (`suffix`, `prediction`, ...): accepted if its value asks for nothing, otherwise refused with "not
-  supported by this server yet" and the names of what is;
-- unknown: refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
+- Supported: it is validated and obeyed.
+- Known and not supported (`suffix`, `prediction`, ...): it is accepted if its value asks for nothing. Otherwise it is
+refused with "not supported by this server yet" and the names of the supported ones. - Unknown: it is refused, because a
+misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from aotgaudi.errors import RequestError
 
 NOT_SUPPORTED = "is not supported by this server yet"
 MAX_ECHO_CHARS = 64
-"""How much of a client's own words a refusal quotes."""
+"""How much of a client's text a refusal quotes."""
 _CLOSE = 0.75
-"""How alike two names must be for one to be the other's misspelling (`difflib.get_close_matches`)."""
+"""How similar two names must be for one to count as a misspelling of the other (`difflib.get_close_matches`)."""
 _MAX_UNCOUNTED_BYTES = 64 * 1024
 _MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 32_768, 65_536, 524_288
-"""Of one body: objects and arrays, strings (names included), values. What Python makes of 4 MiB of ``{},`` is 100 MB."""
+"""Limits of one body: objects and arrays, strings (names included), values. In Python, 4 MiB of ``{},`` takes 100 MB."""
 
 BodyT = TypeVar("BodyT", bound="Body")
 
 
 def _same(value: object, neutral: object) -> bool:
-    """Equal, and not merely because Python has ``0 == False``."""
+    """Returns whether the values are equal, and not just because ``0 == False`` in Python."""
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
 def neutral_only(*values: object, why: str = "") -> BeforeValidator:
-    """Accepts null and `values`, and refuses everything else as not supported; `why` is said, too."""
+    """Returns a validator that accepts null and `values`, and refuses all else as not supported, for the reason `why`."""
 
     def check(value: object) -> object:
         if value is None or any(_same(value, neutral) for neutral in values):
@@ -60,12 +60,12 @@ TextOnly = Annotated[object, neutral_only(["text"])]
 
 
 class Body(Value):
-    """Frozen, strict, and closed: an unknown name is refused.
+    """A frozen and strict model that refuses unknown names.
 
-    `not_yet` are names that clients of OpenAI and vLLM know, and that this server refuses unless their value is null, false
-    or empty: some clients send every default.
+    `not_yet` has names from the APIs of OpenAI and vLLM that this server does not support. They are refused unless their
+    value is null, false or empty, which is accepted because some clients send every default.
 
-    A validator is made when it is first used: never in the server's own process, which reads no bodies.
+    Validators are built on first use, so never in the API server's process, which parses no bodies.
     """
 
     model_config = ConfigDict(defer_build=True)
@@ -104,7 +104,7 @@ class Body(Value):
 
     @classmethod
     def _obeyed(cls) -> list[str]:
-        """Returns the parameters whose value matters."""
+        """Returns the names of the parameters whose values the server uses."""
         return [name for name, field in cls.model_fields.items() if field.annotation is not object]
 
 
@@ -113,10 +113,10 @@ def _asks_for_nothing(value: object) -> bool:
 
 
 def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
-    """Returns `raw` (JSON, UTF-8) as a request.
+    """Parses `raw` (JSON, UTF-8) and returns it as a `body_class`.
 
     Raises:
-        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, an unknown or an unsupported
+        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, or an unknown or unsupported
             parameter.
     """
     if len(raw) > _MAX_UNCOUNTED_BYTES:
@@ -128,7 +128,7 @@ def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
 
 
 def made_body(body_class: type[BodyT], value: object) -> BodyT:
-    """Returns `value` as a request. Raises RequestError as `parse_body` does."""
+    """Validates `value` and returns it as a `body_class`. Raises RequestError as `parse_body` does."""
     try:
         return body_class.model_validate(value)
     except ValidationError as error:
@@ -136,7 +136,10 @@ def made_body(body_class: type[BodyT], value: object) -> BodyT:
 
 
 def _check_counts(raw: bytes) -> None:
-    """Refuses a body of too many values before anything is made of them. What is never closed is not deep, or not JSON."""
+    """Refuses a body with too many values before it is parsed.
+
+    It counts closing brackets: an opening bracket without one makes the body invalid JSON.
+    """
     unescaped = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     _check_count("strings", unescaped.count(b'"') // 2, _MAX_STRINGS)
     between_strings = b"".join(unescaped.split(b'"')[::2])
@@ -167,7 +170,7 @@ def _as_request_error(details: ErrorDetails) -> RequestError:
 
 
 def _path(location: Sequence[int | str]) -> str:
-    """``messages[0].content`` for ("messages", 0, "content"); the tags of unions, and of keys, are left out."""
+    """Returns ``messages[0].content`` for ("messages", 0, "content"). Leaves out the tags of unions and of keys."""
     path = ""
     for step in location:
         name = str(step)[:MAX_ECHO_CHARS]

@@ -51,16 +51,16 @@ class EmbeddingRequest(Body):
     priority: Annotated[object, neutral_only(0, why="requests run first come, first served")] = None
 
     def prompts(self) -> list[str | list[int]]:
-        """The inputs, one an embedding."""
+        """Returns the inputs, one for each embedding."""
         is_one = isinstance(self.input, str) or isinstance(self.input[0], int)
         return cast("list[str | list[int]]", [self.input] if is_one else self.input)
 
 
 def embedding_item(index: int, embedding: bytes, encoding: EncodingFormat) -> bytes:
-    """Returns one item of an answer's ``data`` as JSON. `embedding`: float32 in this machine's byte order."""
+    """Returns one item of an answer's ``data`` as JSON. `embedding` is float32 in this machine's byte order."""
     numbers = array("f", embedding)
     value: object
-    if encoding == "base64":  # Of little-endian float32, as OpenAI's client reads it.
+    if encoding == "base64":  # OpenAI's client reads little-endian float32.
         if sys.byteorder == "big":
             numbers.byteswap()
         value = base64.b64encode(numbers).decode()

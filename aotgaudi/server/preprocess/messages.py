@@ -76,7 +76,7 @@ class Message(Body):
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
-        """Each role has what it must have, and nothing that only another may have."""
+        """Checks that the message has the fields that its role needs, and none that only other roles may have."""
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise _missing("content")
         if self.role == "tool" and self.tool_call_id is None:
@@ -91,7 +91,7 @@ class Message(Body):
         return self
 
     def as_variables(self) -> dict[str, Any]:
-        """Returns what a chat template sees: parts are joined by a line feed, as vLLM joins them."""
+        """Returns the message as a chat template sees it. Parts are joined by line feeds, as in vLLM."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         variables: dict[str, Any] = {"role": str(self.role), "content": text}

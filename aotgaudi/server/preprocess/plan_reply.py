@@ -1,4 +1,4 @@
-"""Decides how the reply to a chat is read: which text calls a tool, and which is thought."""
+"""Decides how the reply to a chat is read: which text is a call of a tool, and which is reasoning."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aotgaudi.server.reply.tool_calls import Calls
 def plan_reply(
     body: ChatCompletionRequest, prompt: str, parsers: ReplyParsers, *, is_constrained: bool
 ) -> ReplyPlan | None:
-    """Returns how the reply to `prompt`, the rendered `body`, is read; None: all of it is content.
+    """Returns how the reply to `prompt`, the rendered `body`, is read; None if all of it is content.
 
-    A constrained reply (`is_constrained`) is what it must be from its first token on, so that it has no reasoning.
+    With `is_constrained`, the constraint holds from the first token, so the reply has no reasoning.
 
     Raises:
-        RequestError: 400; the server was not told how this model calls tools.
+        RequestError: 400; the server was started without the format in which this model calls tools.
     """
     calls = _calls_of(body, parsers)
     if calls is None and parsers.reasoning_parser is None:

@@ -1,15 +1,16 @@
-"""The preprocessor pool: bodies of requests are read by other processes, so that the event loop never waits for them.
+"""The preprocessor pool: other processes parse the bodies of requests, so that this never blocks the event loop.
 
 ::
 
     client -> event loop -> queue -> worker (a process): parse, validate, render, tokenize -> event loop -> engine
 
-Each worker has a queue, first come, first served; admission bounds them (`aotgaudi.engine.admission`). Some small requests
-are sent to it at once, which it answers one after the other. A client that leaves takes its request out of the queue; if
-the worker has it already, the worker still prepares it, within its limits, and the answer is dropped.
+Each worker has a queue, which is first come, first served. Admission limits the queues (`aotgaudi.engine.admission`).
+Several small requests are sent to a worker together, and it answers them in order. When a client leaves, its request is
+taken out of the queue. If the worker already has the request, it still prepares it within its limits, and the answer is
+dropped.
 
-If a worker dies of a request, that request is refused, the fork server forks another worker, and the others are sent again
-(`aotgaudi.server.preprocess.worker`). From ready on, the server itself starts no process.
+If a worker dies of a request, that request is refused. The fork server forks another worker, which gets the remaining
+requests (`aotgaudi.server.preprocess.worker`). Once the server is ready, it starts no process itself.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ logger = logging.getLogger(__name__)
 _OPEN_SECONDS = 300.0
 _CLOSE_SECONDS = 5.0
 _MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
-"""Of requests sent at once: each turn of the event loop may be long. What exceeds a socket's buffer is sent alone."""
+"""Limits of what is sent together, to save turns of the event loop, which may be long. Larger requests are sent alone."""
 _CHUNK_BYTES = 256 << 10
 _MAX_LOST = 2
 _WORKERS: Mapping[Kind, str] = {
@@ -69,18 +70,18 @@ _WORKERS: Mapping[Kind, str] = {
     "response": "chat",
     "embedding": "completion",
 }
-"""Which worker reads the small bodies of each kind."""
+"""The worker that prepares the small bodies of each kind."""
 
 
 class PreprocessorPool:
-    """The workers, as the server sees them. A context manager, which ends them.
+    """The server's side of the workers. A context manager, which ends them.
 
-    `load` and `open` are called once each, in this order, before there is an event loop; `attach`, and what comes after it,
-    on the event loop.
+    Call `load` and `open` once each, in this order, before there is an event loop. Call `attach` and all other methods on
+    the event loop.
     """
 
     def __init__(self, workers: Mapping[str, WorkerLimits] = WORKERS, *, seccomp: Seccomp = "auto") -> None:
-        """Starts the fork server, and returns at once. Unless `seccomp` is off, the kernel keeps it to forking."""
+        """Starts the fork server and returns at once. Unless `seccomp` is off, the kernel lets it fork and nothing more."""
         self._fork_server, self._control = spawn(
             "aotgaudi.server.preprocess.worker", seccomp, kind=socket.SOCK_SEQPACKET
         )
@@ -92,7 +93,7 @@ class PreprocessorPool:
     def load(self, model: ModelDirectory, chat_template: Path | None = None) -> None:
         """Tells the fork server which model's tokenizer and chat template to load. Returns at once.
 
-        `chat_template` is a file with the template; None: the model's.
+        `chat_template` is a file with the template; None stands for the model's template.
         """
         self._model_dir = model.path
         self._tell((model, chat_template))
@@ -113,21 +114,21 @@ class PreprocessorPool:
         self._control.setblocking(False)
 
     def answer_for_kernel(self, listener: int, counter: int) -> None:
-        """Has the fork server refuse and count system calls. A `HandOver`; to be called once opened."""
+        """Makes the fork server refuse and count system calls. Usable as a `HandOver`. Call it after `open`."""
         socket.send_fds(self._control, [ANSWER_FOR_KERNEL], [listener, counter])
 
     def attach(self) -> None:
-        """Begins to work, on the running event loop."""
+        """Starts the queues on the running event loop."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._control, self._on_packet)
         self._tasks = [loop.create_task(queue.run()) for queue in self._queues.values()]
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns what the body `raw` asks for. Cancelling it takes it out of the queue.
+        """Returns the request of the body `raw`. Cancelling takes it out of the queue.
 
         Raises:
-            RequestError: 400 or 404 for what is wrong with the body, also if preparing it takes too much time or memory;
-                503 if the pool has died.
+            RequestError: 400 or 404 if the body is wrong, or takes too much time or memory to prepare; 503 if the pool has
+                died.
         """
         answered = await self._queue(kind, raw).ask(kind, raw)
         grammar = grammar_in(answered)
@@ -136,7 +137,7 @@ class PreprocessorPool:
         return prepared_of(answered)
 
     async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        """Returns the tokens or the text that `raw` asks for. Cancelling and errors as of `prepare`."""
+        """Returns the tokens or the text that `raw` asks for. Cancelling and errors are as for `prepare`."""
         return tokenized_of(await self._queue("chat", raw).ask(kind, raw))
 
     def _queue(self, kind: Kind, raw: bytes) -> WorkerQueue:
@@ -145,7 +146,7 @@ class PreprocessorPool:
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
         self._control.close()
-        if not self._queues:  # It has forked none; it need not finish loading.
+        if not self._queues:  # There are no workers yet, so the fork server need not finish loading.
             self._fork_server.kill()
         try:
             self._fork_server.wait(_CLOSE_SECONDS)
@@ -163,7 +164,7 @@ class PreprocessorPool:
 
     def _killer(self, name: str) -> Callable[[], None]:
         def kill() -> None:
-            with suppress(OSError):  # The fork server is gone, and its workers go with it.
+            with suppress(OSError):  # The fork server is gone, and its workers with it.
                 self._control.send(name.encode())
 
         return kill
@@ -175,7 +176,7 @@ class PreprocessorPool:
             raise self._ended(_CLOSE_SECONDS) from None
 
     def _take_packet(self) -> None:
-        """Takes one of the fork server's packets, and waits for it if the socket blocks."""
+        """Handles the fork server's next packet. Waits for it if the socket is blocking."""
         try:
             packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
         except TimeoutError as error:
@@ -191,7 +192,7 @@ class PreprocessorPool:
         self._queues[said["worker"]].replace(socket.socket(fileno=descriptors[0]), said["cause"])
 
     def _on_packet(self) -> None:
-        """Called on the event loop when the fork server has sent something, or has ended."""
+        """Handles packets of the fork server, or its end. Called on the event loop."""
         try:
             self._take_packet()
         except AotGaudiError as error:
@@ -202,7 +203,7 @@ class PreprocessorPool:
             logger.error("%s; restart the server", error)
 
     def _ended(self, wait_seconds: float) -> AotGaudiError:
-        """Returns the error for a fork server that has ended."""
+        """Returns the error for the end of the fork server, after waiting for it at most `wait_seconds`."""
         try:
             code = self._fork_server.wait(wait_seconds)
         except subprocess.TimeoutExpired:
@@ -214,9 +215,10 @@ class PreprocessorPool:
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A request that has not been answered. `num_lost` counts workers that ended before, for no fault of this request.
+    """A request without an answer yet. `num_lost` counts the workers that ended while they prepared it.
 
-    `grammar` is the parameter with its grammar, which is all that is left to be refused of it; None: that is not known.
+    `grammar` is the parameter with the request's grammar, if a worker passed the request on because of it. From then on,
+    only the grammar can be what is too slow or too large.
     """
 
     kind: Kind | TokenizeKind
@@ -226,29 +228,29 @@ class _Job:
     num_lost: int = 0
 
     def settle(self, answered: Message) -> None:
-        """Passes the worker's answer on, if the client is still there."""
+        """Passes on the worker's answer, if the client is still there."""
         if not self.done.done():
             self.done.set_result(answered)
 
     def refuse(self, error: RequestError) -> None:
-        """Ends the request, if the client is still there."""
+        """Fails the request, if the client is still there."""
         if not self.done.done():
             self.done.set_exception(error)
 
 
 class _Line:
-    """A connection to a worker. Reads more than one answer at a time, if more have come."""
+    """A connection to a worker. One read may receive several answers; the buffer keeps the rest."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._buffer = connection, bytearray()
         self._loop = asyncio.get_running_loop()
 
     async def send(self, data: bytes) -> None:
-        """Sends all of it. Raises OSError."""
+        """Sends all of `data`. Raises OSError."""
         await self._loop.sock_sendall(self._connection, data)
 
     async def answer(self) -> Message:
-        """Waits for the next answer. Raises OSError if the worker dies before, or sends what is no message."""
+        """Waits for the next answer. Raises OSError if the worker dies or sends something that is not a message."""
         num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
         return message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
 
@@ -267,7 +269,7 @@ class _Line:
 
 
 class WorkerQueue:
-    """The requests that wait for one worker. To be made anywhere, and used on the event loop."""
+    """The requests that wait for one worker. May be created anywhere; use it on the event loop."""
 
     def __init__(self, limits: WorkerLimits, kill: Callable[[], None]) -> None:
         """`kill` ends a worker that does not answer."""
@@ -279,10 +281,10 @@ class WorkerQueue:
         self._has_come = asyncio.Event()
 
     async def ask(self, kind: Kind | TokenizeKind, raw: bytes, grammar: str | None = None) -> Message:
-        """Returns what the worker answers.
+        """Returns the worker's answer.
 
         Raises:
-            RequestError: 400 if the worker died of it; 503 if there is no worker.
+            RequestError: 400 if the worker died of the request; 503 if there is no worker.
         """
         job = _Job(kind, raw, asyncio.get_running_loop().create_future(), grammar)
         self._waiting[job] = None
@@ -293,26 +295,26 @@ class WorkerQueue:
             self._waiting.pop(job, None)
 
     def replace(self, connection: socket.socket | None, cause: Cause) -> None:
-        """Takes a new worker's connection, and why the one before it ended. None: no other will come."""
+        """Takes a new worker's connection, or None if there will be no other, and why the previous worker ended."""
         if connection is not None:
             connection.setblocking(False)
             self._newest = connection
         elif self._newest is not None:
-            with suppress(OSError):  # It is closed already.
+            with suppress(OSError):  # It may be closed already.
                 self._newest.shutdown(
                     socket.SHUT_RDWR
-                )  # The worker sees that and ends; so does a wait for it here.
+                )  # The worker notices and ends, and so does our wait for it.
         self._replacements.put_nowait((connection, cause))
 
     async def run(self) -> None:
-        """Sends what waits to the worker, for ever. What a worker leaves unanswered, the next one gets."""
+        """Sends waiting requests to the worker, for ever. If it ends, its unanswered requests go to the next worker."""
         while True:
             jobs = await self._next()
             while jobs:
                 await self._answer(jobs)
 
     async def _next(self) -> deque[_Job]:
-        """Waits for requests, and returns as many as are sent at once."""
+        """Waits for requests, and returns those to send together."""
         while not self._waiting:
             self._has_come.clear()
             await self._has_come.wait()
@@ -325,8 +327,8 @@ class WorkerQueue:
         return jobs
 
     async def _answer(self, jobs: deque[_Job]) -> None:
-        """Takes from `jobs` what one worker answers, and what it dies of. If no worker is left, refuses all of them."""
-        while not self._replacements.empty():  # The last worker ended while it had nothing to do.
+        """Has one worker answer `jobs`, and removes those that it answers or dies of. Refuses all if no worker is left."""
+        while not self._replacements.empty():  # The last worker ended while it was idle.
             await self._replaced()
         if self._line is None:
             for job in jobs:
@@ -354,7 +356,7 @@ class WorkerQueue:
             deadline.cancel()
 
     def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
-        """Refuses what the worker was at when it ended, if that was its fault or if workers keep ending over it."""
+        """Refuses the request that the worker was preparing if it hit a limit, or if too many workers ended over it."""
         job = jobs[0]
         job.num_lost += 1
         if cause == "time":
@@ -365,7 +367,7 @@ class WorkerQueue:
             job.refuse(_no_worker())
 
     async def _replaced(self) -> Cause:
-        """Waits for the worker's replacement. Returns why the worker has ended."""
+        """Waits for the worker's replacement, and returns why the worker ended."""
         if self._line is not None:
             self._line.close()
         connection, cause = await self._replacements.get()

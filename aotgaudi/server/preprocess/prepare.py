@@ -1,7 +1,7 @@
 """Turns a body into a request for the engine: parses, validates, renders the chat template, and tokenizes.
 
-All of it holds the interpreter's lock, for a second if the body is large, and for ever if the chat template is bad. So a
-worker process does it (`aotgaudi.server.preprocess.worker`).
+All of this holds the interpreter's lock: for a second if the body is large, and for ever if the chat template does not end.
+So it runs in a worker process (`aotgaudi.server.preprocess.worker`).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ TokenizeKind = Literal["tokenize", "detokenize"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """What a request is checked against.
+    """The model that requests are checked against.
 
     Attributes:
         names: The model's names in the API. An answer carries the name that the request had, or else the first.
-        max_len: In tokens.
+        max_len: The model's length in tokens.
         defaults: Sampling parameters of requests that do not state them.
         outside: Why `max_len` is less than the manifest's; empty if it is not.
-        parsers: How the model writes calls of tools, and what it thinks.
-        root: The directory or the hub id that the model was served from.
+        parsers: How the model writes calls of tools and reasoning.
+        root: The directory or the hub id that the model comes from.
     """
 
     names: tuple[str, ...]
@@ -60,7 +60,7 @@ class ServedModel:
         """Returns the name that an answer carries.
 
         Raises:
-            RequestError: 404; no such model is served here.
+            RequestError: 404; this server has no such model.
         """
         if name is None:
             return self.names[0]
@@ -78,12 +78,12 @@ class ServedModel:
 class PreparedRequest:
     """A request that is ready for the engine.
 
-    `model` is the name that the answer carries. `prompts` are token ids; each gets `num_choices` answers, which begin with
+    `model` is the name that the answer carries. `prompts` are token ids. Each gets `num_choices` answers, which begin with
     its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
-    prompt's log-probabilities are a part of the answer by themselves, not only of an echo. `own_names` are the body's names
-    of parameters that the engine calls otherwise. Only requests of the same `cache_salt` share cached prefixes. `reply` is
-    how the answer's text is read; None: all of it is content. `repeats` is what the answer repeats of the request. With
-    `pooling` the answers are embeddings, in the form `encoding`.
+    prompt's log-probabilities have a place of their own in the answer, and are not only part of an echo. `own_names` maps
+    the engine's names of parameters to those of the body. Only requests with the same `cache_salt` share cached prefixes.
+    `reply` is how the answer's text is read; None if all of it is content. `repeats` is what the answer repeats from the
+    request. With `pooling`, the answers are embeddings in the form `encoding`.
     """
 
     model: str
@@ -104,7 +104,7 @@ class PreparedRequest:
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
-    """Makes what the first request would make, so that workers that are forked afterwards share it."""
+    """Builds what the first request would build, so that workers that are forked afterwards share it."""
     generating = CompletionRequest, ChatCompletionRequest, ResponsesRequest
     for body in (*generating, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
@@ -119,7 +119,8 @@ def _tell_nobody(param: str) -> None:
 class Preparer:
     """Prepares requests for one model.
 
-    `on_grammar` is called before a grammar is compiled, with the request's name of it: that may be the last thing done.
+    `on_grammar` is called with the name of the parameter before its grammar is compiled, since compiling may kill the
+    process.
     """
 
     tokenizer: Tokenizer
@@ -129,10 +130,10 @@ class Preparer:
     on_grammar: Callable[[str], None] = _tell_nobody
 
     def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns what the body `raw` asks for.
+        """Returns the request of the body `raw`.
 
         Raises:
-            RequestError: 400, or 404 for another model's name; says what is wrong, and where.
+            RequestError: 400, or 404 for another model's name. Says what is wrong, and where.
         """
         if kind == "chat":
             return self._prepare_chat(parse_body(ChatCompletionRequest, raw))
@@ -181,10 +182,10 @@ class Preparer:
         )
 
     def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        """Returns the tokens or the text that the body `raw` asks for. Neither is limited by the model's length.
+        """Returns the tokens or the text that the body `raw` asks for. The model's length limits neither.
 
         Raises:
-            RequestError: 400, or 404 for another model's name; says what is wrong, and where.
+            RequestError: 400, or 404 for another model's name. Says what is wrong, and where.
         """
         if kind == "detokenize":
             asked = parse_body(DetokenizeRequest, raw)
@@ -212,7 +213,7 @@ class Preparer:
             params = body.sampling_params(self.model.defaults)
             if params.structured_outputs is not None:
                 self.on_grammar(body.own_names().get("structured_outputs", "structured_outputs"))
-                self.grammars.compile(params.structured_outputs)  # Here its time and memory are limited.
+                self.grammars.compile(params.structured_outputs)  # Time and memory are limited here.
         except RequestError as error:
             raise error.renamed(body.own_names()) from error
         return PreparedRequest(
@@ -230,7 +231,7 @@ class Preparer:
         )
 
     def _token_ids(self, body: CompletionRequest | EmbeddingRequest, param: str) -> Sequence[Sequence[int]]:
-        """Text gets the model's special tokens unless the request says otherwise."""
+        """Returns the token ids of the prompts. Text gets the model's special tokens unless the request says otherwise."""
         prompts = body.prompts()
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         if texts:
@@ -239,7 +240,7 @@ class Preparer:
         return [self._bounded(ids[-max_len:], param) for ids in prompts if not isinstance(ids, str)]
 
     def _echoes(self, body: CompletionRequest, prompts: Sequence[Sequence[int]]) -> Sequence[str]:
-        """Returns the text of each prompt, as it came or as its tokens have it, if answers begin with it."""
+        """Returns the text of each prompt (the client's, or decoded from its tokens), if answers begin with it."""
         if not body.echo:
             return ()
         if body.truncate_prompt_tokens is None:
@@ -249,7 +250,7 @@ class Preparer:
         return list(map(self.tokenizer.decode_all, prompts))
 
     def _bounded(self, token_ids: list[int], param: str) -> list[int]:
-        """Refuses prompts that are too long here, so that they need not cross to the server."""
+        """Returns `token_ids`. Refuses them if they are too many, so that they need not be sent to the server."""
         if len(token_ids) > self.model.max_len:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}", param=param
@@ -257,7 +258,7 @@ class Preparer:
         return token_ids
 
     def _truncated_len(self, body: GenerationRequest | EmbeddingRequest) -> int:
-        """Returns how many of a prompt's last tokens are kept; 0 keeps all, as ``ids[-0:]`` does."""
+        """Returns how many of a prompt's last tokens are kept. 0 keeps all, as ``ids[-0:]`` does."""
         asked, max_len = body.truncate_prompt_tokens, self.model.max_len
         if asked is None:
             return 0
@@ -273,7 +274,7 @@ class Preparer:
         return asked
 
     def _rendered(self, body: ChatCompletionRequest) -> str:
-        """Returns the prompt, whose special tokens the template writes itself."""
+        """Returns the prompt, including the special tokens, which the template writes."""
         template, variables = self.chat_template, body.chat_template_kwargs or {}
         if template is None:
             raise RequestError(

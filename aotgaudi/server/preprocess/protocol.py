@@ -1,8 +1,8 @@
-"""What a client may send: the bodies of ``/v1/completions`` and ``/v1/chat/completions``.
+"""The bodies of ``/v1/completions`` and ``/v1/chat/completions``.
 
 Extensions of OpenAI's protocol have vLLM's names: `top_k`, `min_p`, `repetition_penalty`, `stop_token_ids`, `ignore_eos`,
-`cache_salt`, `min_tokens`, `bad_words`, `allowed_token_ids`, and what `answer_format` reads. The engine also refuses
-filters, penalties, log-probabilities and constraints that the bundle's sampler was built without.
+`cache_salt`, `min_tokens`, `bad_words`, `allowed_token_ids`, and those in `answer_format`. The engine also refuses filters,
+penalties, log-probabilities and constraints that the bundle's sampler was built without.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_TEMPLATE_VARIABLES = 64
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
 
 StreamUsage = Literal["none", "last", "every"]
-"""Which chunks of a stream carry the usage; "last" is one more chunk, without choices, and "every" includes that one."""
+"""Which chunks of a stream carry the usage. "last" adds a chunk without choices; "every" includes that chunk."""
 
 
 class StreamOptions(Body):
@@ -90,7 +90,7 @@ StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fai
 
 
 def shape_of_prompt(value: object) -> str:
-    """Tells texts and token ids, one or several, for pydantic's unions."""
+    """Tells apart texts and token ids, one or several, for pydantic's unions."""
     if not isinstance(value, list):
         return "<text>"
     first = value[0] if value else 0
@@ -255,12 +255,12 @@ class GenerationRequest(Body):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The most tokens to generate; None: to the model's length."""
+        """The most tokens to generate; None if only the model's length limits them."""
         return self.max_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """How many likeliest tokens' log-probabilities to return beside the chosen one's; None: nothing."""
+        """How many of the likeliest tokens' log-probabilities to return besides the chosen token's; None for none at all."""
         return None
 
     @property
@@ -269,16 +269,16 @@ class GenerationRequest(Body):
         return self.prompt_logprobs
 
     def own_names(self) -> Mapping[str, str]:
-        """Returns this body's names of parameters that the engine calls otherwise."""
+        """Returns a map from the engine's names of parameters to this body's, where they differ."""
         given = [name for name in _ANSWER_FORMATS if getattr(self, name) is not None]
         return {"structured_outputs": given[0]} if given else {}
 
     @property
     def structured(self) -> StructuredOutputs | None:
-        """What the answer must be; None: any text.
+        """The constraint of the answer; None if any text will do.
 
         Raises:
-            RequestError: several parameters say what, or one cannot be used.
+            RequestError: several parameters constrain the answer, or one cannot be used.
         """
         given = [name for name in _ANSWER_FORMATS if getattr(self, name) is not None]
         found = {name: each for name in given if (each := structured_outputs_of(name, getattr(self, name)))}
@@ -290,12 +290,12 @@ class GenerationRequest(Body):
         return next(iter(found.values()), None)
 
     def sampling_params(self, defaults: Mapping[str, Any] = MappingProxyType({})) -> SamplingParams:
-        """Returns the engine's view of this request. `defaults` stand in for parameters that it does not state.
+        """Returns the engine's parameters of this request. `defaults` apply to parameters that it does not state.
 
-        A `max_tokens` in `defaults` is also the most that a request gets, as in vLLM.
+        A `max_tokens` in `defaults` also limits what a request can ask for, as in vLLM.
 
         Raises:
-            RequestError: a value is out of range; names the parameter.
+            RequestError: a value is out of range. Names the parameter.
         """
         limits = [n for n in (self.max_new_tokens, defaults.get("max_tokens")) if n is not None]
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -343,7 +343,7 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """OpenAI's default for completions is 16 tokens. An echo alone takes one, which is not returned."""
+        """The most tokens to generate. OpenAI's default is 16. An echo alone generates one token, which is not returned."""
         return DEFAULT_COMPLETION_MAX_TOKENS if self.max_tokens is None else max(self.max_tokens, 1)
 
     @property
@@ -353,21 +353,21 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        """As asked; an echo has those of `logprobs`."""
+        """As in the request. If that states none, an echo gets the number of `logprobs`."""
         return self.logprobs if self.prompt_logprobs is None and self.echo else self.prompt_logprobs
 
     @property
     def num_logprobs(self) -> int | None:
-        """As asked."""
+        """As in the request."""
         return self.logprobs
 
     def own_names(self) -> Mapping[str, str]:
-        """The log-probabilities of an echo are asked for with those of the answer."""
+        """Returns this body's names. `logprobs` also stands for the log-probabilities of an echo."""
         is_echo = self.prompt_logprobs is None and self.num_prompt_logprobs is not None
         return {**super().own_names(), **({"prompt_logprobs": "logprobs"} if is_echo else {})}
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one a choice."""
+        """Returns the prompts as a list."""
         is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if is_one else self.prompt)
 
@@ -449,12 +449,12 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """The limit under either name; None: to the model's length."""
+        """The limit under either name; None if only the model's length limits the answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def num_logprobs(self) -> int | None:
-        """`top_logprobs`, where `logprobs` is true."""
+        """`top_logprobs`, if `logprobs` is true."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
@@ -464,14 +464,14 @@ class ChatCompletionRequest(GenerationRequest):
 
     @property
     def echoed(self) -> str:
-        """What an answer begins with: the last message, if it has the role of the answer, as vLLM's ``echo`` does."""
+        """The text that the answer begins with: the last message if it has the answer's role, as with vLLM's ``echo``."""
         last = self.messages[-1].as_variables()
         is_same_role = not self.opens_message or last["role"] == "assistant"
         return last["content"] if self.echo and is_same_role else ""
 
     @property
     def structured(self) -> StructuredOutputs | None:
-        """What the answer must be: also what a `tool_choice` makes of it."""
+        """The constraint of the answer, which may come from `tool_choice`."""
         asked, is_one = super().structured, self.parallel_tool_calls is False
         schema = schema_of_calls(self.tools or (), self.tool_choice, is_one=is_one)
         if schema is None:
@@ -485,7 +485,7 @@ class ChatCompletionRequest(GenerationRequest):
         return StructuredOutputs(json=cast("str", schema))
 
     def own_names(self) -> Mapping[str, str]:
-        """The messages are the prompt; the limits have two names each."""
+        """Returns this body's names. The prompt is called `messages`, and the limit of tokens has two names."""
         names = {**super().own_names(), "prompt": "messages"}
         if self.tool_choice == "required" or isinstance(self.tool_choice, ChosenTool):
             names["structured_outputs"] = "tool_choice"

@@ -1,6 +1,7 @@
 """The body of ``POST /v1/responses``, and the chat that it stands for.
 
-The server keeps no conversations: a client sends all of it as `input`, and everything that would need one kept is refused.
+The server stores no conversations. A client sends the whole conversation as `input`, and parameters that need a stored one
+are refused.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _KEEPS_NOTHING = "the server keeps no responses; send the conversation as 'input
 
 
 def _refuse_other(noun: str, known: Iterable[str], value: object, default: str) -> object:
-    """Refuses what has another `type` than the `known` ones."""
+    """Returns `value`, unless its `type` is not one of `known`: then it is refused."""
     kind = value.get("type", default) if isinstance(value, Mapping) else default
     if isinstance(kind, str) and kind not in known:
         raise PydanticCustomError(
@@ -187,7 +188,7 @@ def _text_of(content: str | list[_TextPart]) -> str | list[dict[str, str]]:
 
 
 class _Conversation:
-    """Messages of a chat, made of items. What the assistant thinks, says and calls in a row is one message."""
+    """Builds the messages of a chat from items. Successive reasoning, text and calls of the assistant are one message."""
 
     def __init__(self, instructions: str | None) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -195,7 +196,7 @@ class _Conversation:
             self.messages.append({"role": "system", "content": instructions})
 
     def add(self, item: object) -> None:
-        """Adds an item."""
+        """Adds an item to the messages."""
         if isinstance(item, MessageItem):
             self._add_message(item)
         elif isinstance(item, CallOutputItem):
@@ -225,7 +226,7 @@ class _Conversation:
             self.messages.append({"role": item.role, "content": content})
 
     def _assistant(self) -> dict[str, Any]:
-        """Returns the assistant's message that is last, or a new one."""
+        """Returns the last message if it is the assistant's, or else a new one."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
         return self.messages[-1]
@@ -377,7 +378,7 @@ class ResponsesRequest(Body):
     conversation: Annotated[object, neutral_only(why=_KEEPS_NOTHING)] = None
 
     def as_chat(self) -> ChatCompletionRequest:
-        """Returns the chat that is asked for. Raises RequestError, with a chat's names."""
+        """Returns the equivalent chat. Raises RequestError with the names of a chat's parameters."""
         conversation = _Conversation(self.instructions)
         for item in (
             [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
@@ -397,7 +398,7 @@ class ResponsesRequest(Body):
         )
 
     def repeated(self, params: SamplingParams) -> dict[str, Any]:
-        """Returns what a response repeats of its request, with the values that hold."""
+        """Returns what a response repeats from its request, with the effective values."""
         format_ = None if self.text is None else self.text.format
         text = {"type": "text"} if format_ is None else format_.model_dump(by_alias=True, exclude_none=True)
         return {

@@ -1,4 +1,4 @@
-"""What a client may send to ``/tokenize`` and ``/detokenize``, and the answers, in vLLM's forms."""
+"""The bodies and answers of ``/tokenize`` and ``/detokenize``, in vLLM's forms."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TokenizeRequest(Body):
         return self
 
     def chat(self) -> ChatCompletionRequest:
-        """Returns the chat whose prompt is asked for. Needs `messages`."""
+        """Returns the chat whose prompt is to be tokenized. Needs `messages`."""
         given = {name: getattr(self, name) for name in _OF_CHAT}
         return ChatCompletionRequest.model_validate({k: v for k, v in given.items() if v is not None})
 
@@ -64,7 +64,7 @@ class DetokenizeRequest(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenized:
-    """Tokens of a text, or the text of tokens. `strings` are the vocabulary's, if they were asked for."""
+    """Tokens of a text, or the text of tokens. `strings` has the tokens as the vocabulary writes them, if asked for."""
 
     token_ids: Sequence[int] = ()
     strings: Sequence[str] | None = None

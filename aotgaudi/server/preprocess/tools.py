@@ -1,4 +1,4 @@
-"""Tools, the choice among them, and calls of them, as clients send them. Functions are the only tools."""
+"""Tools, the choice among them, and calls of tools in the bodies of requests. Functions are the only tools."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Tool(Body):
 
     @property
     def arguments_schema(self) -> dict[str, Any]:
-        """The JSON schema of the arguments."""
+        """The JSON Schema of the arguments."""
         return self.function.parameters or {"type": "object"}
 
     def as_variables(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Tool(Body):
 
 
 def refuse_other_tools(value: object) -> None:
-    """Refuses a tool, or the choice of one, that is not a function."""
+    """Refuses a tool, or a choice of a tool, that is not a function."""
     kind = value.get("type", "function") if isinstance(value, Mapping) else "function"
     if isinstance(kind, str) and kind != "function":
         raise PydanticCustomError(
@@ -85,7 +85,7 @@ class ChosenTool(Body):
 
 
 def shape_of_choice(value: object) -> str:
-    """Tells a mode from a tool, for pydantic's unions."""
+    """Tells apart a mode and a tool, for pydantic's unions."""
     return "<mode>" if isinstance(value, str) else "<tool>"
 
 
@@ -99,10 +99,10 @@ ToolChoice = Annotated[
 def schema_of_calls(
     tools: Sequence[Tool], choice: ToolMode | ChosenTool | None, *, is_one: bool
 ) -> dict[str, Any] | None:
-    """Returns the JSON schema that makes a model call tools as `choice` wants it; None if it need not.
+    """Returns the JSON Schema that makes a model call tools as `choice` demands; None if it demands no call.
 
-    For a certain function, the schema is that of its arguments. Otherwise it is, as in vLLM, an array of objects with name
-    and parameters of a call; of one object, if `is_one`.
+    If `choice` names a function, the schema is that of its arguments. Otherwise it is, as in vLLM, an array of objects, each
+    with the name and the parameters of a call. With `is_one`, the array has one object.
 
     Raises:
         RequestError: 400; two functions define a type of the same name differently.
@@ -118,7 +118,7 @@ def schema_of_calls(
 
 
 def _schema_of_call(tool: Tool, definitions: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Moves what the parameters define to `definitions`: references to them begin at the root."""
+    """Returns the schema of a call. Moves its type definitions to `definitions`, because references begin at the root."""
     parameters = dict(tool.arguments_schema)
     for keyword in _DEFINITIONS:
         own = parameters.pop(keyword, {})
@@ -141,7 +141,7 @@ def _schema_of_call(tool: Tool, definitions: dict[str, dict[str, Any]]) -> dict[
 _DEFINITIONS = ("$defs", "definitions")
 
 
-# Calls that were made before
+# Calls in earlier messages
 
 
 class CalledFunction(Body):

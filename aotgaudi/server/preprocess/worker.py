@@ -1,23 +1,23 @@
-"""The processes that preprocess requests: workers under limits that the kernel keeps, and the fork server that starts them.
+"""The processes that preprocess requests: workers under the kernel's limits, and the fork server that starts them.
 
-The fork server is started before the server is ready, loads tokenizer and chat template once, and forks a worker for each
-entry of `WORKERS`, again and again. The server itself has threads, and may start no process once it is ready; the fork
-server has one thread, and imports neither torch nor HTTP nor asyncio. Unless it is started with seccomp "off", the kernel
-lets it fork but run no other program, and lets a worker do neither.
+The fork server starts before the server is ready. It loads tokenizer and chat template once and forks a worker for each
+entry of `WORKERS`, and a new one whenever a worker ends. The server itself has threads and may start no process once it is
+ready. The fork server has one thread, and imports neither torch nor HTTP nor asyncio. Unless seccomp is "off", the kernel
+lets the fork server fork but run no other program, and a worker do neither.
 
-A worker prepares one request after the other. If a chat template or a tokenizer hangs or grows, the worker dies of it and
-nothing else does:
+A worker prepares one request at a time. If a chat template or a tokenizer hangs or takes too much memory, only that worker
+dies:
 
 ==================  =============================================================================================
 processor time      a timer of the process (``ITIMER_PROF``), whose signal ends it, even inside C code that holds the
                     interpreter's lock. Time that other processes take does not count
-memory              ``RLIMIT_AS``: the size at the start and a fixed amount more. Python raises MemoryError, the
-                    tokenizer aborts
-processes           seccomp: a worker starts none
-priority            the worker of large bodies is nice to the engine and to the other workers
+memory              ``RLIMIT_AS``: the size at the start plus a fixed amount. At the limit, Python raises MemoryError
+                    and the tokenizer aborts
+processes           seccomp: a worker can start none
+priority            the worker of large bodies has a lower priority than the engine and the other workers
 ==================  =============================================================================================
 
-What the processes send each other::
+The processes' messages::
 
     server -> fork server   the model directory, as soon as it is known, and the file of a chat template; a `ServedModel`
                             and the workers' limits (all pickled); then names of workers to kill, and
@@ -30,13 +30,13 @@ What the processes send each other::
                             answer     head: {"strings", "text"}           tail: the token ids of a text
                                        head: {"model", "lengths", ...}     tail: all prompts' token ids (native 32-bit)
                                        head: {"refusal": [message, param, HTTP status]}
-                                       head: {"failure": what went wrong, without anything of the request}
+                                       head: {"failure": what went wrong, without content of the request}
                                        and in each {"is_last"}: the worker ends now, and another takes its place
 
-A worker has seen hostile text and run the model's template, so the server unpickles nothing that comes from one.
+A worker handles hostile text and runs the model's template, so the server unpickles nothing that a worker sends.
 
-The fork server, and its workers with it, ends when the server's end of its socket closes, also if the server is killed. It
-ignores the signals that a terminal or a supervisor sends to the whole group: the server obeys them.
+The fork server and its workers end when the server closes its end of the socket, which also happens if the server is killed.
+They ignore the signals that a terminal or a supervisor sends to the whole process group, since the server handles these.
 """
 
 from __future__ import annotations
@@ -69,34 +69,34 @@ from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, 
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.reply.plan import ReplyPlan
 
-if TYPE_CHECKING:  # The API server imports this module, too, and needs neither a tokenizer nor templates.
+if TYPE_CHECKING:  # The API server imports this module too, and needs neither tokenizer nor templates.
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.grammars import GrammarCompiler
     from aotgaudi.llm.tokenizer import Tokenizer
 
 Cause = Literal["none", "done", "time", "memory", "killed"]
-"""Why a worker ended: there was none, it had grown, it hit a limit, or anything else."""
+"""Why a worker ended: "none" if there was none before, "done" if it had grown, the limit that it hit, or another reason."""
 
 MAX_PACKET_BYTES = 1 << 20
-"""Of what server and fork server send each other."""
+"""The largest packet between server and fork server."""
 
 ANSWER_FOR_KERNEL = b"answer for kernel"
 
 GRAMMARS = "grammar"
-"""The worker that compiles them, which may take it all its time."""
+"""The worker that compiles grammars, which may occupy it fully."""
 
 LARGE_BODY_BYTES = 64 * 1024
-"""Larger bodies have a worker of their own."""
+"""Bodies above this size go to a separate worker."""
 
 LENGTHS_BYTES = 8
 _LENGTHS = struct.Struct("!II")
 _MAX_MESSAGE_BYTES = 64 << 20
 _ARRAY_TYPE = "I"
 _LOAD_SECONDS = 60
-"""Of processor time, to load tokenizer and template. Compiling a template runs none of it, but one of 32 MiB may be long."""
+"""Processor time to load tokenizer and template. A template is only compiled then, but one of 32 MiB may take long."""
 _SECONDS_PER_BYTE = 1e-6
 _KEPT_BYTES = 16 << 20
-"""A worker that has grown by more ends, which gives the memory back."""
+"""A worker that has grown by more than this ends, so that its memory is freed."""
 
 
 _TOO_COMPLEX = "its grammar is too complex"
@@ -104,16 +104,16 @@ _TOO_COMPLEX = "its grammar is too complex"
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLimits:
-    """What one worker may use.
+    """The resources that one worker may use.
 
     Attributes:
         seconds: Processor time for a request with an empty body.
-        memory_bytes: Memory in addition to what it starts with, for a model that reads no tokens.
-        memory_bytes_per_token: Further memory for each token of the model's length: a tokenizer takes some 200 bytes a
-            character, and a token has four or five.
-        niceness: As of nice(2).
-        wall_seconds: A worker that has not answered by then is stopped or starved, and is killed.
-        compiles_grammars: Whether it prepares requests with a grammar; else it passes them on.
+        memory_bytes: Memory in addition to its size at the start, for a model of length 0.
+        memory_bytes_per_token: Further memory for each token of the model's length. A tokenizer takes some 200 bytes a
+            character, and a token has four or five characters.
+        niceness: As for nice(2).
+        wall_seconds: A worker that takes longer to answer must be stopped or starved, and is killed.
+        compiles_grammars: Whether it prepares requests with a grammar. Otherwise it passes them on.
     """
 
     seconds: float
@@ -124,16 +124,16 @@ class WorkerLimits:
     compiles_grammars: bool = False
 
     def for_model(self, max_len: int) -> WorkerLimits:
-        """Returns the limits for a model that reads `max_len` tokens."""
+        """Returns the limits for a model whose length is `max_len` tokens."""
         num_bytes = self.memory_bytes + max_len * self.memory_bytes_per_token
         return replace(self, memory_bytes=num_bytes, memory_bytes_per_token=0)
 
     def seconds_for(self, num_bytes: int) -> float:
-        """Returns the processor time that a request with a body of `num_bytes` may take: a second more for each MB."""
+        """Returns the processor time for a request with a body of `num_bytes`: `seconds`, and a second for each MB."""
         return self.seconds + num_bytes * _SECONDS_PER_BYTE
 
     def too_large(self, grammar: str | None = None) -> RequestError:
-        """Returns the refusal of a request that needs more memory; `grammar` is the parameter whose grammar was compiled."""
+        """Returns the refusal of a request that needs too much memory. `grammar` names the parameter if its grammar did."""
         return RequestError(
             f"This request needs more than {self.memory_bytes >> 20} MiB of memory to prepare: "
             + (
@@ -145,7 +145,7 @@ class WorkerLimits:
         )
 
     def too_slow(self, num_bytes: int, grammar: str | None = None) -> RequestError:
-        """Returns the refusal of a request that needs more time; `grammar` as of `too_large`."""
+        """Returns the refusal of a request that needs too much time. `grammar` is as for `too_large`."""
         return RequestError(
             f"This request took more than {self.seconds_for(num_bytes):.3g} s of processor time to prepare: "
             + (
@@ -165,9 +165,9 @@ WORKERS: Mapping[str, WorkerLimits] = {
         seconds=2.0, memory_bytes=64 << 20, memory_bytes_per_token=1024, niceness=10, compiles_grammars=True
     ),
 }
-"""No chat template delays a completion, no large body a small one, and no grammar a request without one.
+"""The workers, by name. No chat template delays a completion, no large body a small one, no grammar a request without one.
 
-208 MiB in all at 8,192 tokens.
+Together they may use 208 MiB for a model of 8,192 tokens.
 """
 
 
@@ -176,7 +176,7 @@ WORKERS: Mapping[str, WorkerLimits] = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message, either way."""
+    """One message, in either direction."""
 
     head: Mapping[str, Any]
     tail: bytes = b""
@@ -187,11 +187,11 @@ class Message:
 
 
 class WorkerGoneError(ConnectionError):
-    """The other side has closed the connection, or has sent what is no message. Never leaves this package."""
+    """The other side has closed the connection, or has sent something that is not a message. Stays in this package."""
 
 
 def lengths_of(opening: bytes) -> tuple[int, int]:
-    """Returns the lengths of head and tail that the first `LENGTHS_BYTES` of a message announce."""
+    """Returns the lengths of head and tail from the first `LENGTHS_BYTES` of a message."""
     lengths = _LENGTHS.unpack(opening)
     if max(lengths) > _MAX_MESSAGE_BYTES:
         raise WorkerGoneError(f"a message of {lengths} bytes")
@@ -199,7 +199,7 @@ def lengths_of(opening: bytes) -> tuple[int, int]:
 
 
 def message_of(head: bytes, tail: bytes) -> Message:
-    """Returns the message of a head and a tail."""
+    """Returns the message with this head and tail."""
     try:
         value = json.loads(head)
     except ValueError as error:
@@ -210,7 +210,7 @@ def message_of(head: bytes, tail: bytes) -> Message:
 
 
 def receive(connection: socket.socket) -> Message:
-    """Waits for the next message. Raises WorkerGoneError when there is none any more."""
+    """Waits for the next message and returns it. Raises WorkerGoneError if there will be none."""
     num_head_bytes, num_tail_bytes = lengths_of(_received(connection, LENGTHS_BYTES))
     return message_of(_received(connection, num_head_bytes), _received(connection, num_tail_bytes))
 
@@ -226,12 +226,12 @@ def _received(connection: socket.socket, num_bytes: int) -> bytes:
 
 
 def question(kind: Kind | TokenizeKind, raw: bytes) -> Message:
-    """Returns what a worker is asked."""
+    """Returns the server's question to a worker."""
     return Message({"kind": kind}, raw)
 
 
 def answer(prepared: PreparedRequest | Tokenized) -> Message:
-    """Returns what a worker answers."""
+    """Returns a worker's answer."""
     if isinstance(prepared, Tokenized):
         strings = None if prepared.strings is None else list(prepared.strings)
         head: dict[str, object] = {"strings": strings, "text": prepared.text}
@@ -260,43 +260,43 @@ def answer(prepared: PreparedRequest | Tokenized) -> Message:
 
 
 class _PassOn(Exception):  # noqa: N818 - no error
-    """A request has a grammar, in this parameter, and this worker compiles none. Never leaves this module."""
+    """A request has a grammar in the named parameter, and this worker compiles none. Stays in this module."""
 
 
 def passed_on(grammar: str) -> Message:
-    """Returns what a worker answers to a request with a grammar in this parameter that it passes on."""
+    """Returns a worker's answer that passes on a request because of the grammar in the parameter `grammar`."""
     return Message({"grammar": grammar})
 
 
 def grammar_in(message: Message) -> str | None:
-    """Returns the parameter with the grammar of a request that was passed on; None if the message is an answer."""
+    """Returns the parameter with the grammar if the message passes on a request; None if it is an answer."""
     grammar = message.head.get("grammar")
     return grammar if isinstance(grammar, str) else None
 
 
 def refusal(error: RequestError) -> Message:
-    """Returns what a worker answers to a request that it refuses."""
+    """Returns a worker's answer that refuses a request."""
     return Message({"refusal": [str(error), error.param, error.http_status]})
 
 
 def failure(what: str) -> Message:
-    """Returns what a worker answers when something is wrong with itself."""
+    """Returns a worker's answer that reports a fault of its own."""
     return Message({"failure": what})
 
 
 def tokenized_of(message: Message) -> Tokenized:
-    """Returns what a worker has tokenized, or made text of. Raises as `prepared_of`."""
+    """Returns the tokens or the text in a worker's answer. Raises what `prepared_of` does."""
     head = _checked(message)
     token_ids = array(_ARRAY_TYPE, message.tail).tolist()
     return Tokenized(token_ids=token_ids, strings=head["strings"], text=head["text"])
 
 
 def prepared_of(message: Message) -> PreparedRequest:
-    """Returns what a worker has prepared.
+    """Returns the prepared request in a worker's answer.
 
     Raises:
         RequestError: the worker refused the request.
-        AotGaudiError: something is wrong with the worker.
+        AotGaudiError: the worker failed.
     """
     head = _checked(message)
     return PreparedRequest(
@@ -319,7 +319,7 @@ def prepared_of(message: Message) -> PreparedRequest:
 
 
 def _params_of(values: Mapping[str, Any]) -> SamplingParams:
-    """Returns parameters of their JSON form, in which tuples are lists."""
+    """Returns the parameters from their JSON form, in which tuples are lists."""
     params: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
     }
@@ -352,12 +352,12 @@ def _split(tail: bytes, lengths: Iterable[int]) -> list[list[int]]:
 
 
 def run_worker(connection: socket.socket, preparer: Preparer, limits: WorkerLimits) -> NoReturn:
-    """Answers what comes over `connection` until it is closed, and ends this process."""
+    """Answers questions over `connection` until it closes or this worker has grown too much, and then ends this process."""
     _confine(limits)
     size_at_start = _peak_bytes()
     if not limits.compiles_grammars:
         preparer = replace(preparer, on_grammar=_pass_on)
-    with suppress(OSError):  # The server is gone: nobody is left to be told.
+    with suppress(OSError):  # The server is gone.
         is_last = False
         while not is_last:
             asked = receive(connection)
@@ -403,7 +403,7 @@ def _answer(preparer: Preparer, asked: Message, limits: WorkerLimits) -> Message
     except Exception as error:
         place = extract_tb(error.__traceback__)[-1]
         return failure(f"{type(error).__name__} at {place.filename}:{place.lineno}")
-    except BaseException:  # A panic: Rust code that runs out of memory panics if it does not abort.
+    except BaseException:  # Rust code that runs out of memory may panic instead of aborting.
         os.abort()
 
 
@@ -411,7 +411,7 @@ def _answer(preparer: Preparer, asked: Message, limits: WorkerLimits) -> Message
 
 
 class ForkServer:
-    """Forks the workers, and forks each again when it ends."""
+    """Forks the workers, and replaces each that ends."""
 
     def __init__(
         self,
@@ -421,7 +421,7 @@ class ForkServer:
         *,
         is_guarded: bool,
     ) -> None:
-        """`is_guarded`: the kernel keeps workers from starting processes."""
+        """With `is_guarded`, the kernel keeps workers from starting processes."""
         self._control, self._preparer, self._workers = control, preparer, workers
         self._is_guarded = is_guarded
         self._counters: dict[int, int] = {}
@@ -431,7 +431,7 @@ class ForkServer:
         self._lives: dict[str, int] = {}
 
     def run(self) -> None:
-        """Returns when the server has gone, after ending the workers."""
+        """Forks workers until the server is gone, and then ends the workers and returns."""
         try:
             for name in self._workers:
                 self._fork(name, "none")
@@ -455,7 +455,7 @@ class ForkServer:
             os.close(listener)
 
     def _obey(self) -> bool:
-        """Does what the server says next. Returns False if the server has gone."""
+        """Executes the server's next message. Returns False if the server is gone."""
         packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
         if packet == ANSWER_FOR_KERNEL:
             listener, self._counters[listener] = descriptors
@@ -479,7 +479,7 @@ class ForkServer:
             socket.send_fds(self._control, [packet], [ours.fileno()])
 
     def _be_worker(self, name: str, connection: socket.socket, life: int) -> None:
-        """Closes everything but its connection and its end of the pipe, which tells the fork server that it lives."""
+        """Turns this process into a worker. Keeps only its connection and its end of the pipe that shows that it lives."""
         try:
             for fd in map(int, os.listdir("/proc/self/fd")):
                 if fd > 2 and fd not in (connection.fileno(), life):
@@ -492,10 +492,10 @@ class ForkServer:
             os._exit(1)
 
     def _reap(self, life: int) -> Cause:
-        """Returns why the worker ended whose pipe is `life`.
+        """Returns why the worker whose pipe is `life` ended.
 
         Raises:
-            AotGaudiError: it could not even begin.
+            AotGaudiError: the worker could not begin.
         """
         self._selector.unregister(life)
         os.close(life)
@@ -509,14 +509,14 @@ class ForkServer:
 
 _CAUSES: Mapping[int, Cause] = {
     signal.SIGPROF: "time",
-    signal.SIGABRT: "memory",  # How Rust and C++ end if an allocation fails;
-    signal.SIGSEGV: "memory",  # and a stack that may not grow.
+    signal.SIGABRT: "memory",  # Rust and C++ end so if an allocation fails.
+    signal.SIGSEGV: "memory",  # A stack that may not grow ends so.
     signal.SIGBUS: "memory",
 }
 
 
 def main() -> None:
-    """The fork server: serves the server at the socket ``argv[1]`` until it closes. ``argv[2]`` is a `Seccomp`."""
+    """Runs the fork server until the socket ``argv[1]``, which leads to the server, closes. ``argv[2]`` is a `Seccomp`."""
     with socket.socket(fileno=int(sys.argv[1])) as control, suppress(ConnectionError):
         try:
             _serve(control, sys.argv[2])
@@ -527,7 +527,7 @@ def main() -> None:
 def _serve(control: socket.socket, seccomp: str) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Threads would not outlive a fork.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Threads do not survive a fork.
     import aotgaudi.llm.chat
     import aotgaudi.llm.grammars
     import aotgaudi.llm.tokenizer  # noqa: F401 - while the server finds out which model it is
@@ -538,18 +538,18 @@ def _serve(control: socket.socket, seccomp: str) -> None:
         arguments = (
             (error.where, error.problem, error.remedy) if isinstance(error, SpecError) else (str(error),)
         )
-        _next(control)  # A socket that is closed with something unread loses what was sent last.
+        _next(control)  # Closing a socket with unread data would discard our error.
         control.send(json.dumps({"error": [type(error).__name__, arguments]}).encode())
         return
     model, workers = _next(control)
     gc.collect()
-    gc.freeze()  # No worker copies these pages merely by collecting garbage.
+    gc.freeze()  # Otherwise collecting garbage would make workers copy these pages.
     preparer = Preparer(tokenizer, chat_template, grammars, model)
     ForkServer(control, preparer, workers, is_guarded=seccomp != "off" and _can_only_fork()).run()
 
 
 def _can_only_fork() -> bool:
-    """Has the kernel refuse to run other programs, in workers too. Returns False if it cannot; the server logs that."""
+    """Makes the kernel refuse other programs here and in workers. Returns False if it cannot; the server logs that."""
     try:
         forbid_processes(may_fork=True)
     except TargetError:
@@ -575,7 +575,7 @@ def _load(
 
 
 def _next(control: socket.socket) -> Any:
-    """Returns what the server, which this process trusts, has pickled next."""
+    """Returns the next value that the server has pickled. This process trusts the server."""
     packet = control.recv(MAX_PACKET_BYTES)
     if not packet:
         sys.exit(0)  # The server ended before it was ready.
