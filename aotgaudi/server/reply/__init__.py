@@ -1,1 +1,1 @@
-"""What a model's text says: reasoning, content and calls of tools, found as the text comes."""
+"""Finds reasoning, content and calls of tools in a model's text as it is generated."""

@@ -1,4 +1,4 @@
-"""The message of one choice of a chat: what the model says, calls and thinks, as OpenAI's API and vLLM write it."""
+"""Writes the message of one choice of a chat (content, calls and reasoning) in the form of OpenAI's API and vLLM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MISTRAL_ID_CHARS = string.ascii_letters + string.digits
 
 
 def new_call_id(plan: ReplyPlan) -> str:
-    """Returns an id for a call. Mistral's chat templates take nothing but nine letters and digits."""
+    """Returns an id for a call. Mistral's chat templates accept only ids of nine letters and digits."""
     if plan.calls == "mistral":
         return "".join(secrets.choice(_MISTRAL_ID_CHARS) for _ in range(9))
     return f"call_{secrets.token_hex(12)}"
@@ -25,7 +25,7 @@ def new_call_id(plan: ReplyPlan) -> str:
 
 @dataclass(slots=True)
 class Reply:
-    """A whole reply: content, reasoning, and names with arguments of calls."""
+    """A whole reply: content, reasoning, and the name and arguments of each call."""
 
     content: str = ""
     reasoning: str = ""
@@ -33,7 +33,7 @@ class Reply:
 
     @classmethod
     def of(cls, parts: Iterable[Part]) -> Reply:
-        """Returns the reply that has these parts."""
+        """Returns the reply that consists of these parts."""
         reply = cls()
         for part in parts:
             if isinstance(part, Content):
@@ -49,7 +49,7 @@ class Reply:
 
 
 class ReadMessage:
-    """The message of a reply that is read under a plan."""
+    """Writes the message of a reply that is read by a plan."""
 
     def __init__(self, plan: ReplyPlan, new_id: Callable[[ReplyPlan], str] = new_call_id) -> None:
         self._plan, self._new_id = plan, new_id
@@ -57,11 +57,11 @@ class ReadMessage:
 
     @property
     def num_thought_tokens(self) -> int | None:
-        """How many tokens of the reply so far are reasoning; None of a model that does not think."""
+        """How many tokens of the reply so far are reasoning; None if the model does not think."""
         return self._reader.num_thought_tokens if self._plan.has_reasoning else None
 
     def deltas(self, event: TokenEvent) -> Sequence[Json]:
-        """Returns what the event adds, at least one object. A call's name comes without arguments; these follow."""
+        """Returns what the event adds, as one object or several. A call's name and arguments are in different objects."""
         deltas: list[dict[str, str]] = [{}]
         calls: list[list[dict[str, object]]] = [[]]
         for part in self._parts(event):
@@ -79,7 +79,7 @@ class ReadMessage:
         ]
 
     def whole(self, events: Sequence[TokenEvent]) -> Json:
-        """Returns the message of all its `events`. Reasoning has both names that vLLM has given it."""
+        """Returns the message of all its `events`. Reasoning is under both of the names that vLLM has used for it."""
         reply = Reply.of(part for event in events for part in self._parts(event))
         is_silent = not reply.content and (reply.calls or reply.reasoning)
         message: dict[str, object] = {
@@ -102,7 +102,7 @@ class ReadMessage:
         return message
 
     def finish_reason(self, event: TokenEvent) -> str | None:
-        """Returns why the reply has ended. One that had to call a certain function ends with "stop", as OpenAI's do."""
+        """Returns why the reply has ended. As in OpenAI's API, a call of a prescribed function ends with "stop"."""
         if event.finish_reason == "stop" and self._reader.has_called and self._plan.calls != "one":
             return "tool_calls"
         return event.finish_reason

@@ -1,6 +1,7 @@
-"""How one reply is read, and its reader.
+"""The plan by which one reply is read, and the reader.
 
-Whoever prepares a request knows its tools and its prompt and makes the plan; the server, which has the text, follows it.
+The request worker makes the plan, because it knows the request's tools and prompt. The server, which gets the reply's text,
+follows it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ class ReplyPlan:
     """How one reply is read.
 
     Attributes:
-        calls: How calls of tools are written; None: nothing in it is one.
+        calls: How calls of tools are written; None if the reply has none.
         function: The function that a reply of the kind "one" calls.
-        has_parallel_calls: Calls after the first one count, too.
+        has_parallel_calls: Whether calls after the first one are passed on.
         thinks: Whether the reply begins with reasoning.
-        has_reasoning: The model thinks in some replies, so that clients look for it in all.
-        shows_reasoning: The client wants to see it.
+        has_reasoning: Whether the model thinks in some replies, so that clients expect the fields for reasoning in all.
+        shows_reasoning: Whether the client wants to see reasoning.
     """
 
     calls: Calls | None = None
@@ -35,12 +36,15 @@ class ReplyPlan:
 
     @property
     def has_special_markers(self) -> bool:
-        """Whether what marks a call may be special tokens, which a text is usually without."""
+        """Whether special tokens may mark calls. Text usually leaves these tokens out."""
         return self.calls in ("hermes", "mistral")
 
 
 class ReplyReader:
-    """Reads one reply as it comes. `is_thinking` while the newest text is reasoning, of `num_thought_tokens` so far."""
+    """Reads one reply as it comes.
+
+    `is_thinking` says whether the newest text is reasoning. `num_thought_tokens` counts the tokens of reasoning so far.
+    """
 
     def __init__(self, plan: ReplyPlan) -> None:
         self._plan, self._text, self._num_calls = plan, Text(), 0
@@ -54,7 +58,7 @@ class ReplyReader:
         return self._num_calls > 0
 
     def parts(self, text: str, *, is_last: bool, num_tokens: int = 0) -> list[Part]:
-        """Takes the next piece, of so many tokens. Returns what is certain now: everything, once it `is_last`."""
+        """Takes the next piece of `num_tokens`, and returns the parts that are certain now (all if `is_last`)."""
         self.num_thought_tokens += num_tokens if self.is_thinking else 0
         self._text.rest += text
         self._text.has_ended = is_last
@@ -87,7 +91,7 @@ class ReplyReader:
 
 
 def _append(parts: list[Part], part: Part) -> None:
-    """Appends `part`, or lengthens the last part, if that is of the same kind."""
+    """Appends `part`, or adds its text to the last part if that is of the same kind."""
     last = parts[-1] if parts else None
     if isinstance(part, CallStart) or type(last) is not type(part):
         parts.append(part)

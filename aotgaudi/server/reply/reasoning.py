@@ -1,8 +1,8 @@
-"""Where a model thinks: between ``<think>`` and ``</think>``, for vLLM's ``--reasoning-parser`` names.
+"""Finds a model's reasoning, between ``<think>`` and ``</think>``, for the names of vLLM's ``--reasoning-parser``.
 
-Some chat templates write ``<think>`` themselves at the end of the prompt, or a whole empty thought where the client wants
-none. So the prompt says how the reply begins. If it does not, DeepSeek's R1 thinks at once, with or without a ``<think>``,
-and Qwen 3 thinks if it writes one.
+Some chat templates write ``<think>`` at the end of the prompt, or a whole empty thought if the client wants no reasoning.
+Then the prompt says how the reply begins. Otherwise, DeepSeek's R1 thinks at once, with or without writing ``<think>``, and
+Qwen 3 thinks if it writes ``<think>``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def thinks_after(prompt: str, parser: ReasoningParser) -> Thinks:
-    """Returns whether a model thinks after `prompt`, the rendered chat template."""
+    """Returns whether the reply to `prompt`, the rendered chat template, begins with reasoning."""
     end = prompt.rstrip()
     if end.endswith(_OPEN):
         return "at once"
@@ -29,7 +29,7 @@ def thinks_after(prompt: str, parser: ReasoningParser) -> Thinks:
 
 
 def read_reasoning(text: Text, thinks: Thinks) -> Parsing[None]:
-    """Reads what the model thinks before its answer, and the white space around it. A thought that is cut off is one."""
+    """Reads the reasoning before the answer, and the white space around it. Reasoning that is cut off counts too."""
     if thinks == "no":
         return
     marker = yield from text.take_marker(_OPEN)

@@ -1,6 +1,6 @@
-"""Writes the answer of ``/v1/responses``: an object with items in order, whole or as the events that build it up.
+"""Writes the answer of ``/v1/responses``: an object with a list of items, whole or as the events that build it up.
 
-An item is a message, a thought or a call. Events of one item follow each other; the next item begins when the last ends::
+An item is a message, reasoning or a call. The next item begins only when the last one has ended::
 
     response.created, response.in_progress
     response.output_item.added
@@ -9,7 +9,7 @@ An item is a message, a thought or a call. Events of one item follow each other;
     response.output_item.done
     response.completed, or response.incomplete, or response.failed
 
-A whole response is made by the same steps, without their events.
+A whole response is built in the same way, and its events are dropped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class _Item:
-    """An item that grows. `delta` and `done` name the events of its text."""
+    """An item under construction. `delta` and `done` are the types of its text's events."""
 
     value: dict[str, Any]
     delta: str
@@ -79,14 +79,14 @@ class _Item:
         return cls(value, "response.output_text.delta", "response.output_text.done", text)
 
     def holds(self, part: Part) -> bool:
-        """Returns whether `part` is more of this item."""
+        """Returns whether `part` continues this item."""
         kinds = {"function_call": CallArguments, "reasoning": Reasoning, "message": Content}
         return isinstance(part, kinds[self.value["type"]])
 
 
 @dataclass
 class ResponseWriter:
-    """Writes one response. `repeats` is what it repeats of its request. `clock` gives Unix time in seconds."""
+    """Writes one response. `repeats` is what it repeats from its request. `clock` returns Unix time in seconds."""
 
     head: AnswerHead
     repeats: Mapping[str, Any]
@@ -101,7 +101,7 @@ class ResponseWriter:
         self._reason: str | None = None
 
     def whole(self, events: Iterable[TokenEvent], counts: TokenCounts) -> Json:
-        """Returns the whole response, of all events in order."""
+        """Returns the whole response from all its events, in order."""
         for event in events:
             for _ in self._grown(event):
                 pass
@@ -128,7 +128,7 @@ class ResponseWriter:
         return self._written([{"type": f"response.{response['status']}", "response": response}])
 
     def failure(self, error: Exception) -> bytes:
-        """Returns the last event of a response that failed. Says nothing internal."""
+        """Returns the last event of a response that failed. It reveals nothing internal."""
         message = str(error) if isinstance(error, RequestError) else INTERNAL_ERROR_MESSAGE
         failed = {**self._response("failed"), "error": {"code": "server_error", "message": message}}
         return self._written([{"type": "response.failed", "response": failed}])

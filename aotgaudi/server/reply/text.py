@@ -1,7 +1,7 @@
-"""A model's text as it comes, and what is made of it.
+"""A model's text as it comes, the parts that parsers find in it, and tools for parsers.
 
-A parser is a generator. It takes what it needs from a `Text`, yields parts of the reply, and yields None when it cannot go
-on without more text. It decides by the text alone, never by where a piece of it ends, so streams and whole replies read
+A parser is a generator. It takes text from a `Text`, yields parts of the reply, and yields None when it needs more text to
+go on. Its result depends only on the text and not on where the pieces end, so that streamed and whole replies are read
 alike.
 """
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """More of what the model says to the user."""
+    """More text for the user."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks."""
+    """More reasoning."""
 
     text: str
 
@@ -47,21 +47,21 @@ Part = Union[Content, Reasoning, CallStart, CallArguments]
 Parsing = Generator[Union[Part, None], None, T]
 
 _MAX_HELD_SPACE = 64
-"""Characters. A model that writes nothing but line feeds must not look dead."""
+"""The most white space (in characters) that is held back. A model that writes only line feeds must not look dead."""
 _WORD = re.compile(r"[\w.-]*")
 
 
 class JsonEnd:
-    """Finds where a JSON object or array ends. It comes in pieces; what is wrong inside it is not this class's concern."""
+    """Finds where a JSON object or array ends that comes in pieces. Does not check whether the JSON is valid."""
 
     def __init__(self, depth: int = 0, before: str = "") -> None:
-        """With `depth`, so many brackets are open already. The value ends before the marker `before` at the latest."""
+        """`depth` brackets are open already. The value ends before the marker `before` at the latest."""
         self._depth, self._before = depth, before
         self._is_in_string = self._is_escaped = False
         self._signs = re.compile(r'[{}\[\]"\\]' + (f"|{re.escape(before)}" if before else ""))
 
     def find(self, text: str, start: int) -> tuple[bool, int]:
-        """Reads `text` from `start`. Returns whether it has the value's end, and where; if not, where to read on."""
+        """Reads `text` from `start`. Returns True and where the value ends, or False and where to read on."""
         position = start
         if self._is_escaped and position < len(text):
             self._is_escaped, position = False, position + 1
@@ -76,7 +76,7 @@ class JsonEnd:
         return False, len(text) if self._is_in_string else max(position, start_of_marker(text, self._before))
 
     def _pass_sign_of_string(self, sign: str, is_last: bool) -> int:
-        """Returns how many characters the sign makes mean nothing."""
+        """Handles a sign within a string. Returns how many of the next characters it escapes."""
         if sign == "\\":
             self._is_escaped = is_last
             return 0 if is_last else 1
@@ -84,14 +84,14 @@ class JsonEnd:
         return 0
 
     def _pass_sign(self, sign: str) -> bool:
-        """Returns whether the sign ends the value."""
+        """Handles a sign outside of strings. Returns whether it ends the value."""
         self._is_in_string = sign == '"'
         self._depth += (sign in "{[") - (sign in "}]")
         return sign in "}]" and self._depth <= 0
 
 
 def start_of_marker(text: str, marker: str) -> int:
-    """Returns where `text` may have the beginning of `marker` as its end; the length of `text` if it has none."""
+    """Returns where the end of `text` may be the beginning of `marker`; the length of `text` if it is not."""
     for start in range(max(0, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[start:]):
             return start
@@ -99,18 +99,18 @@ def start_of_marker(text: str, marker: str) -> int:
 
 
 class Text:
-    """The text that has come and has not been taken."""
+    """The text that has arrived and was not taken yet."""
 
     def __init__(self) -> None:
         self.rest, self.has_ended = "", False
 
     def take(self, num_chars: int) -> str:
-        """Takes the next characters."""
+        """Takes the next characters and returns them."""
         taken, self.rest = self.rest[:num_chars], self.rest[num_chars:]
         return taken
 
     def take_word(self, max_chars: int) -> Parsing[str]:
-        """Takes the letters, digits, ``_``, ``.`` and ``-`` that come next, and returns them."""
+        """Takes the letters, digits, ``_``, ``.`` and ``-`` that come next, at most `max_chars`, and returns them."""
         word = ""
         while True:
             found = _WORD.match(self.rest[: max_chars - len(word)])
@@ -120,7 +120,7 @@ class Text:
             yield None
 
     def take_space(self) -> Parsing[str]:
-        """Takes white space, all of it, and returns it."""
+        """Takes all white space that comes next, and returns it."""
         space = ""
         while True:
             space += self.take(len(self.rest) - len(self.rest.lstrip()))
@@ -129,7 +129,7 @@ class Text:
             yield None
 
     def take_marker(self, *markers: str) -> Parsing[str]:
-        """Takes one of `markers`, and the white space before it. Returns both, or nothing if something else follows."""
+        """Takes one of `markers` with the white space before it. Returns both, or an empty text if something else comes."""
         longest = max(map(len, markers))
         while True:
             bare = self.rest.lstrip()
@@ -144,10 +144,10 @@ class Text:
     def pass_on_until(
         self, marker: str, part: Callable[[str], Part], *, keeps_space: bool = True
     ) -> Parsing[str]:
-        """Yields all text before `marker` as parts, without white space right before it, and takes the marker.
+        """Yields the text before `marker` as parts, except the white space right before it, and takes the marker.
 
-        Returns this white space and the marker. If the text ends before, returns nothing, having passed on everything, or,
-        without `keeps_space`, everything but white space at the end.
+        Returns that white space and the marker. If there is no marker, yields all text and returns an empty text. Without
+        `keeps_space`, it then drops a rest that is only white space.
         """
         while True:
             at = self.rest.find(marker)

@@ -1,4 +1,4 @@
-"""How models write calls of tools: vLLM's ``--tool-call-parser`` names, and what a constraint makes them write.
+"""Reads calls of tools in the formats of models (named as for vLLM's ``--tool-call-parser``) and of constrained replies.
 
 ===============  =============================================================================================
 ``hermes``       ``<tool_call>{"name": F, "arguments": {...}}</tool_call>``, once a call. Hermes 2 Pro, Qwen 2.5 and 3
@@ -7,8 +7,8 @@
                  ``[TOOL_CALLS]F{...}`` once a call, in some models with ``[CALL_ID]ID`` and ``[ARGS]`` after the name
 ===============  =============================================================================================
 
-A call begins once its name is known and its arguments have begun. From there on what the model writes is its arguments, even
-if they turn out to be cut off or wrong JSON, as with OpenAI's API. Anything else that is no call is content, word for word.
+A call begins once its name is known and its arguments have begun. From there on, the model's text counts as arguments, even
+if they turn out to be cut off or invalid JSON, as in OpenAI's API. All other text is content, word for word.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from aotgaudi.server.options import ToolCallParser
 from aotgaudi.server.reply.text import CallArguments, CallStart, Content, JsonEnd, Parsing, Text
 
 Calls = Union[ToolCallParser, Literal["list", "one"]]
-"""How calls are written. "list": a JSON array of ``{"name", "parameters"}``; "one": nothing but a call's arguments."""
+"""How calls are written. "list" is a JSON array of ``{"name", "parameters"}``, "one" is the arguments of one call alone."""
 
 _MAX_NAME_CHARS = 256
 _HEAD = re.compile(
     r'\s{0,64}\{\s{0,64}"name"\s{0,64}:\s{0,64}"([^"\\\x00-\x1f]{1,256})"\s{0,64},'
     r'\s{0,64}"(?:arguments|parameters)"\s{0,64}:\s{0,64}(?=\{)'
 )
-"""A call as models write it, up to its arguments. Calls that are written otherwise are read once they are complete."""
+"""A call up to its arguments, as models usually write it. Calls that are written differently are read once complete."""
 
 
 def read_calls(text: Text, calls: Calls, function: str = "") -> Parsing[None]:
-    """Reads a text that may call tools; `function` is the one that the arguments of "one" are for."""
+    """Reads a text that may call tools. `function` is the one that a reply of the kind "one" calls."""
     if calls == "one":
         return _read_arguments_alone(text, function)
     return _READERS[calls](text)
 
 
 def pass_rest(text: Text, part: Callable[[str], Content | CallArguments]) -> Parsing[None]:
-    """Yields all that comes as parts."""
+    """Yields all remaining text as parts."""
     while True:
         if text.rest:
             yield part(text.take(len(text.rest)))
@@ -85,7 +85,7 @@ def _read_mistral(text: Text) -> Parsing[None]:
 
 
 def _read_named(text: Text, lead: str) -> Parsing[bool]:
-    """Reads a call of Mistral's newer models. If there is none, passes on `lead` and what was read in its place."""
+    """Reads a call in the format of Mistral's newer models. If there is none, yields `lead` and the text read as content."""
     name = yield from text.take_word(_MAX_NAME_CHARS)
     lead += name
     if marker := (yield from text.take_marker("[CALL_ID]")):
@@ -102,7 +102,7 @@ def _read_named(text: Text, lead: str) -> Parsing[bool]:
 
 
 def _read_list(text: Text) -> Parsing[None]:
-    """Reads the array that a constraint makes of calls. The beginning of a call that was cut off is nothing."""
+    """Reads the array of calls that a constraint enforces. Drops a call that is cut off before its arguments."""
     space = yield from text.take_space()
     if text.rest.startswith("["):
         for part in _read_array(text, space):
@@ -114,7 +114,7 @@ def _read_list(text: Text) -> Parsing[None]:
 
 
 def _read_array(text: Text, lead: str) -> Parsing[bool]:
-    """Reads calls in an array, whose bracket comes next. Returns whether there was one."""
+    """Reads calls in an array, whose bracket comes next. Returns whether it had a call."""
     lead += text.take(1)
     has_called = False
     while (yield from _read_call(text, lead)):
@@ -146,9 +146,9 @@ _READERS: Mapping[str, Callable[[Text], Parsing[None]]] = {
 
 
 def _read_call(text: Text, lead: str, end: str = "") -> Parsing[bool]:
-    """Reads a call that is a JSON object and ends before the marker `end` at the latest.
+    """Reads a call that is a JSON object and ends before the marker `end` at the latest. Returns whether there was one.
 
-    If there is none, passes on `lead` and what was read in its place.
+    If there is none, yields `lead` and the text read as content.
     """
     value, position, has_value = JsonEnd(before=end), 0, False
     while True:
@@ -192,7 +192,7 @@ def _pass_arguments(text: Text, end: str = "") -> Parsing[None]:
 
 
 def _skip_members(text: Text, end: str) -> Parsing[None]:
-    """Drops what a call has after its arguments, up to its bracket, which some models forget."""
+    """Drops the text after a call's arguments up to its closing bracket, which some models forget."""
     while not (bare := text.rest.lstrip()):
         if text.has_ended:
             return
@@ -209,7 +209,7 @@ def _skip_members(text: Text, end: str) -> Parsing[None]:
 
 
 def _decoded(raw: str) -> tuple[str, str] | None:
-    """Returns name and arguments of the call that is all of `raw`; None if it is no call."""
+    """Returns name and arguments of the call `raw`; None if `raw` is not a call."""
     try:
         call = json.loads(raw, strict=False)
     except (ValueError, RecursionError):
