@@ -1,1 +1,1 @@
-"""The engine: requests in, tokens out. Continuous batching over steps whose every shape has an entry."""
+"""The engine: requests in, tokens out. It batches continuously, and the shape of every step has an entry."""

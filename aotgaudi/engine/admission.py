@@ -1,14 +1,14 @@
-"""Admission: the one place that decides whether a request may come in, and what it is refused with. No torch, no threads.
+"""Admission: the one place that decides whether a request may enter, and why it is refused. No torch, no threads.
 
 ======  ==========================================================================================
 status  the request
 ======  ==========================================================================================
 400     can never run: it exceeds a limit of the model, the sampler or the server, or reuses an open id
-429     does not fit now: too many requests are open, or too many prompt tokens or body bytes
+429     does not fit now: too many requests, prompt tokens or body bytes are open
 503     comes too late: the server drains, or its engine has died
 ======  ==========================================================================================
 
-A server refuses in its API process, before the engine hears of a request (docs/adr/0066).
+The API server refuses requests before they reach the engine process (docs/adr/0066).
 """
 
 from __future__ import annotations
@@ -26,20 +26,23 @@ from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
-if TYPE_CHECKING:  # The preprocessor pool imports this module, too, and knows no requests of the engine.
+if TYPE_CHECKING:  # The preprocessor pool imports this module too, and needs no requests of the engine.
     from aotgaudi.engine.request import NewRequest
     from aotgaudi.engine.steps import PoolingParams
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRules:
-    """What a pooling model gives: `size` numbers, or the first of them, as many as `sizes` has (None: any number)."""
+    """The embeddings of a pooling model: `size` numbers, or only the first ones.
+
+    `sizes` lists how many first numbers a request may ask for; None allows any count.
+    """
 
     size: int
     sizes: tuple[int, ...] | None = ()
 
     def check(self, params: PoolingParams) -> None:
-        """Raises RequestError for a number of dimensions that the model's embeddings cannot be cut to."""
+        """Raises RequestError if the model's embeddings cannot be cut to the requested number of dimensions."""
         asked = params.dimensions
         if asked is None or asked == self.size:
             return
@@ -58,15 +61,15 @@ class EmbeddingRules:
 
 @dataclass(frozen=True, slots=True)
 class RequestRules:
-    """What a request must satisfy to run at all. Pure, any thread.
+    """The conditions that a request must meet to run at all. Pure; any thread may use it.
 
     Attributes:
         limits: The scheduler's limits.
-        vocab_size: Token ids from `vocab_size` on are refused; None refuses only negative ones.
-        sampler: What the sampler was built for; requests that need more are refused.
-        scores_prompts: Whether the model's graphs can give log-probabilities of prompts.
-        embeddings: What a pooling model gives; None: the model generates tokens.
-        outside: Why the limits are lower than the model's; refusals quote it. Empty where they are not lower.
+        vocab_size: Token ids from `vocab_size` on are refused. None refuses only negative ids.
+        sampler: What the sampler was built for. Requests that need more are refused.
+        scores_prompts: Whether the model's graphs can compute log-probabilities of prompts.
+        embeddings: The embeddings of a pooling model; None if the model generates tokens.
+        outside: Why the limits are lower than the model's, which refusals quote; empty if they are not lower.
     """
 
     limits: ServingLimits
@@ -77,7 +80,7 @@ class RequestRules:
     embeddings: EmbeddingRules | None = None
 
     def require(self, *, embeds: bool) -> None:
-        """Raises RequestError (404) unless the model does what is asked for: give an embedding, or generate tokens."""
+        """Raises RequestError (404) unless the model computes embeddings (`embeds`) or generates tokens (otherwise)."""
         if embeds and self.embeddings is None:
             raise RequestError(
                 'This server gives no embeddings: its bundle\'s model generates text. runner = "pooling" in the [model] of '
@@ -92,7 +95,7 @@ class RequestRules:
             )
 
     def check_pooling(self, prompt_token_ids: Sequence[int], params: PoolingParams) -> None:
-        """Raises RequestError, as `check` does, for a prompt whose embedding cannot be given."""
+        """Raises RequestError, as `check` does, if the prompt's embedding cannot be computed."""
         check_token_ids(prompt_token_ids, self.vocab_size)
         num, limits = len(prompt_token_ids), self.limits
         try:
@@ -112,7 +115,7 @@ class RequestRules:
         """Returns how many tokens the request may generate, at least 1.
 
         Raises:
-            RequestError: 400; names the parameter, the limit and the numbers.
+            RequestError: 400. Names the parameter, the limit and the numbers.
         """
         check_token_ids(prompt_token_ids, self.vocab_size)
         check_token_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
@@ -140,10 +143,10 @@ class RequestRules:
             )
 
     def resolve(self, requests: Sequence[NewRequest]) -> list[NewRequest]:
-        """Returns `requests`, checked and with their `max_tokens` set. Skips those that another process has checked.
+        """Returns `requests`, checked and with `max_tokens` set. Skips those that another process has checked already.
 
         Raises:
-            RequestError: 400; as `check`.
+            RequestError: 400, as `check`.
         """
         return [
             request
@@ -161,14 +164,14 @@ class RequestRules:
 
 
 class Admission:
-    """Counts what is open, and refuses what would exceed the limits. Not thread-safe.
+    """Counts open requests, and refuses those that would exceed the limits. Not thread-safe.
 
     A request passes three stages: its body is held (`hold`), it is prepared (`preparing`), and its prompts wait and run
-    (`enter` to `leave`). Every refusal with 429 counts once in `num_refused`, by what was short.
+    (`enter` to `leave`). `num_refused` counts refusals with 429 by the resource that was short.
     """
 
     def __init__(self, rules: RequestRules, limits: AdmissionLimits = UNLIMITED) -> None:
-        """An empty server always admits one prompt of `max_model_len` tokens."""
+        """Raises the limit of prompt tokens to `max_model_len`, so that an empty server admits every prompt that can run."""
         self.rules = rules
         self._limits = replace(
             limits, max_prompt_tokens=max(limits.max_prompt_tokens, rules.limits.max_model_len)
@@ -180,7 +183,7 @@ class Admission:
 
     @property
     def num_refused(self) -> Mapping[str, int]:
-        """How many requests were refused with 429, by what was short."""
+        """How many requests were refused with 429, by the resource that was short."""
         return dict(self._num_refused)
 
     @property
@@ -189,11 +192,11 @@ class Admission:
         return len(self._open)
 
     def close(self, reason: str) -> None:
-        """Admits nothing from now on. Refusals give the `reason` of the first call."""
+        """Admits nothing from now on. Refusals state the `reason` of the first call."""
         self._closed_because = self._closed_because or reason
 
     def hold(self, num_more: int, num_held: int) -> None:
-        """Counts `num_more` bytes of a body of which `num_held` are held already; `release` them.
+        """Counts `num_more` bytes of a body of which `num_held` are held already. The caller must `release` all of them.
 
         Raises:
             RequestError: 429; the server holds as many bytes as it may.
@@ -204,15 +207,15 @@ class Admission:
         self._num_body_bytes += num_more
 
     def release(self, num_bytes: int) -> None:
-        """Forgets bytes that `hold` has counted."""
+        """Uncounts bytes that `hold` has counted."""
         self._num_body_bytes -= num_bytes
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Counts one request that is being prepared, before its prompts are known.
+        """Counts one request while it is prepared and the number of its prompts is not known.
 
         Raises:
-            RequestError: 503 when closed; 429 when the server is full.
+            RequestError: 503 if admission is closed; 429 if the server is full.
         """
         self._check_open()
         self._check_requests(1)
@@ -223,11 +226,11 @@ class Admission:
             self._num_preparing -= 1
 
     def enter(self, requests: Sequence[NewRequest]) -> None:
-        """Admits all of `requests`, which satisfy the rules, or none. `leave` gives the room back, one by one.
+        """Admits all of `requests`, which meet the rules, or none. `leave` frees the room of each.
 
         Raises:
-            RequestError: 400 when an id is in use, or when they exceed the limits of an empty server; 503 when closed;
-                429 when they do not fit now.
+            RequestError: 400 if an id is in use or the requests would not fit an empty server; 503 if admission is closed;
+                429 if they do not fit now.
         """
         self._check_open()
         self._check_ids(requests)
@@ -244,7 +247,7 @@ class Admission:
         self._num_tokens += num_tokens
 
     def leave(self, request_id: str) -> None:
-        """Notes that a request has ended."""
+        """Frees the room of a request that has ended."""
         self._num_tokens -= self._open.pop(request_id)
 
     def _check_open(self) -> None:
@@ -280,13 +283,13 @@ class Admission:
 
 
 def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: ServingLimits) -> int:
-    """Returns how many tokens the request may generate, at least 1. Pure, any thread.
+    """Returns how many tokens the request may generate, at least 1. Pure; any thread may call it.
 
-    The cache never holds the last generated token, so P prompt and G generated tokens take the blocks of P + G - 1
-    tokens. A `max_tokens` of None becomes what fits; a larger explicit one is refused.
+    The cache never holds the last generated token, so P prompt tokens and G generated tokens need the blocks of P + G - 1
+    tokens. None as `max_tokens` stands for as many as fit. A number that does not fit is refused.
 
     Raises:
-        RequestError: The prompt is empty, or the request cannot fit; names the limit and the numbers.
+        RequestError: The prompt is empty, or the request cannot fit. Names the limit and the numbers.
     """
     if num_prompt_tokens == 0:
         raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
@@ -299,7 +302,7 @@ def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: S
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str = "prompt") -> None:
-    """Raises RequestError unless every id is an integer in [0, `vocab_size`); None: no upper bound."""
+    """Raises RequestError unless every id is an integer in [0, `vocab_size`). None sets no upper bound."""
     for token_id in token_ids:
         if not _is_token_id(token_id, vocab_size):
             bound = "" if vocab_size is None else f" below the vocabulary's size {vocab_size}"
@@ -307,10 +310,10 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str
 
 
 def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
-    """Refuses what the sampler was not built for, so that any mix of admitted requests has a warm graph.
+    """Refuses parameters that the sampler was not built for, so that any mix of admitted requests has a warm graph.
 
     Raises:
-        RequestError: 400; names the parameter, and the settings of the spec that would have to have it.
+        RequestError: 400. Names the parameter and the settings of the spec that would allow it.
     """
     able = sampler.signature
     serves = able.serves(params.signature) and (params.prompt_logprobs is None or able.logprobs)
@@ -343,7 +346,7 @@ _CONSTRAINTS = ("structured_outputs", "logit_bias", "allowed_token_ids", "bad_wo
 
 
 def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str, str]]:
-    """Yields the parameters that need more than `able`, and what a setting would need to have."""
+    """Yields each parameter that needs more than `able`, and what a setting of the spec must have to allow it."""
     needs = params.signature
     for name in SAMPLER_VALUES:
         alone = SamplingParams(**{name: getattr(params, name)}).signature

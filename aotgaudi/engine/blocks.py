@@ -1,6 +1,6 @@
-"""The pool of KV blocks: which block ids are free, shared or cached. Ids only.
+"""The pool of KV blocks: which block ids are free, shared or cached. It handles ids only; contents are on the device.
 
-A block is in one of three states; contents live on the device:
+A block is in one of three states:
 
 ======  ===============================================================================================
 used    handed out, to one sequence or to several that share it
@@ -8,8 +8,8 @@ kept    free, but its contents have a key (`aotgaudi.engine.prefix_cache`): a re
 empty   free, and its contents are worthless
 ======  ===============================================================================================
 
-New blocks are taken from the empty ones, then from the kept ones, the least recently used first. A used block is never
-written to once it has a key: only full blocks get one.
+New blocks come from the empty ones, and then from the kept ones, the least recently used first. Only full blocks get a key,
+and a used block with a key is never written to.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
 PADDING_BLOCK = 0
-"""Never handed out: padding reads from it and writes to it."""
+"""A block that is never handed out. Padding reads from it and writes to it."""
 
 
 def num_blocks_for(num_tokens: int, block_size: int) -> int:
@@ -30,14 +30,14 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 class BlockPool:
     """Hands out block ids 1..`num_blocks`, the lowest empty one first, so that used ids stay packed at the low end.
 
-    Not thread-safe: the engine's thread owns it. Misuse (taking more than is free, freeing twice, moving onto
-    a used block) is a bug of the caller and raises ValueError before anything is changed.
+    Not thread-safe: the engine's thread owns it. Misuse (taking more blocks than are free, freeing twice, moving onto a used
+    block) is a bug of the caller and raises ValueError before anything is changed.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.num_evicted = 0
-        self._free = list(range(1, num_blocks + 1))  # The empty ones, a heap: ascending order is one.
+        self._free = list(range(1, num_blocks + 1))  # The empty ones, as a heap (a sorted list is one).
         self._kept: OrderedDict[int, None] = OrderedDict()  # The least recently used first.
         self._is_used = bytearray(num_blocks + 1)
         self._num_users = [0] * (num_blocks + 1)
@@ -47,12 +47,12 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """How many blocks can be allocated: the empty ones and the kept ones."""
+        """How many blocks can be allocated, which are the empty and the kept ones."""
         return self.num_blocks - self._num_used
 
     @property
     def num_used(self) -> int:
-        """How many blocks are handed out; one that several share counts once."""
+        """How many blocks are handed out. A shared block counts once."""
         return self._num_used
 
     @property
@@ -62,7 +62,7 @@ class BlockPool:
 
     @property
     def max_used(self) -> int:
-        """The highest id in use; 0 when none is."""
+        """The highest id in use; 0 if no block is in use."""
         return max(self._is_used.rfind(1), 0)
 
     @property
@@ -83,9 +83,9 @@ class BlockPool:
         return count <= self.num_free
 
     def allocate(self, count: int) -> list[int]:
-        """Takes `count` free blocks: the lowest empty ones, then the least recently used of the kept.
+        """Takes `count` free blocks: the lowest empty ones first, then the least recently used of the kept ones.
 
-        Raises ValueError when fewer are free.
+        Raises ValueError if fewer are free.
         """
         if not self.can_allocate(count):
             raise ValueError(f"{count} blocks asked for, {self.num_free} of {self.num_blocks} are free")
@@ -97,10 +97,10 @@ class BlockPool:
         return blocks
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Takes back the blocks of one sequence, named from its first to its last.
+        """Takes back the blocks of one sequence, given in the sequence's order.
 
-        Blocks that no other sequence holds become kept if they have a key, else empty. The last block is evicted before
-        the first, which more prompts share. Raises ValueError when one is not in use, or is named twice.
+        Blocks that no other sequence holds become kept if they have a key, else empty. Later blocks are evicted before
+        earlier ones, which more prompts share. Raises ValueError if a block is not in use or is given twice.
         """
         blocks = list(blocks)
         self._require_used(blocks)
@@ -114,7 +114,7 @@ class BlockPool:
     # Keys
 
     def find(self, keys: Iterable[bytes]) -> list[int]:
-        """Returns the used or kept blocks of these keys, up to the first key that no block has."""
+        """Returns the used or kept blocks with these keys, up to the first key without a block."""
         blocks: list[int] = []
         for key in keys:
             block = self._by_key.get(key)
@@ -124,11 +124,11 @@ class BlockPool:
         return blocks
 
     def has_key(self, block: int) -> bool:
-        """Returns whether the contents of `block` can be found."""
+        """Returns whether `block` has a key."""
         return block in self._keys
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Hands out used or kept blocks to one more sequence. Raises ValueError for an empty one, or one named twice."""
+        """Hands out used or kept blocks to one more sequence. Raises ValueError if a block is empty or given twice."""
         blocks = list(blocks)
         wrong = [block for block in blocks if not self._is_used[block] and block not in self._kept]
         if wrong or len(set(blocks)) != len(blocks):
@@ -138,9 +138,9 @@ class BlockPool:
             self._add_user(block)
 
     def name(self, block: int, key: bytes) -> None:
-        """Gives a used block the key of its contents. Where another block has the key, that one keeps it.
+        """Gives a used block the key of its contents, unless another block has that key already.
 
-        Raises ValueError when the block is not in use, or has another key.
+        Raises ValueError if the block is not in use or has another key.
         """
         self._require_used([block])
         if self._keys.get(block, key) != key:
@@ -149,7 +149,7 @@ class BlockPool:
             self._keys[block], self._by_key[key] = key, block
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Removes the keys of these blocks, so no request reuses their contents. Kept ones become empty."""
+        """Removes the keys of these blocks, so that no request reuses their contents. Kept blocks become empty."""
         for block in blocks:
             key = self._keys.pop(block, None)
             if key is None:
@@ -162,9 +162,10 @@ class BlockPool:
     # Moves
 
     def relocate(self, mapping: Mapping[int, int]) -> None:
-        """Follows an exchange of the contents of each source, which is used, and its destination, which is free.
+        """Updates the pool after the contents of used sources and free destinations were exchanged.
 
-        Users, keys and the order of the kept go with the contents. Raises ValueError unless used -> free, 1 to 1.
+        Users, keys and the order of the kept blocks follow the contents. Raises ValueError unless `mapping` maps used blocks
+        to free ones, one to one.
         """
         self._require_used(list(mapping))
         taken = [block for block in mapping.values() if not self._is_free(block)]
@@ -182,7 +183,7 @@ class BlockPool:
         self._free = [block for block in range(1, self.num_blocks + 1) if self._is_empty(block)]
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError unless used, kept and empty ids partition 1..num_blocks, and keys name used or kept ones."""
+        """Raises RuntimeError unless used, kept and empty ids partition 1..num_blocks and no empty one has a key."""
         ids = range(1, self.num_blocks + 1)
         empty = [block for block in ids if self._is_empty(block)]
         is_sound = (

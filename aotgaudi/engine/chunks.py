@@ -1,7 +1,7 @@
-"""How prompts are cut into chunks, and which chunks share a step. Pure decisions about numbers of tokens.
+"""Decides how prompts are cut into chunks, and which chunks share a step. Pure functions of numbers of tokens.
 
-A chunk takes as many known tokens as the step has left and as an entry covers. Unless it reaches the last known token, it
-ends with a block. While others decode, it is cut to what fits the step's time budget.
+A chunk takes as many known tokens as fit the rest of the step and an entry. Unless it reaches the last known token, it ends
+at the end of a block. While others decode, it is cut to fit the step's time budget.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Seconds = float
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`num_tokens` known tokens of a request from `start` on; 0 if no entry covers any."""
+    """`num_tokens` known tokens of a request from `start` on; 0 if no entry covers even one."""
 
     request: Request
     start: int
@@ -30,13 +30,13 @@ class Chunk:
 
     @property
     def end(self) -> int:
-        """The first token after it."""
+        """The position of the first token after the chunk."""
         return self.start + self.num_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The chunks of one step, and its entry."""
+    """The chunks of one step, and the step's entry."""
 
     entry: PromptEntry
     chunks: tuple[Chunk, ...]
@@ -44,7 +44,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Chunker:
-    """Cuts prompts for the entries of `table`. `whole_blocks`: only a prompt's last chunk may end inside a block."""
+    """Cuts prompts for the entries of `table`. With `whole_blocks`, only a prompt's last chunk may end inside a block."""
 
     limits: ServingLimits
     table: StepTable
@@ -52,7 +52,7 @@ class Chunker:
     whole_blocks: bool = False
 
     def longest(self, request: Request, start: int, num_left: int) -> Chunk:
-        """Returns the longest chunk from `start` on that one entry covers, of at most `num_left` tokens."""
+        """Returns the longest chunk from `start` on that one entry covers, with at most `num_left` tokens."""
         remaining = request.num_tokens - start
         end = start + min(remaining, num_left, self.table.max_query_len(self._num_blocks(start)))
         if end < request.num_tokens:
@@ -71,7 +71,7 @@ class Chunker:
     def cut(self, chunk: Chunk, budget: Seconds) -> Chunk:
         """Returns the longest beginning of `chunk` whose step fits `budget`, as far as costs are known.
 
-        It takes at least the smallest entry's tokens. Of the sizes with unknown costs, it tries the next one.
+        It has at least the tokens of the smallest entry. The first larger size of unknown cost is tried too, to measure it.
         """
         num_tokens, num_ctx_blocks = 0, self._num_blocks(chunk.start)
         seconds: Seconds | None = 0.0
@@ -87,7 +87,7 @@ class Chunker:
         return Chunk(chunk.request, chunk.start, end - chunk.start)
 
     def find(self, chunks: Sequence[Chunk]) -> PromptEntry | None:
-        """Returns the cheapest entry that covers these chunks together; None if no entry does, or a chunk is empty."""
+        """Returns the cheapest entry that covers these chunks together; None if there is none, or a chunk is empty."""
         if not all(chunk.num_tokens for chunk in chunks):
             return None
         return self.table.find_prompt(
@@ -97,7 +97,7 @@ class Chunker:
         )
 
     def may_join(self, chunks: Sequence[Chunk], more: Chunk, most: int) -> bool:
-        """Returns whether adding `more` can pay off, given that the step may grow to `most` chunks."""
+        """Returns whether it can pay off to add `more`, if the step may grow to `most` chunks."""
         together, apart = self.find([*chunks, more]), self._apart([*chunks, more])
         if together is None or not apart:
             return False
@@ -105,10 +105,10 @@ class Chunker:
         return num_padded_tokens(together) * len(apart) <= sum(map(num_padded_tokens, apart)) * num_rows
 
     def packed(self, chunks: Sequence[Chunk], budget: Seconds | None) -> Packed | None:
-        """Returns the most chunks, from the first on, that should share a step; None if `chunks` is empty.
+        """Returns the longest beginning of `chunks` that should share a step; None if `chunks` is empty.
 
-        Sharing pays if the step computes no more padded tokens than separate steps would, and fits `budget`. An entry covers
-        each of `chunks` alone.
+        Sharing pays if the step computes no more padded tokens than separate steps would, and fits `budget`. Each of
+        `chunks` must have an entry that covers it alone.
         """
         for num in range(len(chunks), 0, -1):
             some = tuple(chunks[:num])
@@ -118,7 +118,7 @@ class Chunker:
         return None
 
     def needed(self, chunk: Chunk) -> PromptEntry:
-        """Returns the exact shape of all tokens from the start of `chunk` on that one step may take."""
+        """Returns the exact shape of a step with as many tokens from the start of `chunk` on as one step may take."""
         query_len = min(chunk.request.num_tokens - chunk.start, self.limits.max_num_batched_tokens)
         return PromptEntry(1, query_len, self._num_blocks(chunk.start))
 
@@ -133,13 +133,13 @@ class Chunker:
         return budget is None or self._seconds(together, apart) <= budget
 
     def _seconds(self, together: PromptEntry, apart: Sequence[PromptEntry]) -> Seconds:
-        """Returns how long a step takes; if that is unknown, the sum of its parts, which is more."""
+        """Returns how long a step takes. If that is unknown, returns the sum of its parts, which is more."""
         known = self.costs.seconds(together)
         parts = [self.costs.seconds(entry) for entry in apart] if known is None else [known]
-        return math.fsum(math.inf if part is None else part for part in parts)  # Exact: as every Python adds.
+        return math.fsum(math.inf if part is None else part for part in parts)  # Exact in every Python.
 
     def _cut_end(self, start: int, end: int) -> int:
-        """Returns the last block end up to `end`; if there is none after `start`, `end` itself or the next block end."""
+        """Returns the last block end up to `end`. If that is not after `start`, returns `end` or the next block end."""
         block_size = self.limits.block_size
         block_end = end - end % block_size
         if block_end > start:

@@ -1,6 +1,7 @@
-"""Which entries a step of compressed attention makes: its inputs, from lengths and block tables (graphs/step_inputs.py).
+"""The inputs by which a step of compressed attention makes cache entries for windows of tokens (graphs/step_inputs.py).
 
-A window of r tokens, aligned to the sequence's begin, closes in the step that computes its last token.
+They are computed from lengths and block tables. A window of r tokens, aligned to the beginning of the sequence, closes in
+the step that computes its last token.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from aotgaudi.engine.sampler import to_ids
 from aotgaudi.graphs.program import TensorSpec
 
 Chunk = tuple[int, int, Sequence[int]]
-"""A row's new tokens: the position of the first, how many there are, and the block table."""
+"""A row's new tokens: the position of the first, their number, and the block table."""
 
 
 class ClosingWindows:
-    """The windows of `every` tokens that a step closes: for each of b rows w candidates, those that close first."""
+    """The windows of `every` tokens that a step closes. Each of b rows has w candidates, which are the first to close."""
 
     def __init__(self, chunks: Sequence[Chunk], num_candidates: int, every: int, block_size: int) -> None:
         self._chunks, self._every, self._block_size = chunks, every, block_size
@@ -28,7 +29,7 @@ class ClosingWindows:
         self._is_closing = self._numbers < ends // every
 
     def tensor(self, kind: str, spec: TensorSpec) -> Tensor:
-        """Returns the input of a kind."""
+        """Returns the input of this kind."""
         if kind == "windows_seen":
             return self._read(spec.shape[2])[1]
         if kind == "windows":
@@ -41,13 +42,13 @@ class ClosingWindows:
         return torch.where(self._is_closing, self._slots(positions, self._every), padding).flatten()
 
     def _read(self, size: int) -> tuple[Tensor, Tensor]:
-        """Returns the positions that each window reads, and which of them there are, both [b, w, S]."""
+        """Returns the positions that each window reads, and which of them exist in a closing window, both [b, w, S]."""
         ends = ((self._numbers + 1) * self._every)[..., None]
         positions = ends - size + torch.arange(size)
         return positions, self._is_closing[..., None] & (positions >= 0)
 
     def _slots(self, positions: Tensor, every: int) -> Tensor:
-        """Returns ``block * (B / every) + offset`` of positions in each row; of positions outside the row, anything."""
+        """Returns ``block * (B / every) + offset`` for positions in each row. Values for positions outside are arbitrary."""
         slots, size = torch.zeros_like(positions), self._block_size
         for row, (_, _, table) in enumerate(self._chunks):
             if not self._is_closing[row, 0]:

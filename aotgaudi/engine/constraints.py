@@ -1,10 +1,11 @@
-"""Which tokens a request may get next: the host's side of a sampler graph's `token_mask`.
+"""Decides which tokens a request may get next. This is the host's side of a sampler graph's `token_mask`.
 
-A mask follows from the tokens that are known when a step begins. So masks are made by a thread of their own while the step
-computes logits, and nobody waits for them unless they take longer. Bit i of byte k, the lowest first, is of token 8 k + i.
+A mask depends only on the tokens that are known when a step begins. So a separate thread makes the masks while the step
+computes logits, and the step waits for them only if they take longer. Bit i (from the lowest) of byte k belongs to token 8 k
++ i.
 
-If nothing is left that all constraints allow, those of `min_tokens` and `bad_words` do not count: a grammar that has ended
-allows only the end of the sequence. What a grammar and `allowed_token_ids` have in common counts in any case.
+If the constraints together allow no token, `min_tokens` and `bad_words` are ignored: for example, a grammar that has ended
+allows only the end of the sequence. The grammar and `allowed_token_ids` always hold.
 """
 
 from __future__ import annotations
@@ -19,39 +20,39 @@ from aotgaudi.errors import RequestError
 
 
 class Matcher(Protocol):
-    """How far a text has come in a grammar. One thread at a time."""
+    """The position of a text in a grammar. One thread at a time."""
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Takes tokens that the masks have allowed. Raises RequestError when a limit of the grammar is reached."""
+        """Takes tokens that the masks have allowed. Raises RequestError if a limit of the grammar is reached."""
         ...
 
     def mask(self) -> bytes:
-        """Returns a bit for each token, and maybe more bits; an end of the sequence where the text may end.
+        """Returns a bit for each token, and possibly more bits. Allows an end of the sequence where the text may end.
 
         Raises:
-            RequestError: The grammar is too complex to go on, or allows nothing.
+            RequestError: The grammar is too complex to go on, or allows no token.
         """
         ...
 
 
 class Grammars(Protocol):
-    """Makes matchers. Any thread."""
+    """Compiles grammars. Any thread may use it."""
 
     def compile(self, outputs: StructuredOutputs) -> Matcher:
-        """Returns a matcher at the beginning of a text. May take a while. Raises RequestError."""
+        """Returns a matcher at the beginning of a text. May be slow. Raises RequestError."""
         ...
 
 
 class Constraint:
-    """The tokens that one request may get. Threads take turns: whoever made a mask before has finished.
+    """The tokens that one request may get. Several threads may use it, but never two at the same time.
 
     Args:
-        params: What the request asks for.
-        token_ids: Its known tokens, prompt first; the request's own list, which grows.
+        params: The request's parameters.
+        token_ids: The request's own list of known tokens, prompt first, which grows.
         vocab_size: How many tokens there are.
         stop_token_ids: Tokens that end the output, which `min_tokens` forbids.
         bad_words: Sequences of tokens, the last of which must not follow the others.
-        matcher: Of the grammar that the whole output is of.
+        matcher: The matcher of the grammar for the whole output, if there is one.
     """
 
     def __init__(
@@ -74,14 +75,14 @@ class Constraint:
         self._made: bytes | RequestError = b""
 
     def mask(self) -> bytes:
-        """Returns the mask of the next token. Raises RequestError when no token is allowed, or the grammar fails."""
+        """Returns the mask of the next token. Raises RequestError if no token is allowed or the grammar fails."""
         self.make()
         if isinstance(self._made, RequestError):
             raise self._made
         return self._made
 
     def make(self) -> None:
-        """Makes the mask of the next token, unless it has been made."""
+        """Makes the mask of the next token, unless it exists already."""
         num_tokens = len(self._token_ids)
         if self._made_for == num_tokens:
             return
@@ -106,7 +107,7 @@ class Constraint:
         return (left or bits).to_bytes(self._num_bytes, "little")
 
     def _forbidden(self) -> Iterable[int]:
-        """Yields what `min_tokens` and `bad_words` forbid now."""
+        """Yields the tokens that `min_tokens` and `bad_words` forbid now."""
         output = self._token_ids[self._start :]
         if len(output) < self.params.min_tokens:
             yield from self._stop_token_ids
@@ -116,13 +117,13 @@ class Constraint:
 
 
 class ConstraintMaker:
-    """Makes the constraints of a model's requests. Any thread.
+    """Makes the constraints of a model's requests. Any thread may use it.
 
     Args:
-        vocab_size: How many tokens the model's logits are of.
+        vocab_size: How many tokens the model's logits cover.
         eos_token_ids: Tokens that end a sequence.
-        encode: The tokens of a text, without special ones.
-        grammars: Compiles what structured output asks for.
+        encode: Returns the tokens of a text, without special tokens.
+        grammars: Compiles the grammars of structured output.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class ConstraintMaker:
     def make(self, params: SamplingParams, token_ids: Sequence[int]) -> Constraint | None:
         """Returns the constraint of a request with these tokens; None if it needs none.
 
-        Takes as long as its grammar takes to compile; the first mask is made as well.
+        Compiles the grammar, which may be slow, and makes the first mask.
 
         Raises:
             RequestError: The grammar cannot be used.
@@ -159,7 +160,7 @@ class ConstraintMaker:
         return constraint
 
     def _sequences(self, words: Iterable[str]) -> Iterable[tuple[int, ...]]:
-        """Yields the tokens of each word, at the beginning of a text and after a space."""
+        """Yields the tokens of each word, both at the beginning of a text and after a space."""
         for word in words:
             for text in (word, f" {word.lstrip()}"):
                 if token_ids := tuple(self._encode(text)):
@@ -167,14 +168,14 @@ class ConstraintMaker:
 
 
 class MaskMaker:
-    """Makes masks on a thread of its own. For one thread, which calls `begin` and then `finish`."""
+    """Makes masks on a separate thread. One thread uses it, and calls `begin` and then `finish`."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "aotgaudi-masks")
         self._begun: Future[None] | None = None
 
     def begin(self, constraints: Sequence[Constraint]) -> None:
-        """Begins to make the next mask of each constraint."""
+        """Starts to make the next mask of each constraint."""
         self.finish()
         if constraints:
             self._begun = self._pool.submit(_make_all, constraints)
@@ -192,7 +193,7 @@ def _make_all(constraints: Sequence[Constraint]) -> None:
 
 
 def mask_bytes(vocab_size: int) -> int:
-    """Returns the bytes of a mask: whole words of 32 bits."""
+    """Returns the size of a mask in bytes, rounded up to words of 32 bits."""
     return -(-vocab_size // 32) * 4
 
 

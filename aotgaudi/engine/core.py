@@ -1,4 +1,4 @@
-"""The engine without threads. One call of `EngineCore.step` schedules, runs and completes one step, and reports it.
+"""The engine without threads. Each call of `EngineCore.step` schedules, runs, completes and reports one step.
 
 ::
 
@@ -7,7 +7,7 @@
     runner.clear(*scheduler.discard(...))       drop requests with NaN
     sampled = scheduler.complete(...)           append tokens, end requests, free blocks
     stream.on_event(stream.token_event())       send text to the owner of each request that got a token, then `flush`
-    runner.exchange(plan_step(...))             defragment, if it is due
+    runner.exchange(plan_step(...))             defragment, if due
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from aotgaudi.spec.defrag import DefragSpec
 logger = logging.getLogger(__name__)
 
 OnStep = Callable[[Entry, float, int], None]
-"""Called after each step with its entry, its seconds, and its number of rows (of moves, for a defragmentation)."""
+"""Called after each step with its entry, its seconds, and its number of rows (for a defragmentation, of moves)."""
 
 
 class EngineCore:
     """Runs the scheduler's steps and turns their results into events. Not thread-safe.
 
-    When a step fails, its requests fail with it, each with an `ErrorEvent`; other requests go on. A request fails alone if
-    no entry covers its next step, or if the model computes NaN for it.
+    If a step fails, each of its requests fails with an `ErrorEvent`, and other requests go on. A single request fails if no
+    entry covers its next step, or if the model computes NaN for it.
 
     Args:
         scheduler: Forms the steps.
-        runner: Runs them.
-        defrag: When to defragment; None: never.
-        on_step: Observes the time of each step.
-        clock: Seconds; the clock of `arrived_at`.
+        runner: Runs the steps.
+        defrag: When to defragment; None for never.
+        on_step: Is called with the time of each step.
+        clock: Returns seconds, on the same clock as `arrived_at`.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class EngineCore:
 
     @property
     def oldest_waiting(self) -> Request | None:
-        """The head of the queue; None when the queue is empty."""
+        """The head of the queue; None if the queue is empty."""
         return self.scheduler.oldest_waiting
 
     def add(self, stream: OutputStream) -> None:
@@ -95,12 +95,12 @@ class EngineCore:
         self.scheduler.add(stream.request)
 
     def refuse(self, stream: OutputStream, error: Exception) -> None:
-        """Ends the stream's request, which has not been added, with `error`."""
+        """Ends the stream's request, which was not added, with `error`."""
         self.add(stream)
         self._fail((stream.request,), error)
 
     def abort(self, stream: OutputStream) -> None:
-        """Ends the stream's request now and frees its blocks. Does nothing when it has ended."""
+        """Ends the stream's request now and frees its blocks. Does nothing if it has ended already."""
         if stream.request not in self._streams:
             return
         self.scheduler.finish(stream.request, "abort")
@@ -112,7 +112,7 @@ class EngineCore:
             self.abort(stream)
 
     def step(self) -> bool:
-        """Runs one step, and the defragmentation that it makes due. Returns False when nothing is to do."""
+        """Runs one step, and a defragmentation if one is due. Returns False if there is nothing to do."""
         scheduled = self._schedule()
         if scheduled is None:
             return False
@@ -121,12 +121,12 @@ class EngineCore:
         return True
 
     def take_ended(self) -> list[OutputStream]:
-        """Returns the streams that have had their last event since the last call."""
+        """Returns the streams that got their last event since the last call."""
         ended, self._ended = self._ended, []
         return ended
 
     def flush(self) -> None:
-        """Calls `flush` of every stream that had an event since the last call."""
+        """Calls each distinct `flush` of the streams that got an event since the last call."""
         unflushed, self._unflushed = self._unflushed, set()
         for flush in unflushed:
             flush()
@@ -136,7 +136,7 @@ class EngineCore:
         return replace(self.status(), counters=self.counters.snapshot())
 
     def status(self) -> EngineStats:
-        """Returns the same without `counters`, which any thread may read. Cheap: called after every step."""
+        """Returns a snapshot without `counters`, which any thread may read. Cheap, since it is called after every step."""
         scheduler, prefixes, tails = self.scheduler, self.scheduler.prefixes, self.scheduler.tails
         return EngineStats(
             num_running=scheduler.num_running,
@@ -189,7 +189,7 @@ class EngineCore:
                 scheduled.requests[row].pooled = vector
             self._refuse_rows(scheduled, result)
             sampled = self.scheduler.complete(scheduled, result.token_ids)
-        except Exception as error:  # The edge of the step.
+        except Exception as error:  # A failed step must not end the engine.
             self._fail_step(step, scheduled.requests, error)
             return
         self._count(scheduled, sampled, (began, ended))
@@ -211,7 +211,7 @@ class EngineCore:
                 self._fail((request,), error)
 
     def _refuse_to_sample(self, requests: Sequence[Request]) -> None:
-        """Fails requests for which the model computed NaN. The log has the first: a damaged model does it every time."""
+        """Fails requests for which the model computed NaN. Logs only the first, since a damaged model fails all requests."""
         wanted = "logits for this request: no token can be chosen"
         if any(request.pooling is not None for request in requests):
             wanted = "numbers for this request's embedding"
@@ -233,7 +233,7 @@ class EngineCore:
             start = self._clock()
             self._runner.exchange(step)
             seconds = self._clock() - start
-        except Exception as error:  # The edge of the step: what the moved blocks hold is unknown now.
+        except Exception as error:  # The contents of the moved blocks are unknown now.
             self.scheduler.pool.forget([block for move in step.moves for block in move])
             self._fail_step(step, self.scheduler.owners([source for source, _ in step.moves]), error)
             return
@@ -253,7 +253,7 @@ class EngineCore:
         for request in requests:
             if not request.is_finished:
                 self.scheduler.finish(request, "abort")
-            if request in self._streams:  # Else it was aborted while its step ran.
+            if request in self._streams:  # Otherwise it was aborted while its step ran.
                 self._emit(self._streams[request], ErrorEvent(request_id=request.request_id, error=error))
 
     # Events
@@ -269,7 +269,7 @@ class EngineCore:
         self._unflushed.add(stream.flush)
         try:
             stream.on_event(event)
-        except Exception:  # The owner's code: an owner that cannot listen is gone, as a client that left.
+        except Exception:  # The owner's code failed, so we treat it like a client that left.
             name = event.request_id
             logger.exception("the owner of request %r cannot be told", name, extra={"request_id": name})
             if not stream.request.is_finished:
@@ -288,7 +288,7 @@ class EngineCore:
             return
         try:
             self._on_step(entry, seconds, num_rows)
-        except Exception:  # The observer's code: it may only observe.
+        except Exception:  # The observer's code must not affect the engine.
             logger.exception("an observer of steps has failed")
 
     def _count(self, scheduled: Scheduled, sampled: Sequence[Request], span: tuple[float, float]) -> None:

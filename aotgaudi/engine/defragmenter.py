@@ -1,11 +1,11 @@
-"""KV-cache defragmentation: which blocks move. Pure decisions; the runner moves the contents.
+"""Decides which KV blocks a defragmentation moves. The runner moves the contents.
 
-Source of the algorithm: vllm-gaudi's online defragmenter. When the highest block id in use is more than
-`threshold` above the number of blocks in use, the highest used blocks are exchanged with the lowest free
-ones. Swap kernels are compiled for a few fixed pair counts, so a plan is padded up to the next of them.
+The algorithm is that of vllm-gaudi's online defragmenter. If the highest block id in use exceeds the number of blocks in use
+by more than `threshold`, the highest used blocks are exchanged with the lowest free ones. Swap kernels are compiled for a
+few numbers of pairs, so a plan is padded up to the next of these.
 
-It is of use where a decode reads the cache up to the highest block in use (contiguous attention): there it makes the entries
-of decodes smaller. No step needs it.
+Defragmentation is useful if a decode reads the cache up to the highest block in use (contiguous attention), because it makes
+the entries of decodes smaller. No step requires it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Move = tuple[int, int]
 
 
 def plan_step(pool: BlockPool, spec: DefragSpec) -> DefragStep | None:
-    """Returns the defragmentation that is due for the pool's used blocks, or None."""
+    """Returns the defragmentation that is due for the pool, or None."""
     if not spec.enabled or not should_defragment(pool.max_used, pool.num_used, spec.threshold):
         return None
     moves = plan_moves(pool.used_ids(), max(spec.padded_swaps))
@@ -36,7 +36,7 @@ def should_defragment(max_used: int, num_used: int, threshold: int) -> bool:
 
 
 def plan_moves(used: Collection[int], limit: int) -> tuple[Move, ...]:
-    """Pairs free ids, ascending from 1, with used ids, descending, until `limit` pairs or free > used."""
+    """Returns moves that pair used ids, descending, with free ids, ascending from 1. Stops at `limit` or if free > used."""
     in_use = frozenset(used)
     highest_first = sorted(in_use, reverse=True)[:limit]
     free_ids = (block for block in range(1, max(in_use, default=0) + 2) if block not in in_use)

@@ -1,4 +1,4 @@
-"""From token ids to text, piece by piece: no half characters, and nothing at or after a stop string."""
+"""Turns token ids into text, piece by piece, without half characters, and cuts the text at stop strings."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable, Sequence
 Decode = Callable[[list[int]], str]
 
 REPLACEMENT = "\ufffd"
-"""What a decoder writes for bytes that are not (yet) a character."""
+"""The character that decoders write for bytes that are not (yet) a character."""
 
 _MAX_CHARACTER_TOKENS = 4
-"""A UTF-8 character has at most 4 bytes, and a token at least one: it spans at most 4 tokens."""
+"""A UTF-8 character has at most 4 bytes, and a token at least one, so a character spans at most 4 tokens."""
 
 _MAX_HELD_TOKENS = 2 * _MAX_CHARACTER_TOKENS
 
 
 class IncrementalDetokenizer:
-    """Turns one sequence's tokens into text as they come. One sequence, one thread.
+    """Turns one sequence's tokens into text as they come. Use one instance for each sequence, on one thread.
 
-    Text from `decode` that does not end with U+FFFD must not change when tokens are appended, as is true of byte-level
-    and sentencepiece decoders on valid UTF-8. Then everything that `push` and `flush` return, joined, is what
-    ``decode(context + tokens)`` has after ``decode(context)``.
+    If a text from `decode` does not end with U+FFFD, it must not change when tokens are appended. This holds for byte-level
+    and sentencepiece decoders on valid UTF-8. Then the joined results of `push` and `flush` are the part of
+    ``decode(context + tokens)`` after ``decode(context)``.
 
-    `context` holds the tokens before the output. A few of them are kept, because some decoders drop a leading space at
-    the start of a text. A context that ends inside a character is not used.
+    `context` holds the tokens before the output. A few of them are kept, because some decoders drop a space at the start of
+    a text. A context that ends inside a character is not used.
 
-    As in vLLM and TGI, only a window of the newest tokens is ever decoded: from the second to last place where the text
+    As in vLLM and TGI, only a window of the newest tokens is decoded. It begins at the second to last place where the text
     ended with a whole character. So the cost of a token does not grow with the length of the output.
     """
 
@@ -39,10 +39,10 @@ class IncrementalDetokenizer:
         self._num_read_tokens = len(self._window)
 
     def push(self, token_id: int) -> str:
-        """Takes the next token. Returns the text that is now certain, which may be empty."""
+        """Takes the next token, and returns the text that is now certain. It may be empty."""
         text = self._decode([*self._window, token_id])
         if text and text == self._text and not text.endswith(REPLACEMENT):
-            return ""  # The token is invisible, a special one: keeping it would only widen the window.
+            return ""  # An invisible (special) token would only widen the window.
         self._window.append(token_id)
         self._text = text
         if text.endswith(REPLACEMENT):
@@ -53,17 +53,17 @@ class IncrementalDetokenizer:
         return piece
 
     def flush(self) -> str:
-        """Returns what is held back, half a character as U+FFFD; nothing may be pushed afterwards."""
+        """Returns the text that was held back, with U+FFFD for half a character. Do not push afterwards."""
         return self._text[self._num_sent_chars :]
 
     def _restart_window(self, start: int) -> None:
-        """Drops the window's first `start` tokens; all text up to its end has been returned."""
+        """Drops the window's first `start` tokens. Call it when all text of the window was returned."""
         del self._window[:start]
         self._text = self._decode(self._window)
         self._num_sent_chars, self._num_read_tokens = len(self._text), len(self._window)
 
     def _cut_garbage(self) -> str:
-        """Releases the start of a long run of bytes that never become characters, where the text splits in two."""
+        """Returns the beginning of a long run of bytes that are no characters, cut where the text splits cleanly."""
         num_tokens = len(self._window)
         if num_tokens - self._num_read_tokens <= _MAX_HELD_TOKENS:
             return ""
@@ -78,12 +78,12 @@ class IncrementalDetokenizer:
 
 
 class StopChecker:
-    """Cuts a text, which comes in pieces, before the stop string that is complete first. One thread.
+    """Cuts a text that comes in pieces before the stop string that is complete first. Use it on one thread.
 
-    Of stop strings that are complete at the same character the longest counts. So the result depends on the
-    text alone, not on how it was cut into pieces. Text that may be the start of a stop string is held back.
+    If several stop strings are complete at the same character, the longest counts. So the result depends only on the text,
+    not on the pieces. Text that may be the start of a stop string is held back.
 
-    With `keeps_stop`, it cuts after the stop string.
+    With `keeps_stop`, the text is cut after the stop string.
     """
 
     def __init__(self, stops: Sequence[str], *, keeps_stop: bool = False) -> None:
@@ -93,7 +93,7 @@ class StopChecker:
         self.is_stopped = False
 
     def push(self, text: str) -> str:
-        """Takes the next piece. Returns the text that is certain; once `is_stopped`, nothing."""
+        """Takes the next piece, and returns the text that is certain. Once `is_stopped`, it returns nothing."""
         if self.is_stopped or not text:
             return ""
         if not self._stops:
@@ -109,7 +109,7 @@ class StopChecker:
         return piece
 
     def flush(self) -> str:
-        """Returns what is held back: the text has ended, and no stop string in it."""
+        """Returns the text that was held back. Call it when the text has ended."""
         piece, self._held = self._held, ""
         return piece
 

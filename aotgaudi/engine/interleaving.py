@@ -1,13 +1,13 @@
-"""The interleaving policy: whether prompts or decodes run next, and how long a prompt step may take beside decodes.
+"""The interleaving policy: whether prompts or decodes run next, and how long a prompt step may take while others decode.
 
 ==========  ==================================================  =========================================
 policy      prompt steps in a row while others decode           how long such a step may take
 ==========  ==================================================  =========================================
-latency     1                                                   the budget that `Interleaving.budget` gives
+latency     1                                                   what `Interleaving.budget` returns
 throughput  while prompts have a seat, at most `max_num_seqs`   as long as its tokens need
 ==========  ==================================================  =========================================
 
-Budgets come from what recent steps of the same entries took. The module reads no clock (docs/adr/0053).
+Budgets follow from the times of recent steps of the same entries. The module reads no clock (docs/adr/0053).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from aotgaudi.spec.policy import Policy
 
 _NUM_SAMPLES = 8
 _FRESH_STEPS = 4096
-"""Samples older than this many steps are forgotten: the machine, or its load, may have changed."""
+"""Samples older than this many steps are ignored, since the machine or its load may have changed."""
 _PATIENCE = 32
-"""A prompt step may take one part in `_PATIENCE` of the time that the oldest prompt has waited."""
+"""A prompt step may take 1 / `_PATIENCE` of the time that the oldest prompt has waited."""
 _DECODES_PER_CHUNK = 1.5
-"""A prompt step beside decodes may take as long as this many decode steps."""
+"""While others decode, a prompt step may take as long as this many decode steps."""
 
 
 @dataclass(slots=True)
@@ -36,9 +36,9 @@ class _Samples:
 
 
 class StepCosts:
-    """Estimates how long a step of an entry takes, from its recent steps. One thread only.
+    """Estimates how long a step of an entry takes from its recent steps. Use it on one thread only.
 
-    The estimate is the shortest recent step: disturbances make steps longer, never shorter.
+    The estimate is the shortest recent step, because disturbances make steps longer, never shorter.
     """
 
     def __init__(self) -> None:
@@ -56,8 +56,8 @@ class StepCosts:
     def seconds(self, entry: PromptEntry | DecodeEntry) -> float | None:
         """Returns how long a step of `entry` takes; None if that is unknown.
 
-        A prompt entry without recent steps gets the estimate of the entry with the nearest context: the new tokens cost
-        most of a step's time.
+        A prompt entry without recent steps gets the estimate of the entry with the same batch and query and the nearest
+        context, because new tokens take most of a step's time.
         """
         samples = self._fresh(entry) or (self._nearest(entry) if isinstance(entry, PromptEntry) else None)
         return None if samples is None else min(samples.seconds)
@@ -80,7 +80,10 @@ class StepCosts:
 
 
 class Interleaving:
-    """Decides whose turn it is. One thread only. `now` is a clock that counts the seconds of steps, and stops when idle."""
+    """Decides whether prompts or decodes run next. Use it on one thread only.
+
+    `now` is a clock that counts the seconds of steps, so it stops while the engine is idle.
+    """
 
     def __init__(self, policy: Policy, limits: ServingLimits, costs: StepCosts) -> None:
         self._policy, self._limits, self._costs = policy, limits, costs
@@ -106,13 +109,13 @@ class Interleaving:
         self.now += seconds
 
     def budget(self, num_decoding: int, num_prefilling: int, num_waiting: int, waited: float) -> float | None:
-        """Returns how many seconds the next prompt step may take; None sets no limit.
+        """Returns how many seconds the next prompt step may take; None for no limit.
 
-        If more requests wait for a first token (with a seat, or with one free) than decode, the step may take any time: more
-        requests gain than lose. Otherwise it may take 1.5 decode steps: tokens then come about as evenly as without prompts,
-        and chunks are long enough that reading the weights does not dominate.
+        If more requests wait for a first token (those that have a seat or can get one) than decode, the step may take any
+        time, because more requests gain than lose. Otherwise it may take 1.5 decode steps. Tokens then come almost as evenly
+        as without prompts, and chunks are long enough that reading the weights does not dominate.
 
-        Short chunks still cost more per token. So that an overloaded server does not make prompts wait ever longer, the
+        Short chunks still cost more per token, so prompts would wait ever longer on an overloaded server. Therefore the
         budget grows with `waited`, the seconds that the oldest prompt has waited.
         """
         if self._policy != "latency" or self._last_decode is None or not num_decoding:

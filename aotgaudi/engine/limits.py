@@ -1,4 +1,4 @@
-"""How much may be open at once. Imports nothing of ours: the command line reads the defaults before it loads anything."""
+"""Limits on open requests. Imports none of our modules, since the command line reads the defaults before it loads any."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import sys
 from dataclasses import dataclass
 
 SMALL_BODY_BYTES = 16 * 1024
-"""Admission never refuses a body up to this size for want of room: most requests are smaller."""
+"""Admission never refuses bodies up to this size for lack of room. Most requests are smaller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdmissionLimits:
     """How much may be open at once, each at least 1.
 
-    `max_requests` counts prompts that the server prepares, queues or runs; `max_prompt_tokens` their tokens, once they are
-    known. `max_body_bytes` counts the bodies that the server reads or prepares, above `SMALL_BODY_BYTES` each.
+    `max_requests` limits the prompts that the server prepares, queues or runs, and `max_prompt_tokens` their tokens, once
+    they are known. `max_body_bytes` limits the bodies that the server reads or prepares; only those above `SMALL_BODY_BYTES`
+    are refused for it.
     """
 
     max_requests: int = 1024
@@ -25,4 +26,4 @@ class AdmissionLimits:
 UNLIMITED = AdmissionLimits(
     max_requests=sys.maxsize, max_prompt_tokens=sys.maxsize, max_body_bytes=sys.maxsize
 )
-"""For callers that bound what they ask for themselves, such as users of the Python API."""
+"""For callers that limit their requests themselves, such as users of the Python API."""

@@ -3,13 +3,13 @@
 ============  ======================================================================================
 thread        may call
 ============  ======================================================================================
-any           `add`, `abort`, `drain`, `shutdown`, `stats`: they touch what `_wake` guards
+any           `add`, `abort`, `drain`, `shutdown`, `stats`: they take the lock `_wake`
 any           `failure`, `stalled_seconds`: they read single values and never wait
 the engine's  everything else: the core (except `counters`), its scheduler and runner, detokenizers, callbacks
 ============  ======================================================================================
 
-Requests cross over in `_arrivals`. Every request that `add` accepts gets exactly one last event: a `TokenEvent` with a
-finish reason, or an `ErrorEvent`.
+Requests pass to the engine's thread through `_arrivals`. Every request that `add` accepts gets exactly one last event: a
+`TokenEvent` with a finish reason, or an `ErrorEvent`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ NewDetokenizer = Callable[[NewRequest], IncrementalDetokenizer]
 
 
 class Engine:
-    """Continuous batching on one thread, which blocks while there is nothing to do.
+    """Batches continuously on one thread, which blocks while there is nothing to do.
 
-    A request with a grammar arrives when a thread for that has compiled it.
+    Another thread compiles grammars. A request with a grammar arrives at the engine's thread when its grammar is compiled.
 
     Args:
-        core: Runs the steps; from `start` on, only the engine's thread uses it.
-        rules: What requests must satisfy.
+        core: Runs the steps. After `start`, only the engine's thread uses it.
+        rules: The conditions that requests must meet.
         new_detokenizer: Makes the detokenizer of a request.
-        constraints: Makes the constraint of a request; None: no request has any.
-        seeds: Gives requests without a seed theirs.
-        clock: Seconds, of any beginning.
+        constraints: Makes the constraint of a request; None if no request has any.
+        seeds: Draws seeds for requests without one.
+        clock: Returns seconds from an arbitrary start.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """The error that ended the engine's thread; None while there is no error."""
+        """The error that ended the engine's thread, or None."""
         return self._failure
 
     @property
@@ -89,25 +89,23 @@ class Engine:
         return self._thread.ident
 
     def start(self) -> None:
-        """Starts the engine's threads. Raises RuntimeError when called twice."""
+        """Starts the engine's threads. Raises RuntimeError if called twice."""
         self._thread.start()
         if self._constraints is not None:
-            self._compilers.submit(
-                int
-            )  # Its thread exists from now on, even if the system has none left later.
+            self._compilers.submit(int)  # Creates the thread now, since the system may refuse threads later.
 
     def join(self) -> None:
-        """Waits until the engine's thread has ended, by `shutdown` or by a `failure`."""
+        """Waits until the engine's thread has ended, because of `shutdown` or a `failure`."""
         self._thread.join()
 
     def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, flush: Flush = no_flush) -> None:
         """Queues all of `requests`, or none. Their events go to `on_event`, possibly before this returns.
 
-        The engine's thread calls `on_event`, and after the events of a step each distinct `flush` once.
+        The engine's thread calls `on_event`. After the events of a step, it calls each distinct `flush` once.
 
         Raises:
-            RequestError: 400 when a request can never run, or its id is in use; 503 when the engine drains, was shut down,
-                or has died.
+            RequestError: 400 if a request can never run or its id is in use; 503 if the engine drains, was shut down or has
+                died.
         """
         requests = self.admission.rules.resolve(requests)
         streams = [
@@ -129,16 +127,16 @@ class Engine:
             self._wake.notify_all()
 
     def _constraint_of(self, request: Request) -> Constraint | None:
-        """Returns what limits the tokens of a request. Raises RequestError."""
+        """Returns the constraint of a request, or None. Raises RequestError."""
         maker = self._constraints
         return None if maker is None else maker.make(request.params, request.token_ids)
 
     def _compile(self, stream: OutputStream) -> None:
-        """Makes the constraint of a request with a grammar, and lets it arrive. On a thread for that."""
+        """Makes the constraint of a request with a grammar, and lets the request arrive. Runs on the grammar thread."""
         failure: Exception | None = None
         try:
             stream.request.constraint = self._constraint_of(stream.request)
-        except BaseException as error:  # The edge of the thread: a panic of the library is no Exception.
+        except BaseException as error:  # A panic of the grammar library is not an Exception.
             failure = error if isinstance(error, Exception) else RuntimeError(str(error))
         with self._wake:
             if stream not in self._compiling:
@@ -173,7 +171,7 @@ class Engine:
                 self._wake.notify_all()
 
     def drain(self, timeout_seconds: float = 0) -> bool:
-        """Refuses new requests, waits up to `timeout_seconds` for the others, and returns whether they have ended.
+        """Refuses new requests, waits up to `timeout_seconds` for all others, and returns whether they have ended.
 
         Do not call it on the engine's thread, which would wait for itself.
         """
@@ -182,9 +180,9 @@ class Engine:
             return self._wake.wait_for(lambda: not self._streams, timeout_seconds)
 
     def shutdown(self, timeout_seconds: float = 0) -> bool:
-        """Refuses new requests, aborts the others, ends the thread, and returns whether it ended within `timeout_seconds`.
+        """Refuses new requests, aborts all others, ends the thread, and returns whether it ended within `timeout_seconds`.
 
-        Do not call it on the engine's thread. An engine that was never started aborts on the caller's thread.
+        Do not call it on the engine's thread. If the engine was never started, requests are aborted on the caller's thread.
         """
         with self._wake:
             self.admission.close("the server is shutting down")
@@ -198,11 +196,11 @@ class Engine:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long no step has ended although requests wait or run; 0 without requests. Never waits."""
+        """How long no step has ended although requests wait or run; 0 without requests. Never blocks."""
         return self._clock() - self._progress_at if self._streams else 0.0
 
     def stats(self) -> EngineStats:
-        """Returns a consistent snapshot of the moment after the last step; its `counters` may have one step more."""
+        """Returns a consistent snapshot of the state after the last step. Its `counters` may include one more step."""
         with self._wake:
             oldest = self._oldest_waiting or next((stream.request for stream in self._arrivals), None)
             return replace(
@@ -222,12 +220,12 @@ class Engine:
                 self._core.step()
                 self._publish()
             self._abort_all()
-        except Exception as error:  # The edge of the thread: a bug must not leave clients waiting for ever.
+        except Exception as error:  # A bug must not leave clients waiting for ever.
             logger.exception("the engine has died")
             self._die(error)
 
     def _wait_for_work(self) -> bool:
-        """Blocks until there is work. Returns False when the engine is to stop."""
+        """Blocks until there is work. Returns False if the engine is to stop."""
         with self._wake:
             self._wake.wait_for(lambda: self._is_stopping or self._has_inbox or self._core.has_work)
             return not self._is_stopping
@@ -241,7 +239,7 @@ class Engine:
             arrivals, self._arrivals = self._arrivals, []
             aborts, self._aborts = self._aborts, []
             refused, self._refused = self._refused, []
-            arrivals += self._compiling.intersection(aborts)  # To be aborted, they must have come.
+            arrivals += self._compiling.intersection(aborts)  # An abort needs an arrival.
             self._compiling.difference_update(aborts)
         for stream in arrivals:
             self._core.add(stream)
@@ -285,6 +283,6 @@ def _tell_last(stream: OutputStream, error: Exception) -> None:
     try:
         stream.on_event(ErrorEvent(request_id=stream.request.request_id, error=error))
         stream.flush()
-    except Exception:  # The owner's code.
+    except Exception:  # The owner's code failed.
         name = stream.request.request_id
         logger.exception("the owner of request %r cannot be told", name, extra={"request_id": name})

@@ -1,7 +1,7 @@
-"""Events, by which the engine reports to the owner of a request, and the stream that makes them from sampled tokens.
+"""The events that the engine sends to the owner of a request, and the stream that makes them from sampled tokens.
 
-A sampled token takes three forms on its way out: an id (the sampler's), a `TokenEvent` (here, with its text), and
-JSON (server/responses.py) or an `Output` (the Python API).
+A sampled token takes three forms: the sampler's id, a `TokenEvent` with its text (here), and JSON (server/responses.py) or
+    an `Output` (the Python API).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from aotgaudi.engine.steps import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of one request, counted at its end; of its prompt's, `num_cached_tokens` were in the prefix cache.
+    """Token counts of one request, at its end.
 
-    `queue_seconds` is how long it waited for its first step.
+    `num_cached_tokens` of its prompt were in the prefix cache. `queue_seconds` is how long it waited for its first step.
     """
 
     num_prompt_tokens: int
@@ -31,7 +31,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ScoredPrompt:
-    """A prompt, and the log-probabilities of its tokens but the first, which nothing comes before."""
+    """A prompt, and the log-probabilities of its tokens. The first token has none, because nothing precedes it."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
@@ -39,12 +39,12 @@ class ScoredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenEvent:
-    """New output of one request; several joined are the whole of it.
+    """New output of one request. All its events joined are the whole output.
 
-    `text` may be empty while `token_ids` is not: text is held back until it is certain. `logprobs` has one item per
-    token where the request asked for log-probabilities, and none otherwise. `finish_reason` and `usage` are set on
-    the last event only. `prompt` is set on the first event, where the request asked for its prompt's log-probabilities.
-    `embedding` is the answer of a request for one, float32 in this machine's byte order, and empty otherwise.
+    `text` may be empty while `token_ids` is not, since text is held back until it is certain. `logprobs` has one item per
+    token if the request asked for log-probabilities, and is empty otherwise. `finish_reason` and `usage` are set on the last
+    event only. `prompt` is set on the first event, if the request asked for its prompt's log-probabilities. `embedding` is
+    the answer to a request for an embedding, float32 in this machine's byte order, and empty otherwise.
     """
 
     request_id: str
@@ -58,7 +58,7 @@ class TokenEvent:
 
     @classmethod
     def joined(cls, events: Sequence[TokenEvent]) -> TokenEvent:
-        """Returns all events of one request, in order and at least one, as a single event."""
+        """Returns a single event that joins all events of one request, given in order (at least one)."""
         last = events[-1]
         return cls(
             request_id=last.request_id,
@@ -82,7 +82,7 @@ class ErrorEvent:
 
 Event = Union[TokenEvent, ErrorEvent]
 OnEvent = Callable[[Event], None]
-"""Called on the engine's thread. It must return soon, and passes the event to other threads itself."""
+"""Called on the engine's thread. It must return soon, and must itself pass the event to other threads."""
 Flush = Callable[[], None]
 """Called on the engine's thread after the events of a step, once for all streams that share it. It must not raise."""
 
@@ -94,7 +94,7 @@ def no_flush() -> None:
 class OutputStream:
     """Turns the tokens of `request` into events. The engine's thread owns it.
 
-    `flush` follows the events of a step, so that an owner may let another thread know of many events at once.
+    `flush` is called after the events of a step, so that an owner can notify another thread of many events at once.
     """
 
     def __init__(
@@ -112,9 +112,9 @@ class OutputStream:
     def token_event(self, logprobs: TokenLogprobs | None = None) -> TokenEvent:
         """Returns the event of the newest token. Call it once per token.
 
-        The event ends the request with "stop" when the token completes a stop string, even if the request has not ended yet
-        or has ended for another reason, but not within its first `min_tokens` tokens. A token that itself ends the request
-        (end of sequence, or one of `stop_token_ids`) has no text, unless the request includes what stopped it.
+        If the token completes a stop string, the event ends the request with "stop", even if the request has not ended or
+        has ended for another reason. Stop strings within the first `min_tokens` tokens do not count. A token that itself
+        ends the request (end of sequence, or one of `stop_token_ids`) has no text, unless the request asks to include it.
         """
         request = self.request
         is_silent = request.finish_reason == "stop" and not self._keeps_stop
@@ -137,7 +137,7 @@ class OutputStream:
         )
 
     def embedding_event(self) -> TokenEvent:
-        """Returns the only event of a request for an embedding, which has ended."""
+        """Returns the only event of a request for an embedding. The request must have ended."""
         return TokenEvent(
             request_id=self.request.request_id,
             text="",
@@ -148,7 +148,7 @@ class OutputStream:
         )
 
     def abort_event(self) -> TokenEvent:
-        """Returns the last event of a request that is aborted; text that was held back is dropped."""
+        """Returns the last event of an aborted request. Text that was held back is dropped."""
         return TokenEvent(
             request_id=self.request.request_id,
             text="",

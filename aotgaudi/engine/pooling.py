@@ -1,7 +1,7 @@
-"""What a pooling model's prompt steps give -> embeddings. Uses torch; one thread only.
+"""Turns the outputs of a pooling model's prompt steps into embeddings. Uses torch, on one thread only.
 
-The graph (graphs/pooler.py) pools a chunk. Sums of chunks are added here, so that a prompt may be computed in chunks with
-any pooling type; for LAST, the last chunk's state alone counts.
+The graph (graphs/pooler.py) pools a chunk. This module adds up the sums of chunks, so that a prompt may be computed in
+chunks with any pooling type. For LAST, only the state of the last chunk counts.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from aotgaudi.spec.pooler import PoolerSpec
 
 
 class Pooler:
-    """Finishes what a step has pooled."""
+    """Makes embeddings from the vectors that steps have pooled."""
 
     def __init__(self, spec: PoolerSpec) -> None:
         self._spec = spec
 
     def pool(self, vectors: Tensor, rows: Sequence[PromptRow]) -> StepResult:
-        """Returns the embedding of each row that ends its prompt, and what other rows carry. Rows with NaN are invalid.
+        """Returns the embedding of each row that ends its prompt, and the carried sum of other rows.
+
+        Rows with NaN or infinities are invalid.
 
         `vectors` is [batch size, hidden size] float32.
         """

@@ -5,13 +5,12 @@ A full block has a key, made of all tokens up to its end::
     key of block i   =  sha256(key of block i - 1 | tokens of block i, 8 bytes each)
     key of block -1  =  sha256("aotgaudi.prefix/1" | cache salt, each length-framed)
 
-Keys and values of a token depend only on the tokens up to it, so blocks of equal keys have equal contents. sha256 is
-collision-resistant: no prompt can find the blocks of other tokens under its key, so tokens need not be compared.
-Requests share blocks only with requests of the same salt. Keys live in one process, for one model and one
-cache: neither is in them.
+A token's keys and values depend only on the tokens up to it, so blocks with equal keys have equal contents. Because sha256
+is collision-resistant, no prompt finds blocks of other tokens under its key, and tokens need not be compared. Only requests
+with the same salt share blocks. Keys live in one process, for one model and one cache, so they include neither.
 
 A prompt gets the cached blocks of its beginning (`BlockPool.share`), and its first chunk starts after them. The last known
-token is always computed: its logits give the next one. docs/adr/0050 has the reasons.
+token is always computed, because its logits give the next token. docs/adr/0050 has the reasons.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from aotgaudi.engine.tail_pages import TailPages
 
 _SCHEMA = "aotgaudi.prefix/1"
 _ID_CODE = "q"
-"""How a token id is hashed: 64 bits, in this machine's byte order."""
+"""The form in which token ids are hashed: 64 bits, in this machine's byte order."""
 
 
 def root_key(cache_salt: str) -> bytes:
-    """Returns what stands before the first block's key, 32 bytes."""
+    """Returns the key of block -1, 32 bytes."""
     return hashlib.sha256(framed([(_SCHEMA, cache_salt)])).digest()
 
 
 def extend_keys(keys: list[bytes], token_ids: Sequence[int], block_size: int, cache_salt: str) -> None:
-    """Appends the keys of the full blocks of `token_ids` that `keys` does not have yet."""
+    """Appends the keys of those full blocks of `token_ids` that `keys` lacks."""
     for i in range(len(keys), len(token_ids) // block_size):
         tokens = array(_ID_CODE, token_ids[i * block_size : (i + 1) * block_size])
         keys.append(hashlib.sha256((keys[-1] if keys else root_key(cache_salt)) + tokens.tobytes()).digest())
 
 
 class PrefixCache:
-    """Finds and names the blocks of `pool` by what is in them. Not thread-safe: the engine's thread owns it.
+    """Finds and names the blocks of `pool` by their contents. Not thread-safe: the engine's thread owns it.
 
-    `num_queries` and `num_hits` count tokens: those of requests at their first admission, and how many of them were
-    found. A request that was preempted is not counted again.
+    `num_queries` counts the tokens of requests at their first admission, and `num_hits` those of them that were found. A
+    request that was preempted is not counted again.
     """
 
     def __init__(self, pool: BlockPool, block_size: int, tails: TailPages | None = None) -> None:
@@ -57,14 +56,14 @@ class PrefixCache:
     def find(self, request: Request) -> list[int]:
         """Returns the blocks that hold the beginning of the request's known tokens, without the last token.
 
-        With tail pages, a hit may end only where `TailPages.ends` says so.
+        With tail pages, a hit may only end where `TailPages.ends` allows it.
         """
         num_blocks = (request.num_tokens - 1) // self._block_size
         extend_keys(request.block_keys, request.token_ids, self._block_size, request.cache_salt)
         return self._pool.find(request.block_keys[:num_blocks])
 
     def count(self, request: Request, num_hit_tokens: int) -> None:
-        """Counts a look-up that a request was admitted with, and remembers it in the request."""
+        """Counts the look-up at a request's admission, and stores the hit in the request."""
         if request.num_preemptions == 0:
             self.num_queries += request.num_tokens
             self.num_hits += num_hit_tokens
@@ -79,7 +78,7 @@ class PrefixCache:
         for i in range(request.num_named_blocks, num_full):
             block, key = request.block_table[i], request.block_keys[i]
             if self._tails is not None:
-                # A block that has lost its page would keep the key from one that a hit may end with.
+                # Otherwise a block that has lost its page would keep its key, and no hit could end with this block.
                 others = self._pool.find([key])
                 self._pool.forget(other for other in others if not any(self._tails.of([other])))
             self._pool.name(block, key)

@@ -1,11 +1,11 @@
-"""A request and its life: WAITING -> RUNNING -> FINISHED, and back to WAITING when it is preempted.
+"""A request and its states: WAITING -> RUNNING -> FINISHED, and back to WAITING if it is preempted.
 
 ===========  ==================================================  =======================
 state        block_table                                         num_computed_tokens
 ===========  ==================================================  =======================
 WAITING      empty                                               0
 RUNNING      covers the prefilled tokens, grows by decoding      0..num_tokens - 1
-FINISHED     empty                                               as it was
+FINISHED     empty                                               unchanged
 ===========  ==================================================  =======================
 """
 
@@ -33,10 +33,10 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """One sequence to be generated. The caller chooses `request_id`; only requests with equal `cache_salt` share prefixes.
+    """One sequence to be generated. The caller chooses `request_id`. Only requests with equal `cache_salt` share prefixes.
 
-    `max_tokens` is what admission allows the request to generate; None: it has not passed admission yet. With `pooling` the
-    prompt's embedding is wanted, `params` count for nothing, and `max_tokens` is 0.
+    `max_tokens` is how many tokens admission lets the request generate; None before admission. With `pooling`, the request
+    is for the prompt's embedding, `params` are ignored, and `max_tokens` is 0.
     """
 
     request_id: str
@@ -48,7 +48,7 @@ class NewRequest:
 
 
 class RequestState(Enum):
-    """Where a request stands."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -60,20 +60,20 @@ class Request:
     """One sequence being generated. Mutable, owned by the engine's thread, compared by identity.
 
     The i-th sampled token always uses the i-th draw of the request's own generator, so neither preemption nor the other
-    requests of a batch change the result. Thousands may wait, so a request makes its generator (2.5 kB) on first use.
+    requests of a batch change the result. Since thousands may wait, a request makes its generator (2.5 kB) on first use.
 
     Attributes:
-        max_tokens: Most tokens to generate; admission made sure that prompt and output fit.
-        arrived_at: When it arrived, in seconds of the engine's clock; `started_at` (first step) and `last_token_at` (newest
-            token) are on the same clock, None until then.
+        max_tokens: Most tokens to generate. Admission made sure that prompt and output fit.
+        arrived_at: When it arrived, in seconds of the engine's clock. `started_at` (first step) and `last_token_at` (newest
+            token) are on the same clock, and None until then.
         queued_at: When it was queued, in seconds of steps.
         num_cached_tokens: Tokens of its prompt that the prefix cache had when it was first scheduled.
-        block_keys: Keys of its full blocks, as far as somebody asked for them.
-        prompt_logprobs: Those of its prompt's tokens from the second on, as far as they are known, if it asks for them.
+        block_keys: Keys of its full blocks, as far as they were computed.
+        prompt_logprobs: Log-probabilities of its prompt's tokens from the second on, as far as known, if it asks for them.
         num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
-        constraint: Which tokens it may get; set before it is queued.
-        pooling: How its embedding is wanted; None: it generates tokens. `pooled` is its embedding once it has ended with
-            "stop"; before, what its next chunk carries.
+        constraint: The tokens that it may get. Set before it is queued.
+        pooling: The parameters of its embedding; None if it generates tokens. `pooled` is its embedding once it has ended
+            with "stop"; before, it is the sum that its next chunk carries.
     """
 
     request_id: str
@@ -114,7 +114,7 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens: the prompt and what was generated so far."""
+        """How many tokens are known: the prompt's and those generated so far."""
         return len(self.token_ids)
 
     @property
@@ -124,7 +124,7 @@ class Request:
 
     @property
     def queue_seconds(self) -> float:
-        """How long it waited for its first step; 0 until that begins."""
+        """How long it waited for its first step; 0 before that step."""
         return 0.0 if self.started_at is None else max(0.0, self.started_at - self.arrived_at)
 
     @property
@@ -134,7 +134,7 @@ class Request:
 
     @property
     def is_prefilled(self) -> bool:
-        """Whether it runs and only its newest token is not in the cache: the next step is a decode step."""
+        """Whether it runs and only its newest token is not in the cache, so that its next step is a decode."""
         return self.state is RequestState.RUNNING and self.num_computed_tokens >= self.num_prefill_tokens
 
     @property
@@ -144,11 +144,11 @@ class Request:
 
     @property
     def is_scored(self) -> bool:
-        """Whether all log-probabilities of its prompt that it asks for are known."""
+        """Whether it has all log-probabilities of its prompt that it asks for."""
         return self.params.prompt_logprobs is None or len(self.prompt_logprobs) >= self.num_prompt_tokens - 1
 
     def scoring(self, start: int, end: int) -> Scoring | None:
-        """Returns what is still to be scored of the prompt in a step that computes the tokens from `start` to `end`."""
+        """Returns which tokens of the prompt a step that computes the tokens from `start` to `end` must still score."""
         if self.params.prompt_logprobs is None:
             return None
         first, last = len(self.prompt_logprobs), min(end, self.num_prompt_tokens - 1)
@@ -159,32 +159,32 @@ class Request:
         )
 
     def pooling_row(self, end: int) -> PoolingRow | None:
-        """Returns how a chunk that ends with the token before `end` is pooled."""
+        """Returns how a chunk that ends before token `end` is pooled."""
         if self.pooling is None:
             return None
         return PoolingRow(self.pooling, self.num_tokens, self.pooled, is_last=end == self.num_tokens)
 
     @property
     def sampling(self) -> SamplingRow:
-        """How the next token is sampled; the same value until that token is appended."""
+        """How the next token is sampled. The value stays the same until that token is appended."""
         noise = self._draw() if self._noise is None else self._noise
         return SamplingRow(self.params, noise, self._history, self.constraint)
 
     def admit(self, block_table: list[int], num_computed_tokens: int = 0) -> None:
-        """WAITING -> RUNNING: all known tokens but the first `num_computed_tokens` are to be prefilled into these blocks."""
+        """WAITING -> RUNNING. The known tokens after the first `num_computed_tokens` will be prefilled into these blocks."""
         self._require(RequestState.WAITING)
         self.state, self.block_table = RequestState.RUNNING, block_table
         self.num_prefill_tokens, self.num_computed_tokens = self.num_tokens, num_computed_tokens
 
     def preempt(self) -> list[int]:
-        """RUNNING -> WAITING: gives up its blocks and keeps its tokens. Returns the blocks."""
+        """RUNNING -> WAITING. Keeps the tokens, gives up the blocks and returns them."""
         self._require(RequestState.RUNNING)
         self.state, self.num_computed_tokens, self.pooled = RequestState.WAITING, 0, b""
         self.num_preemptions += 1
         return self._release()
 
     def finish(self, reason: FinishReason) -> list[int]:
-        """WAITING or RUNNING -> FINISHED. Returns the blocks it held."""
+        """WAITING or RUNNING -> FINISHED. Returns the blocks that it held."""
         self._require(RequestState.WAITING, RequestState.RUNNING)
         self.state, self.finish_reason = RequestState.FINISHED, reason
         return self._release()
@@ -193,7 +193,7 @@ class Request:
         """Appends a sampled token and draws the noise of the next one."""
         self._require(RequestState.RUNNING)
         if self._noise is None:
-            self._draw()  # Every token consumes one draw, used or not.
+            self._draw()  # Every token takes one draw, whether it is used or not.
         self.token_ids.append(token_id)
         self._noise = None
 
