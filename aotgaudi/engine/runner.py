@@ -1,7 +1,7 @@
-"""Steps -> tensors -> compiled programs -> token ids. With `sampler`, the part of the engine that uses torch.
+"""Runs steps: makes tensors, runs compiled programs, and returns token ids. Uses torch, as `sampler` does.
 
-Padding: absent rows and tokens have token 0, write to block 0 and are never read back; absent blocks belong to no
-row and show no token.
+Padding rows and tokens have token 0, write to block 0 and are never read back. Padding blocks belong to no row and show no
+token.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from aotgaudi.graphs.step_inputs import TAIL, MaskKind, entries_input, num_closi
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 OnCold = Callable[[Entry], None]
-"""Called with an entry that has no program yet: makes it warm, or raises."""
+"""Called with an entry that has no program yet. It makes the entry warm, or raises."""
 
 
 def refuse_cold(entry: Entry) -> None:
-    """Refuses, as ``--require-warm`` demands. Raises NotWarmError."""
+    """Raises NotWarmError, as ``--require-warm`` demands."""
     raise NotWarmError(f"entry {entry} is not warm")
 
 
 class ProgramRunner:
-    """Runs steps through the bound programs of an `ExecutableTable`. One thread only."""
+    """Runs steps through the bound programs of an `ExecutableTable`. Use it on one thread only."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class ProgramRunner:
     ) -> None:
         """With `pooler`, the programs are those of a pooling model.
 
-        `num_threads` is how many threads matrix products use; the thread that runs the first step sets it.
+        `num_threads` is how many threads matrix products use. The thread that runs the first step sets it.
 
-        OpenMP keeps a pool for each thread that ever computed in parallel. Once all pools together outnumber the
-        cores, every parallel region pays for sleeping and waking: with a pool of the loading thread beside the
-        engine's, a decode step took 28 ms instead of 18 (docs/benchmarks.md). So the loading thread uses one thread,
-        and only the engine's thread has a pool.
+        OpenMP keeps a pool for each thread that ever computed in parallel. Once all pools together outnumber the cores,
+        every parallel region pays for sleeping and waking. With pools of both the loading thread and the engine's thread, a
+        decode step took 28 ms instead of 18 (docs/benchmarks.md). So the loading thread uses one thread, and only the
+        engine's thread has a pool.
         """
         self._num_threads = num_threads
         self._table = table
@@ -67,11 +67,11 @@ class ProgramRunner:
 
     @property
     def scores_prompts(self) -> bool:
-        """Whether the warm programs can give log-probabilities of prompts."""
+        """Whether the warm programs can compute log-probabilities of prompts."""
         return self._pooler is None and self._table.has_heads
 
     def run(self, step: Step) -> StepResult:
-        """Runs a step and samples the rows that ask for it. A row whose logits are NaN spoils no other row's."""
+        """Runs a step and samples the rows that ask for it. NaN in one row does not spoil the results of other rows."""
         result = self._run(step)
         return self._isolated(step, result) if result.invalid_rows else result
 
@@ -93,11 +93,11 @@ class ProgramRunner:
         return result
 
     def _isolated(self, step: Step, joint: StepResult) -> StepResult:
-        """Returns the result without contagion: each row that seemed invalid is run once more, alone.
+        """Returns the result without contagion between rows, by running each row that seemed invalid again, alone.
 
-        What is masked is multiplied by 0, and 0 times NaN is NaN. So one row's NaNs reach those that share the padding
-        block, or a sum over blocks, with it. A row alone writes its own part of the cache again before it reads it. What an
-        invalid row has written is for the engine to `clear` before anybody else gets its blocks.
+        Masked values are multiplied by 0, and 0 times NaN is NaN. So one row's NaNs reach rows that share the padding block,
+        or a sum over blocks, with it. A row that runs alone first overwrites its own part of the cache. The engine must
+        `clear` the blocks of an invalid row before another request gets them.
         """
         invalid_rows: set[int] = set()
         for r in sorted(joint.invalid_rows):
@@ -119,19 +119,19 @@ class ProgramRunner:
         return replace(joint, invalid_rows=invalid_rows)
 
     def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Fills blocks with zeros in every layer, and pages in those that have pages."""
+        """Fills blocks with zeros in every layer, and tail pages in the caches that have them."""
         for cache in self._table.caches:
             self._table.placement.clear(cache, blocks, self._block_size)
         for cache in self._table.tail_caches:
             self._table.placement.clear(cache, pages, self._block_size)
 
     def logits(self, step: Step) -> Tensor:
-        """Runs a step without sampling. Returns logits [entry.batch_size, vocab], or what a pooling model gives."""
+        """Runs a step without sampling. Returns logits [entry.batch_size, vocab], or a pooling model's vectors."""
         program, inputs = self._prepared(step)
         return program.run(inputs)[0]
 
     def _prepared(self, step: Step) -> tuple[BoundProgram, list[Tensor]]:
-        """Returns the program of a step, and the tensors that it takes."""
+        """Returns the program of a step and its input tensors."""
         if isinstance(step, PromptStep):
             inputs: _Inputs = _PromptInputs(step, self._block_size)
         else:
@@ -143,7 +143,7 @@ class ProgramRunner:
         return program, [inputs.tensor(spec) for spec in program.inputs]
 
     def exchange(self, step: DefragStep) -> None:
-        """Exchanges block contents in every layer; padding pairs exchange block 0 with itself."""
+        """Exchanges block contents in every layer. Padding pairs exchange block 0 with itself."""
         pad = [0] * (step.entry.padded_swaps - len(step.moves))
         sources = [source for source, _ in step.moves] + pad
         destinations = [destination for _, destination in step.moves] + pad
@@ -162,7 +162,7 @@ class ProgramRunner:
 
 
 def _with_one_row(step: Step, r: int) -> Step:
-    """Returns what is left of a step with one of its rows: its entry covers that, too."""
+    """Returns a step with only row `r`, which the same entry covers."""
     if isinstance(step, PromptStep):
         return PromptStep(step.entry, step.rows[r : r + 1])
     return DecodeStep(step.entry, step.rows[r : r + 1])
@@ -173,7 +173,7 @@ class _Inputs(Protocol):
 
 
 class _PromptInputs:
-    """The tensors of a prefill step, each made when a program asks for it (graphs/step_inputs.py)."""
+    """The input tensors of a prefill step, each made when a program asks for it (graphs/step_inputs.py)."""
 
     def __init__(self, step: PromptStep, block_size: int) -> None:
         self._block_size, self._entry = block_size, step.entry
@@ -248,7 +248,7 @@ class _PromptInputs:
 
 
 class _DecodeInputs:
-    """The tensors of a decode step, each made when a program asks for it (graphs/step_inputs.py)."""
+    """The input tensors of a decode step, each made when a program asks for it (graphs/step_inputs.py)."""
 
     def __init__(self, step: DecodeStep, block_size: int) -> None:
         self._block_size, self._entry, self._rows = block_size, step.entry, step.rows
@@ -286,11 +286,11 @@ class _DecodeInputs:
         return torch.cat([tokens, decode_mask(num_entries, size // kind.every)], dim=1)
 
     def _ends(self) -> list[int]:
-        """How many tokens a block's row has from the block's start on, for each block."""
+        """Returns for each block how many tokens its row has from the block's start on."""
         return list(chain.from_iterable(range(row.position + 1, 0, -self._block_size) for row in self._rows))
 
     def _owners(self) -> list[int]:
-        """The row of each block."""
+        """Returns the row of each block."""
         return list(chain.from_iterable(repeat(r, num) for r, num in enumerate(self._num_blocks)))
 
     def _input_ids(self) -> Iterable[int]:
@@ -325,7 +325,7 @@ class _DecodeInputs:
         return self._by_place(self._ends())
 
     def _by_place(self, values: Sequence[int]) -> list[int]:
-        """Orders values of blocks by the place of the block in the cache, the padding block left out."""
+        """Returns the values of blocks, ordered by the blocks' places in the cache. Leaves out the padding block."""
         placed = [0] * self._entry.num_blocks
         for block, value in zip(self._blocks(), values, strict=True):
             placed[block - 1] = value

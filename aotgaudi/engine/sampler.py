@@ -1,4 +1,4 @@
-"""Logits -> token ids, by the graph that fits the signature of the batch. Uses torch; one thread only."""
+"""Samples token ids from logits, with the graph for the batch's signature. Uses torch, on one thread only."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, join_all
 
 
 class HistoryTensors:
-    """What penalties are counted over: `output_counts` [b, vocab] float32 and `prompt_mask` [b, vocab] bool.
+    """The inputs of penalties: `output_counts` [b, vocab] float32 and `prompt_mask` [b, vocab] bool.
 
-    Both are kept from step to step. A row that keeps its sequence costs only the tokens that are new; a row that gets
-    another sequence is counted anew. A row without a history keeps its old counts, which neutral penalties ignore.
+    Both are kept from step to step. A row that keeps its sequence counts only its new tokens. A row that gets another
+    sequence is counted anew. A row without a history keeps its old counts, which neutral penalties ignore.
     """
 
     def __init__(self, batch_size: int, vocab_size: int) -> None:
@@ -33,7 +33,7 @@ class HistoryTensors:
         self._num_counted = [0] * batch_size
 
     def update(self, histories: Sequence[TokenHistory | None]) -> None:
-        """Brings the rows up to date with `histories`, one per row."""
+        """Updates the rows to `histories`, one for each row."""
         rows: list[int] = []
         tokens: list[int] = []
         for row, history in enumerate(histories):
@@ -56,10 +56,12 @@ class HistoryTensors:
 
 
 class ConstraintTensors:
-    """What constraints are: `token_mask` [b, ceil(vocab / 32)] int32, `bias_token_ids` [b, 300] int64, `biases` float32.
+    """The inputs of constraints.
 
-    All are kept from step to step; only rows whose values may differ are written. A row without constraints allows every
-    token and has no bias.
+    They are `token_mask` [b, ceil(vocab / 32)] int32, `bias_token_ids` [b, 300] int64, and `biases` [b, 300] float32.
+
+    All are kept from step to step, and only rows whose values may have changed are written. A row without constraints allows
+    every token and has no bias.
     """
 
     def __init__(self, batch_size: int, vocab_size: int) -> None:
@@ -72,7 +74,7 @@ class ConstraintTensors:
         self._biased: list[tuple[tuple[int, float], ...]] = [()] * batch_size
 
     def update(self, constraints: Sequence[Constraint | None]) -> dict[int, RequestError]:
-        """Brings the rows up to date. Returns the failures of constraints by row; such a row allows every token."""
+        """Updates the rows. Returns the errors of failed constraints by row. A row that failed allows every token."""
         failures: dict[int, RequestError] = {}
         for row, constraint in enumerate(constraints):
             try:
@@ -102,7 +104,7 @@ class ConstraintTensors:
 
 
 class Sampler:
-    """Samples rows of logits. `program_of` returns the program of an entry, or raises."""
+    """Samples rows of logits. `program_of` returns the program of an entry or raises."""
 
     def __init__(self, table: ExecutableTable, program_of: Callable[[Entry], BoundProgram]) -> None:
         self._table, self._program_of = table, program_of
@@ -113,8 +115,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow | None]) -> StepResult:
         """Samples the rows that are not None. `logits` is [b, vocab] with b at least the number of rows.
 
-        If no sampler has that batch size, only the rows to be sampled are run, in batches of sizes that samplers have,
-        as few as possible; padding repeats one of them.
+        If no sampler has the batch size b, only the rows to be sampled are run, in as few batches as the sizes of samplers
+        allow. Padding repeats one of these rows.
         """
         result = StepResult([None] * len(rows))
         wanted = [r for r, row in enumerate(rows) if row is not None]
@@ -140,7 +142,7 @@ class Sampler:
     def _run(
         self, logits: Tensor, batch: Sequence[SamplingRow], places: dict[int, int], result: StepResult
     ) -> None:
-        """Runs one sampler. `places` maps a place in its batch to the row of `result` that it fills."""
+        """Runs one sampler. `places` maps places in its batch to the rows of `result` that they fill."""
         entry = self._table.sampler(len(batch), join_all(row.params.signature for row in batch))
         program = self._program_of(entry)
         constraints, failures = self._constrain(logits, batch, entry.constraints)
@@ -160,7 +162,7 @@ class Sampler:
     def _constrain(
         self, logits: Tensor, batch: Sequence[SamplingRow], is_needed: bool
     ) -> tuple[Mapping[str, Tensor], Mapping[int, RequestError]]:
-        """Returns the inputs of constraints by name, and the failures by row; nothing unless the graph needs them."""
+        """Returns the inputs of constraints by name and the failures by row, both empty unless the graph needs them."""
         if not is_needed:
             return {}, {}
         tensors = self._constraints.get(len(batch))
@@ -176,7 +178,7 @@ class Sampler:
         batch: Sequence[SamplingRow],
         constraints: Mapping[str, Tensor],
     ) -> Tensor:
-        """Returns one input of a sampler (graphs/step_inputs.py); most hold one of `SamplingParams` per row."""
+        """Returns one input of a sampler (graphs/step_inputs.py). Most inputs hold one of `SamplingParams` for each row."""
         if spec.name == "logits":
             return logits
         if spec.name in constraints:
@@ -199,11 +201,11 @@ class Sampler:
 
 
 def _invalid_rows(logits: Tensor, token_ids: Sequence[int | None]) -> Iterable[int]:
-    """Returns the rows without a finite maximum, without a pass over all logits.
+    """Yields the rows without a finite maximum, without a pass over all logits.
 
-    If there is none, a sampler chooses a token whose logit is not finite (the arg-max), or the first or the last one
-    (cumulative probabilities of NaN, or of nothing; graphs/sampler.py). So only rows with such a token are looked at
-    whole. Rows that are not sampled are judged by their first logit: one NaN in a hidden state makes all logits NaN.
+    In such a row, a sampler chooses a token whose logit is not finite (the arg-max), or the first or the last token
+    (cumulative probabilities of NaN, or of nothing; graphs/sampler.py). So only rows with such a token are checked whole.
+    Rows that are not sampled are judged by their first logit, because one NaN in a hidden state makes all logits NaN.
     """
     width = logits.shape[1]
     edges = (0, width - 1)
@@ -218,6 +220,6 @@ def _parts(values: list[int], size: int) -> Iterable[list[int]]:
 
 
 def to_ids(values: Iterable[int]) -> Tensor:
-    """Returns [n] int64. Many times as fast as `torch.tensor`, which looks at every number to find out what it is."""
+    """Returns `values` as a tensor [n] int64. Many times faster than `torch.tensor`, which inspects every number's type."""
     numbers = array("q", values)
     return torch.frombuffer(numbers, dtype=torch.int64) if numbers else torch.empty(0, dtype=torch.int64)

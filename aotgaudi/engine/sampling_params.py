@@ -1,4 +1,4 @@
-"""Sampling parameters: what a request may ask of the sampler, and when its output ends."""
+"""Sampling parameters: how a request is sampled, and when its output ends."""
 
 from __future__ import annotations
 
@@ -18,38 +18,41 @@ MIN_SEED, MAX_SEED = -(2**63), 2**63 - 1
 _MAX_INT = 2**63 - 1
 _MAX_SHOWN_CHARS = 100
 _MIN_TEMPERATURE = 1e-5
-"""Smaller ones would make logits overflow 32-bit floats; sampling is greedy long before that."""
+"""Smaller temperatures would make logits overflow 32-bit floats. Sampling is greedy long before that."""
 _MIN_TOP_P = 1e-30
-"""Keeps only the likeliest token, as any smaller value would; but that may be 0 in 32-bit floats, and keep none."""
+"""Keeps only the likeliest token. A smaller value should do the same, but may be 0 in 32-bit floats and keep none."""
 _MAX_TOP_K = 2**31 - 1
 _MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
-"""Larger ones would make logits overflow 16-bit floats; text is noise long before that."""
+"""Values outside of these would make logits overflow 16-bit floats. Text is noise long before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How one request is sampled and when it ends. Immutable, safe to share between threads.
 
-    `temperature` is in [0, 2], 0 is greedy (less than 1e-5 is read as 0). `top_p` is in (0, 1], 1 filters
-    nothing. `top_k` is 0 (off; -1 is read as 0) or the number of tokens kept. `min_p` is in [0, 1]: tokens less
-    likely than this share of the likeliest are dropped, 0 drops none. Penalties are vLLM's: `presence_penalty`
-    and `frequency_penalty` in [-2, 2] over generated tokens, 0 is neutral; `repetition_penalty` in [0.01, 100] over
-    prompt and generated tokens, 1 is neutral. `logprobs` is None, or the number (0 to 20) of likeliest tokens whose
-    log-probabilities are returned with the chosen token's; `prompt_logprobs` is the same for the prompt's tokens. `seed`
-    makes the result repeatable. `max_tokens` is None for "as many as fit". Output ends before the first of `stop` (at most
-    16 strings), after one of `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`;
-    `include_stop_str_in_output` keeps the text of what ended it. `skip_special_tokens` leaves special tokens out of the
-    text.
+    `temperature` is in [0, 2], where 0 is greedy (less than 1e-5 counts as 0). `top_p` is in (0, 1], where 1 filters
+    nothing. `top_k` is 0 (off; -1 counts as 0) or the number of tokens kept. `min_p` is in [0, 1]. It drops tokens that are
+    less likely than this share of the likeliest; 0 drops none.
 
-    The rest are constraints, under vLLM's names. `structured_outputs` is a grammar for the whole output. `min_tokens`: so
-    many tokens come before anything ends the output. `bad_words` (at most 128) are never completed. `allowed_token_ids`:
-    nothing else is sampled. `logit_bias` is added to the logits of at most 300 tokens, each from -100 to 100; it may be
-    given as a mapping.
+    Penalties are vLLM's. `presence_penalty` and `frequency_penalty` are in [-2, 2] over generated tokens, 0 is neutral.
+    `repetition_penalty` is in [0.01, 100] over prompt and generated tokens, 1 is neutral.
 
-    `signature` says which sampler graph serves it.
+    `logprobs` is None, or the number (0 to 20) of likeliest tokens whose log-probabilities are returned with the chosen
+    token's. `prompt_logprobs` is the same for the prompt's tokens. `seed` makes the result repeatable.
+
+    `max_tokens` is None for "as many as fit". Output ends before the first of `stop` (at most 16 strings), after one of
+    `stop_token_ids`, and after an end-of-sequence token unless `ignore_eos`. `include_stop_str_in_output` keeps the text
+    that ended it. `skip_special_tokens` leaves special tokens out of the text.
+
+    The rest are constraints, under vLLM's names. `structured_outputs` is a grammar for the whole output. At least
+    `min_tokens` tokens come before the output may end. `bad_words` (at most 128) are never completed. Only
+    `allowed_token_ids` are sampled, if given. `logit_bias` is added to the logits of at most 300 tokens, each from -100 to
+    100. It may be given as a mapping.
+
+    `signature` says which sampler graph serves the request.
 
     Raises:
-        RequestError: HTTP 400; names the parameter and what is allowed.
+        RequestError: HTTP 400. Names the parameter and what is allowed.
     """
 
     temperature: float = 1.0
@@ -97,7 +100,7 @@ class SamplingParams:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether something decides which tokens may be sampled, or biases them."""
+        """Whether any parameter restricts the tokens that may be sampled, or biases them."""
         stops = self.min_tokens > 0 and (not self.ignore_eos or bool(self.stop_token_ids))
         tokens = bool(self.bad_words or self.logit_bias) or self.allowed_token_ids is not None
         return stops or tokens or self.structured_outputs is not None
@@ -116,7 +119,7 @@ class SamplingParams:
         self._require("repetition_penalty", is_repetition, "a number from 0.01 to 100")
 
     def _bring_into_range(self) -> None:
-        """Replaces extreme values by ones with the same effect that the sampler's tensors can hold."""
+        """Replaces extreme values by values of the same effect that the sampler's tensors can hold."""
         if self.temperature < _MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         object.__setattr__(self, "top_p", max(self.top_p, _MIN_TOP_P))
@@ -136,7 +139,7 @@ class SamplingParams:
         self._require("min_tokens", self.min_tokens <= most, f"at most max_tokens = {most}")
 
     def _check_tokens(self) -> None:
-        """Checks what is about single tokens and words. Whether ids are in the vocabulary, admission knows."""
+        """Checks the parameters about single tokens and words. Admission checks whether ids are in the vocabulary."""
         are_words = _is_tuple_of(str, self.bad_words) and len(self.bad_words) <= MAX_BAD_WORDS
         allowed = f"at most {MAX_BAD_WORDS} non-empty strings of up to {MAX_BAD_WORD_CHARS} characters"
         are_short = are_words and all(0 < len(word) <= MAX_BAD_WORD_CHARS for word in self.bad_words)
@@ -162,11 +165,11 @@ class SamplingParams:
 SAMPLER_VALUES = tuple(
     each.name for each in fields(SamplingParams) if each.name in SamplerSetting.model_fields
 )
-"""Parameters whose values are inputs of sampler graphs, under the names that settings of a spec have, too."""
+"""Parameters whose values are inputs of sampler graphs. The settings of a spec have the same names."""
 
 
 def shown(value: object) -> str:
-    """Returns how a message shows a wrong value: not at length, and not at all where Python refuses to write it."""
+    """Returns a wrong value as a message shows it: shortened, or a placeholder if Python refuses to print it."""
     try:
         text = repr(value)
     except ValueError:  # An integer of more than 4,300 digits.

@@ -1,26 +1,27 @@
-"""The scheduler: which requests run in the next step, and in which entry.
+"""The scheduler decides which requests run in the next step, and in which entry.
 
 * Requests are scheduled first come, first served. The head of the waiting queue gets a seat when fewer than
-  `max_num_seqs` requests run and the free blocks, with those it can share, hold all of its known tokens. Until then, no
-  other waiting request gets one.
+  `max_num_seqs` requests run and the free blocks, with those that it can share, hold all of its known tokens. Until then,
+  no other waiting request gets a seat.
 * A step is a prefill step or a decode step. Prefill goes first, so that new requests get their first token soon. While
   there is work of both kinds, the interleaving policy decides (aotgaudi/engine/interleaving.py).
-* Prefill is chunked. A chunk takes as many known tokens as `max_num_batched_tokens` and an entry allow; unless it reaches
-  the last known token, it ends with a block. Beside decodes it may be shorter, and may end inside a block. Partly prefilled
-  requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if one entry covers them all and computes
-  no more padded tokens than one entry for each would.
-* Decode takes all prefilled requests. If no entry covers them all, it takes as many as one covers; the others go first
-  in the next decode step.
-* A decode of contiguous attention reads the cache from its first block to the highest one of its requests, whosever the
-  blocks between are. So its entry follows from block ids, which the pool and the defragmenter keep low.
-* When a sequence needs a block and none is free, the scheduler preempts the request that got its seat last: it gives up
-  its blocks, keeps its tokens, returns to the head of the queue, and is prefilled again later. The oldest request
+* Prefill is chunked. A chunk takes as many known tokens as `max_num_batched_tokens` and an entry allow. Unless it reaches
+  the last known token, it ends at the end of a block. While others decode, it may be shorter, and may end inside a block.
+  Partly prefilled requests go before the queue. Up to `max_num_prefill_seqs` chunks share a step if one entry covers them
+  all and computes no more padded tokens than separate entries would.
+* Decode takes all prefilled requests. If no entry covers them all, it takes as many as one entry covers, and the others go
+  first in the next decode step.
+* A decode of contiguous attention reads the cache from its first block to the highest block of its requests, including
+  blocks of others in between. So its entry depends on block ids, which the pool and the defragmenter keep low.
+* If a sequence needs a block and none is free, the scheduler preempts the request that got its seat last. That request
+  gives up its blocks, keeps its tokens, returns to the head of the queue, and is prefilled again later. The oldest request
   gets blocks first, so it always advances, and every request ends.
 * With prefix caching, a request shares the blocks that hold the beginning of its tokens, and its first chunk starts after
   them. It shares only as many as leave a rest that entries cover, so no request depends on the cache. Full blocks get
   their key when the step that filled them is complete (aotgaudi/engine/prefix_cache.py).
-* With tail pages, a request holds those of the blocks that its next tokens read through the model's window, and in a step
-  those of the blocks that the step writes to. A hit ends where they are still there (aotgaudi/engine/tail_pages.py).
+* With tail pages, a request holds the pages of the blocks that its next tokens read through the model's window, and during
+  a step also those of the blocks that the step writes to. A hit may only end where the pages still exist
+  (aotgaudi/engine/tail_pages.py).
 * A request for an embedding ends with its last chunk.
 """
 
@@ -45,7 +46,7 @@ from aotgaudi.spec.policy import Policy
 
 
 class UncoveredStepError(CoverageError):
-    """No entry covers the next step of `request`, even alone; `needed` is the exact shape that it needs."""
+    """No entry covers the next step of `request`, even alone. `needed` is the exact shape that it needs."""
 
     def __init__(self, request: Request, needed: PromptEntry | DecodeEntry) -> None:
         self.request, self.needed = request, needed
@@ -64,10 +65,10 @@ class Scheduled:
 
 
 class Scheduler:
-    """Forms steps from requests; owns the waiting queue, the running list and the block tables.
+    """Forms steps from requests. Owns the waiting queue, the running list and the block tables.
 
-    Not thread-safe: the engine's thread owns it. Call `schedule`, run the step, call `complete`; requests may be added at
-    any time. If a request is finished while its step runs, `complete` skips it; the contents of its blocks are never
+    Not thread-safe: the engine's thread owns it. Call `schedule`, run the step, and call `complete`. Requests may be added
+    at any time. If a request is finished while its step runs, `complete` skips it. The contents of its blocks are then never
     shared, and their next owner overwrites them in a later step.
 
     Args:
@@ -77,10 +78,12 @@ class Scheduler:
         eos_token_ids: Tokens that end a sequence.
         prefix_caching: Whether requests share cached blocks of their beginnings.
         policy: The interleaving policy.
-        whole_blocks: Every chunk except a prompt's last ends with a block; batch-invariant graphs need that.
-        is_contiguous: Decodes read contiguous blocks, each for one request; so not with `prefix_caching` (ValueError).
-        tail_reach: How many tokens back layers with tail pages read, of which `limits` says how many there are; None: no
-            layer has them.
+        whole_blocks: Whether every chunk except a prompt's last must end at the end of a block, as batch-invariant graphs
+            need.
+        is_contiguous: Whether decodes read contiguous blocks. Each block then belongs to one request, so `prefix_caching`
+            is impossible (ValueError).
+        tail_reach: How many tokens back layers with tail pages read; None if no layer has them. `limits` has the number of
+            pages.
     """
 
     def __init__(  # noqa: PLR0913 - one argument a setting
@@ -106,8 +109,8 @@ class Scheduler:
         self.prefixes = PrefixCache(pool, limits.block_size, self.tails) if prefix_caching else None
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting: OrderedDict[Request, None] = OrderedDict()  # The next one first; leaving costs O(1).
-        self._running: list[Request] = []  # In the order in which they got their seats.
+        self._waiting: OrderedDict[Request, None] = OrderedDict()  # The next one first; removal is O(1).
+        self._running: list[Request] = []  # Ordered by when they got their seats.
         self._costs = StepCosts()
         self._interleaving = Interleaving(policy, limits, self._costs)
         self._chunker = Chunker(limits, table, self._costs, whole_blocks)
@@ -120,7 +123,7 @@ class Scheduler:
 
     @property
     def oldest_waiting(self) -> Request | None:
-        """The head of the queue, which has waited longest; None when the queue is empty."""
+        """The head of the queue, which has waited longest; None if the queue is empty."""
         return next(iter(self._waiting), None)
 
     @property
@@ -160,7 +163,7 @@ class Scheduler:
     def discard(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Aborts a running request whose blocks hold invalid values, which no other request may see.
 
-        Returns those of its blocks that no request holds any more, and the tail pages that these had.
+        Returns those of its blocks that no other request holds, and the tail pages of these blocks.
         """
         blocks = tuple(request.block_table)
         pages = self._pages(blocks)
@@ -173,7 +176,7 @@ class Scheduler:
         """Returns the next step, or None if no request waits or runs.
 
         Raises:
-            UncoveredStepError: No entry covers a request's next step. Finish that request and call again.
+            UncoveredStepError: No entry covers a request's next step. Finish that request and call `schedule` again.
         """
         forms = (self._form_prompt_step, self._form_decode_step)
         for form in reversed(forms) if self._interleaving.prefers_decodes else forms:
@@ -184,7 +187,7 @@ class Scheduler:
         return None
 
     def observe(self, entry: Entry, seconds: float, *, is_usual: bool = True) -> None:
-        """Records how long a step of `entry` took, for the interleaving policy; an unusual one says nothing of others."""
+        """Records how long a step of `entry` took, for the interleaving policy. Unusual steps do not count for estimates."""
         self._interleaving.observe(seconds)
         if is_usual and isinstance(entry, (PromptEntry, DecodeEntry)):
             self._costs.observe(entry, seconds)
@@ -195,7 +198,7 @@ class Scheduler:
         Returns the requests that got a token (their `last_token_id`), in the order of the rows.
 
         Raises:
-            AotGaudiError: The runner's answer does not match the rows; nothing is changed.
+            AotGaudiError: The runner's result does not match the rows. Nothing is changed.
         """
         rows: tuple[PromptRow | DecodeRow, ...] = scheduled.step.rows
         _check_answer(scheduled.step.entry, rows, token_ids)
@@ -219,7 +222,7 @@ class Scheduler:
         return tuple(sampled)
 
     def relocate(self, moves: Iterable[tuple[int, int]]) -> None:
-        """Updates pool and block tables after block contents moved: pairs ``(source, destination)``."""
+        """Updates pool and block tables after the moves ``(source, destination)`` of block contents."""
         mapping = dict(moves)
         self.pool.relocate(mapping)
         if self.tails is not None:
@@ -276,7 +279,7 @@ class Scheduler:
         return min(self.limits.max_num_prefill_seqs, num_prefilling + min(num_seats, len(self._waiting)))
 
     def _step_budget(self, prefilling: Sequence[Request]) -> float | None:
-        """Returns how many seconds a prefill step may take; None sets no limit."""
+        """Returns how many seconds a prefill step may take; None for no limit."""
         num_decoding = len(self._running) - len(prefilling)
         oldest = self.oldest_waiting if len(self._running) < self.limits.max_num_seqs else None
         since = min((one.queued_at for one in (*prefilling, oldest) if one), default=self._interleaving.now)
@@ -287,7 +290,7 @@ class Scheduler:
     # Seats
 
     def _prefill_candidates(self, prefilling: Sequence[Request]) -> Iterator[Request]:
-        """Yields partly prefilled requests, then heads of the queue: seat one before you ask for the next."""
+        """Yields partly prefilled requests, and then heads of the queue. Seat each head before you ask for the next."""
         yield from prefilling
         while (request := self.oldest_waiting) is not None and self._can_seat(request):
             yield request
@@ -314,9 +317,9 @@ class Scheduler:
         self._cover(request, request.num_computed_tokens, request.num_computed_tokens)
 
     def _cached_blocks(self, request: Request) -> list[int]:
-        """Returns the cached blocks that a waiting request would share; entries cover the rest of its tokens.
+        """Returns the cached blocks that a waiting request would share. Entries cover the rest of its tokens.
 
-        None before its prompt is scored: the cache has no hidden states.
+        Returns no blocks before its prompt is scored, because the cache has no hidden states.
         """
         if self.prefixes is None or not request.is_scored:
             return []
@@ -361,7 +364,7 @@ class Scheduler:
         return Scheduled(DecodeStep(entry, tuple(map(self._decode_row, requests))), tuple(requests))
 
     def _grow(self, request: Request) -> None:
-        """Gives the request the block that its newest token needs; preempts the newest requests until a block is free."""
+        """Gives the request the block that its newest token needs. Preempts the newest requests until a block is free."""
         while request.state is RequestState.RUNNING:
             if len(request.block_table) * self.limits.block_size >= request.num_tokens:
                 return
@@ -379,7 +382,7 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:
-        """Returns the longest beginning of `requests` that one entry covers, with the entry."""
+        """Returns the entry for the longest beginning of `requests` that one entry covers, and that beginning."""
         while requests:
             num_blocks = self._num_read(requests)
             entry = self.table.find_decode(len(requests), num_blocks)
@@ -423,7 +426,7 @@ class Scheduler:
 
     def _finish_reason(self, request: Request) -> FinishReason | None:
         token_id, params = request.last_token_id, request.params
-        # A grammar that has ended allows nothing but an end of the sequence, so that ends it in any case.
+        # A grammar that has ended allows only an end of the sequence, so the request must end even with `ignore_eos`.
         ignores_eos = params.ignore_eos and params.structured_outputs is None
         is_eos = token_id in self._eos_token_ids and not ignores_eos
         if is_eos or token_id in params.stop_token_ids:

@@ -1,8 +1,8 @@
-"""Log-probabilities of prompts, from the hidden states of a prompt step. Uses torch; one thread only.
+"""Computes log-probabilities of prompts from the hidden states of a prompt step. Uses torch, on one thread only.
 
-A prompt's own head gives the logits of each row's last token alone. A decode's head gives those of every token that it is
-given, and takes the same hidden states. So the other tokens go through the heads of warm decode entries, as many at once as
-the widest takes, and no graph exists only for this (docs/adr/0076).
+The head of a prompt entry gives only the logits of each row's last token. The head of a decode entry takes the same hidden
+states and gives the logits of all its tokens. So the other tokens go through the heads of warm decode entries, as many at
+once as the widest takes. No graph exists only for this purpose (docs/adr/0076).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A token of a step, by its number among all of the step's, and the token that follows it in the prompt of `row`."""
+    """A token's number among all tokens of the step, and the token that follows it in the prompt of `row`."""
 
     row: int
     token: int
@@ -32,15 +32,16 @@ class _Place:
 
 
 class Scorer:
-    """Scores prompts. `program_of` returns the program of an entry, or raises."""
+    """Scores prompts. `program_of` returns the program of an entry or raises."""
 
     def __init__(self, table: ExecutableTable, program_of: Callable[[Entry], BoundProgram]) -> None:
         self._table, self._program_of = table, program_of
 
     def score(self, step: PromptStep, hidden: Tensor, result: StepResult) -> None:
-        """Adds the log-probabilities that the rows of `step` want to `result`.
+        """Adds the log-probabilities that the rows of `step` ask for to `result`.
 
-        `hidden` is [..., T, X], all tokens of the step with their padding. A row whose log-probabilities are NaN is invalid.
+        `hidden` is [..., T, X] for all tokens of the step, padding included. A row whose log-probabilities are NaN is
+        invalid.
 
         Raises:
             NotWarmError: no decode entry is warm.
@@ -79,7 +80,7 @@ def _places(step: PromptStep) -> Iterator[_Place]:
 
 
 def _logprobs(logits: Tensor, places: Sequence[_Place]) -> Iterator[TokenLogprobs]:
-    """Yields the log-probabilities under plain softmax of each place; `logits` is [places, vocab]."""
+    """Yields the log-probabilities of each place under plain softmax. `logits` is [places, vocab]."""
     scores = logits.float()
     total = torch.logsumexp(scores, dim=-1, keepdim=True)
     own = scores.gather(1, to_ids(place.target for place in places)[:, None])

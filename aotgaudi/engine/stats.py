@@ -1,7 +1,7 @@
-"""What an engine reports of itself: gauges, counts since its start, and counters per entry. Plain values, no torch.
+"""An engine's statistics: gauges, counts since its start, and counters per entry. Plain values, no torch.
 
-The engine's thread updates the counters of an entry once per step; any thread may read them. The manifest's entries bound
-their number.
+The engine's thread updates an entry's counters once per step, and any thread may read them. There are at most as many as the
+manifest has entries.
 
 ======================  ============================================================
 counter                 is attributed to
@@ -25,18 +25,18 @@ from aotgaudi.engine.steps import DefragStep, PromptStep, Step, StepWork, work_o
 from aotgaudi.entries import Entry
 
 GAP_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0)
-"""Upper bounds of the histogram of gaps, in seconds; one more bucket follows the last."""
+"""Upper bounds of the histogram of gaps, in seconds. One more bucket follows the last."""
 
 
 @dataclass(slots=True)
 class Total:
-    """A count, and the sum of its seconds."""
+    """A count and a sum of seconds."""
 
     num: int = 0
     seconds: float = 0.0
 
     def add(self, seconds: float, num: int = 1) -> None:
-        """Adds `num` times `seconds`."""
+        """Adds `num` events of `seconds` each."""
         self.num += num
         self.seconds += seconds * num
 
@@ -47,7 +47,7 @@ class Total:
 
 @dataclass(slots=True)
 class EntryCounters:
-    """What one entry, or several, did. The prefix cache had `num_cached_tokens` of `num_prefix_tokens`."""
+    """The counters of one entry or of several. The prefix cache had `num_cached_tokens` of `num_prefix_tokens`."""
 
     steps: Total = field(default_factory=Total)
     work: StepWork = StepWork()  # noqa: RUF009 - a frozen value
@@ -72,14 +72,14 @@ class EntryCounters:
 
 @dataclass(frozen=True, slots=True)
 class CounterSnapshot:
-    """All counters between two steps: entries in the order of their first step, and all gaps by `GAP_BOUNDS`."""
+    """All counters at a moment between two steps: entries in the order of their first step, and gaps by `GAP_BOUNDS`."""
 
     entries: Mapping[Entry, EntryCounters] = field(default_factory=dict)
     gap_counts: tuple[int, ...] = (0,) * (len(GAP_BOUNDS) + 1)
     gap_seconds: float = 0.0
 
     def by_kind(self) -> dict[str, EntryCounters]:
-        """Returns the sum over the entries of each kind; ``prompt`` and ``decode`` are always present."""
+        """Returns the sum over the entries of each kind. ``prompt`` and ``decode`` are always present."""
         found = {"prompt": EntryCounters(), "decode": EntryCounters()}
         for entry, counters in self.entries.items():
             found[entry.kind] = found.get(entry.kind, EntryCounters()) + counters
@@ -87,7 +87,7 @@ class CounterSnapshot:
 
 
 class Counters:
-    """Counts by entry. The engine's thread counts; any thread may call `snapshot`."""
+    """Counts by entry. Only the engine's thread counts; any thread may call `snapshot`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -103,7 +103,7 @@ class Counters:
         sampled: Sequence[Request],
         span: tuple[float, float],
     ) -> None:
-        """Counts a step of `requests`, of which `sampled` got a token. `span`: its begin and end, in seconds."""
+        """Counts a step of `requests`, of which `sampled` got a token. `span` is when it began and ended, in seconds."""
         begin, end = span
         work = work_of(step, block_size)
         with self._lock:
@@ -133,7 +133,7 @@ class Counters:
         return counters
 
     def _count_gaps(self, counters: EntryCounters, sampled: Sequence[Request], end: float) -> None:
-        """Neighbours mostly share the time of their last token, the same float, so gaps are added a run at a time."""
+        """Counts the gaps between tokens. Adds equal gaps together: neighbours mostly have the same time of last token."""
         last, num = None, 0
         for request in sampled:
             if request.last_token_at is not last:
@@ -177,17 +177,17 @@ class EngineStats:
     """A snapshot between two steps: gauges of that moment, and counts since the engine started.
 
     Attributes:
-        num_prefill_tokens: Tokens computed in prefill steps, again after a preemption included.
+        num_prefill_tokens: Tokens computed in prefill steps, including those computed again after a preemption.
         num_output_tokens: Sampled tokens.
         num_finished: Requests by finish reason, or "error".
         num_invalid_logits: Requests for which the model computed NaN.
-        num_blocks_kept: Free blocks that hold cached prefixes; `num_blocks_evicted` were given up for new contents.
-        num_tail_pages_used: Tail pages that running requests hold; `num_tail_pages_free` others, and of these
-            `num_tail_pages_kept` hold cached prefixes. All 0 without tail pages.
-        num_prefix_queries: Prompt tokens looked up in the prefix cache; `num_prefix_hits` of them were found.
+        num_blocks_kept: Free blocks that hold cached prefixes. `num_blocks_evicted` counts those given up for new contents.
+        num_tail_pages_used: Tail pages that running requests hold. `num_tail_pages_free` counts all others, of which
+            `num_tail_pages_kept` hold cached prefixes. All are 0 without tail pages.
+        num_prefix_queries: Prompt tokens looked up in the prefix cache. `num_prefix_hits` of them were found.
         max_block_used: The highest block id in use.
-        counters: What finished steps did, by entry.
-        num_refused: Requests refused with 429, by what was short. The engine's owner sets it.
+        counters: Counters of finished steps, by entry.
+        num_refused: Requests refused with 429, by the resource that was short. The engine's owner sets it.
         oldest_waiting_seconds: How long the head of the queue has waited; 0 for an empty queue.
         stalled_seconds: How long no step has ended although there is work.
     """

@@ -1,7 +1,7 @@
-"""Steps: what the scheduler asks the runner to do, and the table that says in which entry. Plain values, no torch.
+"""Steps, which the scheduler forms and the runner runs, and the table that finds their entries. Plain values, no torch.
 
-The scheduler thinks in requests and blocks; the runner turns a step into the padded tensors of the step's entry.
-Block 0 is the padding block: it is never handed out, and all padding reads from it and writes to it.
+The scheduler works with requests and blocks. The runner turns a step into the padded tensors of the step's entry. Block 0 is
+the padding block. It is never handed out, and all padding reads from it and writes to it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from aotgaudi.errors import RequestError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenHistory:
-    """The known tokens of one sequence, prompt first, over which penalties are counted.
+    """The known tokens of one sequence, prompt first, to which penalties apply.
 
-    `token_ids` is the request's own list, which grows between steps. Histories are compared by identity, so that a
-    runner can tell what it has already counted.
+    `token_ids` is the request's own list, which grows between steps. Histories are compared by identity, so that a runner
+    knows which tokens it has counted already.
     """
 
     token_ids: list[int]
@@ -35,7 +35,7 @@ _GREEDY = SamplingParams(temperature=0.0)
 class SamplingRow:
     """How one row is sampled. `noise` is uniform in [0, 1), drawn from the request's own generator.
 
-    `history` is set only where `params` has penalties, `constraint` only where it has constraints.
+    `history` is set only if `params` has penalties, `constraint` only if it has constraints.
     """
 
     params: SamplingParams = _GREEDY
@@ -45,14 +45,14 @@ class SamplingRow:
 
 
 GREEDY_ROW = SamplingRow()
-"""How padding is sampled."""
+"""The sampling of padding rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Tokens of a prompt whose log-probabilities are wanted: the `targets` follow a row's tokens from `first` on.
+    """Tokens of a prompt to score: the `targets`, which follow a row's tokens from `first` on.
 
-    With each come those of the `num_top` likeliest tokens.
+    For each, the log-probabilities of the `num_top` likeliest tokens are returned too.
     """
 
     first: int
@@ -62,7 +62,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
-    """How an embedding is wanted. `dimensions`: how many of its first numbers are kept; None: all."""
+    """The parameters of an embedding. `dimensions` is how many of its first numbers are kept; None keeps all."""
 
     dimensions: int | None = None
 
@@ -71,7 +71,7 @@ class PoolingParams:
 class PoolingRow:
     """How a chunk of a prompt of `num_tokens` tokens is pooled.
 
-    `carried` is what the runner gave for the chunks before it, float32 as bytes; empty for the first. The chunk that
+    `carried` is the runner's result for the chunks before it (float32 as bytes), empty for the first chunk. The chunk that
     `is_last` gives the embedding.
     """
 
@@ -85,10 +85,10 @@ class PoolingRow:
 class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
-    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens.
-    `pages` are the tail pages of these blocks, 0 where a block has none; empty in a server without them.
-    `sampling` is set only if the chunk ends with the last known token, so that the next one must be sampled. `scoring` is
-    set where log-probabilities of the prompt are wanted, `pooling` where its embedding is.
+    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens. `pages` has
+    the tail page of each block, 0 for a block without one. It is empty if the server has no tail pages. `sampling` is set
+    only if the chunk ends with the last known token, so that the next token must be sampled. `scoring` is set if
+    log-probabilities of the prompt are wanted, `pooling` if its embedding is wanted.
     """
 
     token_ids: tuple[int, ...]
@@ -102,7 +102,7 @@ class PromptRow:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One sequence's newest token at `position`; `block_table` covers positions 0..position. `pages`: as in `PromptRow`."""
+    """One sequence's newest token, at `position`. `block_table` covers positions 0..position; `pages` as in `PromptRow`."""
 
     token_id: int
     position: int
@@ -113,7 +113,7 @@ class DecodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PromptStep:
-    """A prefill step; ``len(rows) <= entry.batch_size`` and every row fits the entry."""
+    """A prefill step. ``len(rows) <= entry.batch_size``, and every row fits the entry."""
 
     entry: PromptEntry
     rows: tuple[PromptRow, ...]
@@ -126,7 +126,7 @@ class PromptStep:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """A decode step; the rows' block tables together fit ``entry.num_blocks``."""
+    """A decode step. The rows' block tables together fit ``entry.num_blocks``."""
 
     entry: DecodeEntry
     rows: tuple[DecodeRow, ...]
@@ -145,10 +145,11 @@ Step = Union[PromptStep, DecodeStep]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural logarithms of the probabilities that the model gave tokens at one place of an output, or of a prompt.
+    """Natural logarithms of the probabilities that the model gave tokens at one place of an output or a prompt.
 
-    `logprob` is that of the token that is there. `top` holds the likeliest token ids with theirs, the likeliest first.
-    `rank` says that so many tokens less one are likelier than the token; only places of a prompt have it.
+    `logprob` belongs to the token at that place. `top` holds the likeliest token ids with their log-probabilities, the
+    likeliest first. `rank` is one more than the number of tokens that are likelier than the token.
+    Only places of a prompt have it.
     """
 
     logprob: float
@@ -158,14 +159,15 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One token id per row, None where the row has no `sampling`; log-probabilities by row, of those that asked.
+    """The result of a step: one token id per row (None without `sampling`), and log-probabilities of the rows that asked.
 
-    `prompt_logprobs` has those of a row's `scoring`, one a target.
+    `prompt_logprobs` has the log-probabilities of a row's `scoring`, one for each target.
 
-    `invalid_rows` are those whose logits have no finite maximum (NaN, or nothing but infinities): their token ids mean
-    nothing. `refused_rows` are those whose constraint has failed, with the reason: the same is true of theirs.
+    `invalid_rows` are the rows whose logits have no finite maximum (NaN, or only infinities). `refused_rows` are the rows
+    whose constraint has failed, with the reason. The token ids of both mean nothing.
 
-    `pooled` has, for a row's `pooling`, float32 in this machine's byte order: the embedding, or what the next chunk carries.
+    `pooled` has the result of a row's `pooling`, float32 in this machine's byte order: the embedding, or the vector that the
+    next chunk carries.
     """
 
     token_ids: list[int | None]
@@ -178,9 +180,9 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What steps computed and read: how much of it their rows needed, and how much was padding.
+    """How much steps computed and read, split into what their rows needed and padding.
 
-    Tokens are computed, blocks are read: the context of prompts, everything of decodes.
+    Tokens are computed. Blocks are read: the context of prompts, and all blocks of decodes.
     """
 
     num_tokens: int = 0
@@ -189,7 +191,7 @@ class StepWork:
     num_padding_blocks: int = 0
 
     def __add__(self, other: StepWork) -> StepWork:
-        """Returns what both did."""
+        """Returns the sum."""
         return StepWork(
             self.num_tokens + other.num_tokens,
             self.num_padding_tokens + other.num_padding_tokens,
@@ -199,7 +201,7 @@ class StepWork:
 
 
 def work_of(step: Step, block_size: int) -> StepWork:
-    """Returns what a step does."""
+    """Returns the work of a step."""
     if isinstance(step, PromptStep):
         num_tokens = sum(len(row.token_ids) for row in step.rows)
         num_blocks = sum(-(-row.start // block_size) for row in step.rows)
@@ -223,12 +225,12 @@ class StepTable(Protocol):
         ...
 
     def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:
-        """Returns the longest query that is covered after that many cached blocks; 0 if none is."""
+        """Returns the longest covered query after this many cached blocks; 0 if none is covered."""
         ...
 
 
 class StepRunner(Protocol):
-    """Runs steps on the device. One thread only."""
+    """Runs steps on the device. Used on one thread only."""
 
     def run(self, step: Step) -> StepResult:
         """Runs a step and samples."""
@@ -239,5 +241,5 @@ class StepRunner(Protocol):
         ...
 
     def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Clears these blocks and tail pages, so that their next owner finds no NaN."""
+        """Clears blocks and tail pages, so that their next owner reads no NaN."""
         ...

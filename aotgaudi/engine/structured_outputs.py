@@ -1,4 +1,4 @@
-"""What the text of an answer must be: a JSON value of a schema, a match of a regular expression, a choice, a grammar."""
+"""Constraints on the text of an answer: a JSON Schema, a regular expression, a choice, or a grammar."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class StructuredOutputs:
     """Exactly one of vLLM's kinds of structured output. Immutable; equal values stand for equal grammars.
 
     Attributes:
-        json: A JSON Schema, as text; a mapping is written as text.
-        regex: A regular expression, which the whole output matches.
-        choice: Texts, one of which the output is; at least one.
+        json: A JSON Schema as text. A mapping is converted to text.
+        regex: A regular expression that the whole output must match.
+        choice: Texts (at least one), of which the output must be one.
         grammar: A context-free grammar, in Lark's or llama.cpp's (GBNF) syntax.
-        json_object: Any JSON object.
+        json_object: Whether the output must be a JSON object, of any form.
 
     Raises:
-        RequestError: 400; none is given or several are, or one is of the wrong type or too long.
+        RequestError: 400; none or several are given, or one has the wrong type or is too long.
     """
 
     json: str | None = None
@@ -58,7 +58,7 @@ class StructuredOutputs:
             raise _refusal(f"takes at most {MAX_GRAMMAR_CHARS} characters as {name}, not {num_chars}")
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the one that is given, by its name, as arguments of this class."""
+        """Returns the field that is set, as an argument of this class."""
         values = ((each.name, getattr(self, each.name)) for each in fields(self))
         return {name: value for name, value in values if value not in (None, False)}
 

@@ -1,18 +1,18 @@
-"""Tail pages: which blocks have the rows that are read for a limited number of tokens. Numbers only.
+"""Tail pages: the map from blocks to pages of those caches whose rows are read for a limited number of tokens. Numbers only.
 
-Rows that are read only through a window, or until an entry is made of them, are needed of few blocks. Their caches have
-*pages*, fewer than there are blocks, and this module maps blocks to pages, the same for all of them. Other caches have the
-rows of all blocks, so block tables, the pool and keys of prefixes are what they would be without pages. A page is in one of
+Some rows are read only through a window, or until a cache entry is made from them. Only few blocks need such rows, so their
+caches have *pages*, fewer than there are blocks. This module maps blocks to pages, with one map for all these caches. The
+other caches have the rows of all blocks, so block tables, the pool and keys of prefixes do not change. A page is in one of
 three states:
 
 ======  ===============================================================================================
-held    of a block whose rows a running request still reads, or writes to in its next step
-kept    of another block with a key: a prefix may be found that ends so that it is read again
-empty   of no block
+held    belongs to a block whose rows a running request still reads, or writes to in its next step
+kept    belongs to another block with a key: a later hit may end so that it is read again
+empty   belongs to no block
 ======  ===============================================================================================
 
-New pages are taken from the empty ones, then from the kept ones, the least recently used first. `fewest_tail_pages`
-(aotgaudi/spec/cache_rows.py) is how many requests can hold at a time, so none ever waits for a page.
+New pages come from the empty ones, and then from the kept ones, the least recently used first. `fewest_tail_pages`
+(aotgaudi/spec/cache_rows.py) is the number that requests can hold at a time, so no request ever waits for a page.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from aotgaudi.engine.request import Request
 
 
 class TailPages:
-    """Pages 1..`num_pages` for blocks of `pool`. Page 0 is padding, and stands for every block without a page.
+    """Assigns pages 1..`num_pages` to blocks of `pool`. Page 0 is padding, and stands for every block without a page.
 
     Not thread-safe: the engine's thread owns it.
 
     Args:
         pool: The blocks. A page is kept only for a block with a key.
-        num_pages: How many there are.
-        reach: How many tokens back the rows are read at most, the newest included.
-        block_size: Tokens a block.
+        num_pages: How many pages there are.
+        reach: How many tokens back the rows are read at most, including the newest token.
+        block_size: How many tokens a block holds.
     """
 
     def __init__(self, pool: BlockPool, num_pages: int, reach: int, block_size: int) -> None:
@@ -47,22 +47,22 @@ class TailPages:
 
     @property
     def num_held(self) -> int:
-        """How many pages running requests hold; one that several hold counts once."""
+        """How many pages running requests hold. A page that several hold counts once."""
         return len(self._num_holders)
 
     @property
     def num_kept(self) -> int:
-        """How many pages are kept for prefixes that may be found."""
+        """How many pages are kept for later hits of the prefix cache."""
         return len(self._kept)
 
     def of(self, blocks: Iterable[int]) -> tuple[int, ...]:
-        """Returns the page of each block, 0 where it has none."""
+        """Returns the page of each block, 0 for a block without one."""
         return tuple(self._pages.get(block, PADDING_BLOCK) for block in blocks)
 
     def ends(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        """Returns after how many of these blocks, the cached beginning of a sequence, it can go on; the most first.
+        """Returns the numbers of these blocks after which a sequence that begins with them can go on, largest first.
 
-        What its next token reads must have pages.
+        It can go on where all blocks that its next token reads have pages.
         """
         found, num_paged = [0], 0
         for i, block in enumerate(blocks, start=1):
@@ -74,7 +74,8 @@ class TailPages:
     def cover(self, request: Request, start: int, end: int) -> None:
         """Makes the request hold the pages of a step that computes its tokens from `start` up to `end`, and no others.
 
-        Raises ValueError if all pages are held, or if one that is read has been given away: bugs of the caller.
+        Raises ValueError if all pages are held, or if a page that the step reads was given away. Both are bugs of the
+        caller.
         """
         table, before = request.block_table, self._held.get(request, range(0))
         wanted = range(self._first_read(start), num_blocks_for(end, self._block_size))
@@ -95,7 +96,7 @@ class TailPages:
         self._release(request.block_table[i] for i in reversed(held))
 
     def relocate(self, mapping: Mapping[int, int]) -> None:
-        """Follows an exchange of the contents of blocks: pages go with them, and their own contents stay."""
+        """Updates the map after an exchange of block contents. A page follows its contents' block; the page itself stays."""
         renamed = {**mapping, **{destination: source for source, destination in mapping.items()}}
         self._pages = {renamed.get(block, block): page for block, page in self._pages.items()}
         self._num_holders = Counter(
@@ -104,7 +105,7 @@ class TailPages:
         self._kept = OrderedDict.fromkeys(renamed.get(block, block) for block in self._kept)
 
     def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raises RuntimeError unless held, kept and empty pages partition 1..num_pages, and the requests hold the held."""
+        """Raises RuntimeError unless held, kept and empty pages partition 1..num_pages and `running` hold all held ones."""
         holders = Counter(r.block_table[i] for r in running for i in self._held.get(r, ()))
         pages = sorted([*self._pages.values(), *self._empty])
         is_sound = (
@@ -118,7 +119,7 @@ class TailPages:
             raise RuntimeError(f"the tail pages are corrupt: {self._pages}, held {dict(holders)}")
 
     def _first_read(self, start: int) -> int:
-        """Returns the number of the first block whose rows a step from token `start` on reads."""
+        """Returns the index of the first block whose rows a step from token `start` on reads."""
         return max(0, start - self._reach + 1) // self._block_size
 
     def _hold(self, block: int) -> None:
