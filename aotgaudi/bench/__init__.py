@@ -1,1 +1,1 @@
-"""Measurements of processes on this machine, from the outside, as a user would take them."""
+"""Measures processes on this machine from the outside, as a user would."""

@@ -1,7 +1,7 @@
-"""The least that any server of a bundle and a model must do before it can answer; `startup` times this process.
+"""Does the least that any server of a bundle and a model must do before it can answer. `startup` times this process.
 
 It imports torch, Starlette and uvicorn, maps the weights without touching them, reads and hashes every file of the bundle,
-loads the tokenizer, and prints one line. Nothing overlaps: the time is the plain sum.
+loads the tokenizer, and prints one line. Nothing overlaps, so the time is the plain sum.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 
 def main() -> None:
-    """Does it for the bundle and the model in ``sys.argv``, keeping everything alive until the line is out."""
+    """Does this for the bundle and the model in ``sys.argv``. Keeps everything alive until the line is printed."""
     bundle, model = map(Path, sys.argv[1:])
     kept: list[object] = []
     for path in sorted(model.glob("*.safetensors")):

@@ -1,6 +1,6 @@
-"""How long ``aotgaudi serve`` takes to become ready: n starts, each compared with the floor.
+"""Measures how long ``aotgaudi serve`` takes to become ready, in n starts, each compared with the floor.
 
-Ready is the first 200 of ``/ready``, counted from the start of the process. The floor is a process that does what any server
+The time ends with the first 200 of ``/ready``, and begins with the process. The floor is a process that does what any server
 of the same bundle and model must do (`aotgaudi.bench.floor`). Starts and floors alternate, after one uncounted pair that
 fills the page cache. The phases are those that each server reports in ``/metrics``.
 """
@@ -34,7 +34,7 @@ _BEGIN, _END = "aotgaudi_start_phase_begin_seconds", "aotgaudi_start_phase_end_s
 
 
 class StartFailedError(AotGaudiError):
-    """A measured process ended, or did not answer. The exit code is that of the process, if it has one."""
+    """A measured process ended or did not answer. The exit code is that of the process, if there is one."""
 
     def __init__(self, what: str, exit_code: int | None, output: str) -> None:
         last = output.strip().splitlines()[-1:] or ["it printed nothing"]
@@ -45,7 +45,7 @@ class StartFailedError(AotGaudiError):
 
 @dataclass(frozen=True)
 class Subject:
-    """What to start: a bundle, a model, further options of `serve`, and the environment of the processes."""
+    """What to start: a bundle, a model, further options of `serve`, and the processes' environment."""
 
     bundle: Path
     model: Path
@@ -65,12 +65,12 @@ class Spread:
         return median(self.samples)
 
     def text(self, digits: int = 2, scale: float = 1.0) -> str:
-        """``median (min to max)``, each times `scale`."""
+        """Returns ``median (min to max)``, each times `scale`."""
         low, high = min(self.samples) * scale, max(self.samples) * scale
         return f"{self.median * scale:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
     def json(self) -> dict[str, Any]:
-        """The same as a JSON value, with all samples."""
+        """Returns the figures and all samples as a JSON value."""
         return {
             "n": len(self.samples),
             "median": self.median,
@@ -82,7 +82,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Start:
-    """One start: seconds to ready, as seen from outside, and the phases that the server reports."""
+    """One start: the seconds to ready, measured from outside, and the phases that the server reports."""
 
     ready_seconds: float
     phases: tuple[Phase, ...]
@@ -90,7 +90,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Startup:
-    """The measurement, one sample a run."""
+    """The measurement, with one sample per run."""
 
     floor: Spread
     starts: tuple[Start, ...]
@@ -102,7 +102,7 @@ class Startup:
 
     @property
     def phases(self) -> dict[str, tuple[Spread, Spread, Spread]]:
-        """Begin, end and length of each phase that every start has, in the order of the median beginnings."""
+        """Begin, end and length of each phase that all starts have, ordered by median begin."""
         by_name = [{phase.name: phase for phase in start.phases} for start in self.starts]
         names = set(by_name[0]).intersection(*by_name)
         spreads = {}
@@ -115,12 +115,12 @@ class Startup:
 
 
 def measure(subject: Subject, num_runs: int, on_run: Callable[[int], None] = lambda _: None) -> Startup:
-    """Starts floor and server in turn, `num_runs` times and once more. `on_run` is told how many are done.
+    """Starts floor and server in turn, `num_runs` times and once uncounted. Calls `on_run` with the number of runs done.
 
     Raises:
         StartFailedError: a process ended, or did not become ready.
     """
-    run_start(subject)  # First: it reports what is wrong with a bundle or a model.
+    run_start(subject)  # First, because it reports what is wrong with a bundle or a model.
     run_floor(subject)
     floors, starts = [], []
     for number in range(num_runs):
@@ -132,7 +132,7 @@ def measure(subject: Subject, num_runs: int, on_run: Callable[[int], None] = lam
 
 
 def run_floor(subject: Subject) -> float:
-    """Returns the seconds from the start of the floor's process to its line."""
+    """Returns the seconds from the start of the floor's process to its printed line."""
     command = python_command("aotgaudi.bench.floor", str(subject.bundle), str(subject.model))
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
@@ -151,7 +151,7 @@ def run_floor(subject: Subject) -> float:
 
 
 def run_start(subject: Subject) -> Start:
-    """Starts a server with ``--require-warm`` on the loopback address, and stops it once it is ready."""
+    """Starts a server with ``--require-warm`` on the loopback address, stops it once it is ready, and returns its times."""
     port = _free_port()
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
@@ -160,13 +160,13 @@ def run_start(subject: Subject) -> Start:
                 has_ended = process.poll() is not None
                 if has_ended or time.perf_counter() - started > _READY_SECONDS:
                     raise StartFailedError("the server", process.returncode, _text(log))
-                time.sleep(_POLL_SECONDS)  # How often to ask, not a guess of how long something takes.
+                time.sleep(_POLL_SECONDS)  # How often to ask, not a guess at how long a start takes.
             seconds = time.perf_counter() - started
             return Start(seconds, phases_in(_ask(port, "/metrics") or ""))
 
 
 def phases_in(metrics: str) -> tuple[Phase, ...]:
-    """Returns the phases of a start in a server's metrics; none if the server is too old to report any."""
+    """Returns the phases of a start from a server's metrics; empty if the server is too old to report any."""
     edges: dict[str, dict[str, float]] = {_BEGIN: {}, _END: {}}
     for family in text_string_to_metric_families(metrics):
         for sample in family.samples:

@@ -1,6 +1,6 @@
-"""A model that runs: from a bundle and a model directory to an engine, its tokenizer and its templates.
+"""Runs a model: makes an engine, its tokenizer and its templates from a bundle and a model directory.
 
-`LLM` is the Python API; `aotgaudi serve` builds on the same parts. Importing this package imports no torch. The names are
+`LLM` is the Python API. `aotgaudi serve` uses the same parts. Importing this package does not import torch. Names are
 imported on first use, so that the tokenizer and the template alone load fast.
 """
 

@@ -51,10 +51,10 @@ class Output:
     Attributes:
         prompt_token_ids: The prompt as the model saw it.
         text: The answer, without special tokens and without the stop string that ended it.
-        token_ids: All generated tokens, the one that ended the answer included.
+        token_ids: All generated tokens, including the one that ended the answer.
         finish_reason: "stop" (a stop string, a stop token or the end of the sequence) or "length".
         logprobs: One item per generated token if `SamplingParams.logprobs` was set, else None.
-        prompt_logprobs: The same for the tokens of the prompt, the first excepted, and `SamplingParams.prompt_logprobs`.
+        prompt_logprobs: One item per token of the prompt except the first, if `SamplingParams.prompt_logprobs` was set.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -67,7 +67,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embedding:
-    """The embedding of one prompt; `prompt_token_ids` is the prompt as the model saw it."""
+    """The embedding of one prompt. `prompt_token_ids` is the prompt as the model saw it."""
 
     prompt_token_ids: tuple[int, ...]
     embedding: tuple[float, ...]
@@ -76,33 +76,33 @@ class Embedding:
 class LLM:
     """A model that runs in this process, from a verified bundle. Safe to use from several threads.
 
-    The bundle is verified exactly as by ``aotgaudi serve``, and the same errors are raised. While it runs, one thread
-    computes; requests of all threads are batched together.
+    The bundle is verified exactly as by ``aotgaudi serve``, with the same errors. One thread computes, and batches the
+    requests of all threads together.
 
-    The process is the caller's, so by default the guard against compiling covers only the engine's thread. With
-    ``guard="process"`` nothing in the whole process may start a process or import a compiler until `close`, as in the
-    server. With ``guard="kernel"`` the kernel also refuses to start processes, for any code, until the process ends. Two
+    The process belongs to the caller, so by default the guard against compiling covers only the engine's thread. With
+    ``guard="process"``, nothing in the whole process may start a process or import a compiler until `close`, as in the
+    server. With ``guard="kernel"``, the kernel also refuses to start processes, for any code, until the process ends. Two
     settings affect the whole process: freed memory is kept (glibc's ``mallopt``), and the limit of open files grows by the
     number of the bundle's objects, which stay open until the process ends.
 
     Args:
         bundle: Directory of the sealed bundle.
-        model: Model directory: config.json, safetensors, tokenizer.json.
+        model: Model directory with config.json, safetensors and tokenizer.json.
         require_warm: Refuse to start unless every entry is warm. A bundle with a part of its manifest is served under that
             part's limits. Otherwise another process builds missing entries on first use, into `store`.
-        threads: Threads of matrix products; None: one for each core that this process may use.
-        trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model. Empty: accept any.
+        threads: Threads of matrix products. None uses one for each core that this process may use.
+        trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model. Empty accepts any.
         allow_unbound_model: With `trusted_keys`, also accept a bundle that is not bound to a model.
         generation_config: Where sampling defaults come from, as ``--generation-config``: "auto", "vllm" or a directory.
-        guard: What may not compile: "engine", the engine's thread; "process", anything in this process; "kernel", the
-            same, enforced for good by a seccomp filter; only with `require_warm`.
-        store: Where builds on first use go; required without `require_warm`.
-        enable_prefix_caching: Whether prompts start after their cached prefix; None: as the spec of the bundle says.
+        guard: What may not compile: "engine" (the engine's thread), "process" (anything in this process), or "kernel" (the
+            same, enforced for good by a seccomp filter; only with `require_warm`).
+        store: Where builds on first use go. Required without `require_warm`.
+        enable_prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
         outside: How to treat requests that the warm entries do not cover, as ``--outside``: "refuse", "chunk", "pad-up",
-            or, without `require_warm`, "first-use". None: "refuse" with `require_warm`, else "first-use".
+            or, without `require_warm`, "first-use". None is "refuse" with `require_warm`, else "first-use".
 
     Raises:
-        SpecError: no such model, another model than the bundle's, or an argument that cannot be used.
+        SpecError: the model does not exist or is not the bundle's, or an argument cannot be used.
         StoreError, ManifestError: there is no bundle, or it cannot be read.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
         TargetError: the kernel cannot refuse processes.
@@ -136,7 +136,7 @@ class LLM:
             generation_config=GenerationConfig(generation_config),
             prefix_caching=enable_prefix_caching,
             outside=outside,
-            policy="throughput",  # Nobody streams the answers, and equal calls run in equal steps.
+            policy="throughput",  # No answer is streamed, and equal calls run in equal steps.
         )
         self._model: RunningModel = start(options, Observers())
         try:
@@ -157,12 +157,12 @@ class LLM:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of a prompt and its answer together."""
+        """How many tokens a prompt and its answer may have together."""
         return self._model.max_model_len
 
     @property
     def default_params(self) -> SamplingParams:
-        """The default sampling parameters: those of the model's generation_config.json."""
+        """The default sampling parameters, from the model's generation_config.json."""
         return SamplingParams(**self._model.defaults)
 
     @property
@@ -176,11 +176,11 @@ class LLM:
         """Returns the answers to all prompts, in order. The prompts run in one batch as far as there is room.
 
         Args:
-            prompts: One prompt or several. Text gets the model's special tokens; token ids are taken as they are.
-            params: For all prompts, or one each; None: `default_params`.
+            prompts: One prompt or several. Text gets the model's special tokens. Token ids are used unchanged.
+            params: For all prompts, or one for each. None uses `default_params`.
 
         Raises:
-            RequestError: A prompt or a parameter cannot be served; names the limit. Nothing is generated then.
+            RequestError: A prompt or a parameter cannot be served. Names the limit. Nothing is generated then.
             AotGaudiError: A step failed, or this model was closed.
         """
         return self._run(self._encoded(prompts), params)
@@ -190,7 +190,7 @@ class LLM:
         messages: Conversation | Sequence[Conversation],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Output]:
-        """Returns the assistant's next message, of one conversation or of several. Errors as of `generate`.
+        """Returns the assistant's next message for one conversation or several. Raises what `generate` does.
 
         Raises:
             RequestError: The model has no chat template, or the template refuses the messages.
@@ -206,8 +206,8 @@ class LLM:
         """Returns the embedding of each prompt, in order. The bundle's spec must say ``runner = "pooling"``.
 
         Args:
-            prompts: One prompt or several. Text gets the model's special tokens; token ids are taken as they are.
-            dimensions: How many of the first numbers to keep, if the model was trained for that; None: all.
+            prompts: One prompt or several. Text gets the model's special tokens. Token ids are used unchanged.
+            dimensions: How many of the first numbers to keep, if the model was trained for that. None keeps all.
 
         Raises:
             RequestError: A prompt cannot be served, or the model generates text. Nothing is computed then.
@@ -259,14 +259,14 @@ class LLM:
         asked: Sequence[tuple[Sequence[int], SamplingParams]],
         pooling: PoolingParams | None = None,
     ) -> list[TokenEvent]:
-        """Runs all prompts to their end. Returns the joined events of each."""
+        """Runs all prompts to their end, and returns the joined events of each."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         ids = [f"llm-{next(self._numbers)}" for _ in asked]
         requests = [NewRequest(name, *each, pooling=pooling) for name, each in zip(ids, asked, strict=True)]
         try:
             self._model.engine.add(requests, events.put)
             return _collected(events, ids)
-        except BaseException:  # A refusal, a failed step or Ctrl-C: what was queued must not go on.
+        except BaseException:  # After a refusal, a failed step or Ctrl-C, no request may go on.
             self._model.engine.abort(*ids)
             raise
 
@@ -294,7 +294,7 @@ def _check(
 
 
 def _collected(events: queue.SimpleQueue[Event], ids: Sequence[str]) -> list[TokenEvent]:
-    """Waits for all requests; returns the joined events of each."""
+    """Waits for all requests, and returns the joined events of each."""
     found: dict[str, list[TokenEvent]] = {request_id: [] for request_id in ids}
     num_open = len(ids)
     while num_open:

@@ -1,6 +1,6 @@
-"""Assembles a running model from a bundle that is being verified: programs, engine, tokenizer.
+"""Assembles a running model (programs, engine, tokenizer) from a bundle that is being verified.
 
-Importing this module imports torch, which takes as long as hashing the bundle. `start` does both at once.
+Importing this module imports torch, which takes as long as hashing the bundle. `start` does both at the same time.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 
 
 def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
-    """Returns a model whose engine runs. See `aotgaudi.llm.start.start` for the errors."""
+    """Returns a model whose engine runs. Raises what `aotgaudi.llm.start.start` does."""
     keep_freed_memory()
     with _one_thread():
         return _assembled(options, observers, pinned)
@@ -64,7 +64,7 @@ def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> Run
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limits torch to one thread while this thread loads: the engine's thread computes later (see ProgramRunner)."""
+    """Limits torch to one thread while this thread loads, since another thread computes later (see ProgramRunner)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -158,7 +158,7 @@ def _load(
     executables: ExecutableTable,
     guard: Guard,
 ) -> FirstUseBuilder | None:
-    """Loads the sound entries into `executables`. Returns the builder of the others; None under `require_warm`."""
+    """Loads the sound entries into `executables`, and returns the builder of the others (None under `require_warm`)."""
     bundle, verified = pinned.bundle, pinned.verified.result()
     entries, receipt = pinned.served.entries, bundle.require_programs()
     with phases.time("warm_checks"):
@@ -193,7 +193,7 @@ def _load(
 
 
 def _prewarmed(served: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:
-    """Prewarms hyper-connections. Returns what counts steps by their classes."""
+    """Prewarms hyper-connections, and returns the counter of steps by class."""
     splits = StepSplits.of(served.spec)
     with contextlib.nullcontext() if splits is None else phases.time("prewarm"):
         warm = prewarm(served.entries, executables.get)
@@ -201,7 +201,7 @@ def _prewarmed(served: Manifest, executables: ExecutableTable, phases: Phases) -
 
 
 def _telling_of_compilations(on_step: OnStep | None, guard: Guard) -> OnStep:
-    """Returns an observer that logs the step in which the device's compiler has run, as vLLM for Gaudi would."""
+    """Returns an observer that logs steps in which the device compiled graphs, as vLLM for Gaudi does."""
     num_told = 0
 
     def observe(entry: Entry, seconds: float, num_rows: int) -> None:
@@ -228,18 +228,18 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
     policy: Policy | None = None,
     grammars: Grammars | None = None,
 ) -> Engine:
-    """Returns the engine of a manifest, not started.
+    """Returns the engine of a manifest, which is not started yet.
 
     Args:
         manifest: What to serve.
         runner: Runs the steps.
-        tokenizer: The model's.
-        table: Looks up the entry of a step; None: the table of the manifest's entries.
-        outside: Added to the refusal of a request beyond the limits.
-        on_step: Observes each step.
+        tokenizer: The model's tokenizer.
+        table: Finds the entry of a step. None uses the table of the manifest's entries.
+        outside: Is added to the refusal of a request beyond the limits.
+        on_step: Is called after each step.
         prefix_caching: Whether prompts start after their cached prefix.
-        policy: How prompts and decodes take turns; None: as the spec says.
-        grammars: Compiles what structured output asks for; None: the sampler has no constraints.
+        policy: How prompts and decodes take turns. None takes the spec's policy.
+        grammars: Compiles the grammars of structured output; None if the sampler has no constraints.
     """
     spec = manifest.spec
     scheduler = Scheduler(
@@ -277,7 +277,7 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
 
 
 def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
-    """Describes what a server of a subset does not serve; empty if it serves the whole manifest."""
+    """Describes which requests a server of a subset does not serve; empty if it serves the whole manifest."""
     if served is whole:
         return ""
     part = Subset(whole, served)
@@ -285,9 +285,9 @@ def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
-    """Returns whether prefixes are cached: as `asked`, else as the spec says. Never if no prompt entry has a context.
+    """Returns whether prefixes are cached, which `asked` decides, or else the spec. Never if no prompt entry has a context.
 
-    If they are not, it logs the reason.
+    Logs the reason if prefixes are not cached.
     """
     if not (manifest.spec.bucketing.prefix_caching if asked is None else asked):
         logger.info("prefix caching is off: %s", "the spec says so" if asked is None else "as asked")
@@ -310,7 +310,7 @@ def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
 def sampling_defaults(
     config: GenerationConfig, model: ModelDirectory, sampler: SamplerSpec
 ) -> Mapping[str, Any]:
-    """Returns the sampling defaults that the bundle's sampler supports. Logs a warning with the others.
+    """Returns the sampling defaults that the bundle's sampler supports, and logs a warning about the others.
 
     Raises:
         SpecError: a default is out of range, or its file cannot be read.
@@ -332,13 +332,13 @@ def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
-# What a start refuses
+# Checks of a start
 
 
 def accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> list[Entry]:
     """Returns the entries that the bundle can run.
 
-    Raises unless the bundle may be served: whole under `require_warm`, else merely not corrupt.
+    Raises if the bundle may not be served. Under `require_warm` it must be whole, otherwise only not corrupt.
     """
     if options.require_warm or report.corrupt or report.extra:
         report.raise_if_bad(options.bundle)
@@ -349,11 +349,11 @@ def accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> l
 
 
 def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
-    """Warns of possible steps without an entry. Under `require_warm` it raises CoverageError instead.
+    """Returns the result of the coverage proof in one line, and warns of possible steps without an entry.
 
-    Returns the result of the proof in one line.
+    Under `require_warm` it raises CoverageError instead of warning.
     """
-    coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whichever the spec describes.
+    coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whatever the spec describes.
     if coverage.is_closed:
         return str(coverage)
     if require_warm:

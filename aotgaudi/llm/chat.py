@@ -1,12 +1,12 @@
 """Turns messages into a prompt with the model's chat template, in a sandbox.
 
-The template is a Jinja program that comes with the model. It gets what Hugging Face's ``apply_chat_template`` promises
-(`raise_exception`, `strftime_now`, `tojson`, loop controls, ``{% generation %}``). It cannot reach Python: an unsafe
-access is an error, not an empty string.
+The template is a Jinja program that comes with the model. It gets everything that Hugging Face's ``apply_chat_template``
+promises (`raise_exception`, `strftime_now`, `tojson`, loop controls, ``{% generation %}``). It cannot reach Python. An
+unsafe access is an error, not an empty string.
 
-Compiling a template evaluates none of its expressions: Jinja would otherwise fold constants, and
-``{{ 9 ** 9999999 }}`` would keep a process busy before it serves. Rendering has no time limit here: the server renders
-in a process that may be killed (`aotgaudi.server.preprocess.worker`), `LLM` in its caller's.
+Compiling a template does not evaluate its expressions. By default, Jinja would fold constants, and ``{{ 9 ** 9999999 }}``
+would keep a process busy before it serves. Rendering has no time limit here. The server renders in a process that may be
+killed (`aotgaudi.server.preprocess.worker`), and `LLM` in its caller's process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aotgaudi.files import read_regular
 from aotgaudi.llm.model_files import special_tokens
 
 Message = Mapping[str, Any]
-"""``role`` and ``content``, and optionally ``name``; of calls ``tool_calls``, of their results ``tool_call_id``."""
+"""``role`` and ``content``, and optionally ``name``. Calls are in ``tool_calls``; their results have ``tool_call_id``."""
 
 _MAX_QUOTED_CHARS = 500
 
@@ -41,11 +41,11 @@ _REFUSALS = (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
     *(AttributeError, RuntimeError, MemoryError),  # RecursionError is a RuntimeError.
 )
-"""Errors of a template that does not suit its messages, asks for too much, or is wrong."""
+"""Errors of a template that does not suit the messages, needs too much, or is wrong."""
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks the assistant's text for training. Here it is just its body."""
+    """Renders the body of ``{% generation %}``, which marks the assistant's text for training."""
 
     tags = {"generation"}  # noqa: RUF012  Jinja declares it so.
 
@@ -55,7 +55,7 @@ class _Generation(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Leaves all expressions to rendering. Jinja would evaluate constant ones while it compiles."""
+    """Generates code that evaluates all expressions when it renders. Jinja would evaluate constants when it compiles."""
 
     def _output_child_to_const(self, node: Any, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, (Const, TemplateData)):
@@ -69,9 +69,9 @@ class _Generator(CodeGenerator):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace that keeps no underscored names, so that no dunder can be planted on it."""
+    """A namespace without underscored names, so that a template cannot plant a dunder on it."""
 
-    def __init__(*args: object, **kwargs: object) -> None:  # So that `self` may be a keyword.
+    def __init__(*args: object, **kwargs: object) -> None:  # `self` may be a keyword.
         self, *positional = args
         attributes = dict(*positional, **kwargs)
         for name in attributes:
@@ -89,7 +89,7 @@ def _refuse_private(name: object) -> None:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Raises on an unsafe attribute. Jinja would yield an undefined value that prints as nothing."""
+    """Raises for an unsafe attribute, for which Jinja would return an undefined value that prints as nothing."""
 
     code_generator_class = _Generator
 
@@ -104,7 +104,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON. Jinja's filter escapes HTML, which a prompt must not."""
+    """Returns plain JSON. Jinja's filter would escape HTML, which is wrong in a prompt."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -137,9 +137,9 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
         tool_source: str | None = None,
     ) -> None:
-        """Compiles `source`; `tokens` (``bos_token``, ...) are its variables; `where` is named in errors.
+        """Compiles `source`. `tokens` (``bos_token``, ...) become its variables. Errors name `where`.
 
-        `tool_source` is the template of requests that have tools, where it is another.
+        `tool_source` is the template for requests with tools, if it differs.
 
         Raises:
             SpecError: a template does not compile.
@@ -154,7 +154,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model: ModelDirectory, file: Path | None = None) -> ChatTemplate | None:
-        """Returns the template in `file`, else in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
+        """Returns the template in `file`, or else in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
 
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
@@ -178,13 +178,13 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
-            tools: Functions that the model may call, as OpenAI's API has them.
+            tools: Functions that the model may call, in the form of OpenAI's API.
             add_generation_prompt: Whether the prompt opens a message of the assistant.
-            variables: More that the template sees (``enable_thinking``); none of the names that `render` sets.
+            variables: Further variables of the template (``enable_thinking``), except those that `render` sets.
 
         Raises:
-            RequestError: 400; the template takes no tools, refuses these messages, or asks for more than Python has. The
-                message quotes its words. Or a variable has a name that is taken.
+            RequestError: 400; the template takes no tools, refuses these messages (the error quotes it), or needs more than
+                Python allows, or a variable has a name that `render` sets.
         """
         template = self._tool_template if tools else self._template
         if template is None:
@@ -218,10 +218,10 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Returns the prompt that ends inside the last message, as transformers' ``continue_final_message`` does.
+        """Returns the prompt that ends inside the last message, as with ``continue_final_message`` of transformers.
 
         Raises:
-            RequestError: 400; as `render`, or the template changes the last message's content.
+            RequestError: 400, as `render`, or because the template changes the last message's content.
         """
         text = self.render(messages, tools, add_generation_prompt=False, variables=variables)
         content: str = messages[-1]["content"]
@@ -231,18 +231,18 @@ class ChatTemplate:
                 "continue_final_message needs a last message whose content the model's chat template shows unchanged",
                 param="continue_final_message",
             )
-        kept = content.lstrip()  # Space at the end stays, unless the template strips it.
+        kept = content.lstrip()  # Trailing space stays, unless the template strips it.
         return text[:start] + (kept if text.startswith(kept, start) else content.strip())
 
     def _known_role(self, message: Message) -> Message:
-        """Replaces the role "developer" by "system" for templates that do not know it."""
+        """Returns the message, with "system" in place of "developer" if the template does not know that role."""
         if message["role"] == "developer" and not self._knows_developer:
             return {**message, "role": "system"}
         return message
 
 
 def _compiled(environment: _Sandbox, source: str, where: str) -> tuple[jinja2.Template, bool]:
-    """Returns the template, and whether it looks at tools."""
+    """Returns the compiled template, and whether it uses `tools`."""
     try:
         tree = environment.parse(source)
         knows_tools = any(name.name == "tools" for name in tree.find_all(Name))
@@ -251,7 +251,7 @@ def _compiled(environment: _Sandbox, source: str, where: str) -> tuple[jinja2.Te
         raise SpecError(
             f"{where}:{error.lineno}", f"is not a valid chat template: {error.message}"
         ) from error
-    except (*_REFUSALS, SyntaxError) as error:  # Literals, nesting or code too large for Python.
+    except (*_REFUSALS, SyntaxError) as error:  # Also literals, nesting or code too large for Python.
         raise SpecError(where, f"is not a valid chat template: {_words_of(error)}") from error
 
 
@@ -260,7 +260,7 @@ def _words_of(error: BaseException) -> str:
 
 
 def _find_source(model: ModelDirectory) -> tuple[Path, Mapping[str, str]] | None:
-    """Returns where the templates are, and the sources of "default" and, if it is another, "tool_use"."""
+    """Returns the templates' file, and the sources of "default" and, if it differs, of "tool_use"."""
     path, data = model.path / CHAT_TEMPLATE, model.read(CHAT_TEMPLATE)
     if data is not None:
         return path, {"default": _decoded(data, path)}
@@ -284,7 +284,7 @@ def _decoded(data: bytes, path: Path) -> str:
 
 
 def _named_templates(path: Path, value: object) -> Mapping[str, str]:
-    """Returns the templates in `value`: a string, or a list of ``{"name", "template"}`` with one named "default"."""
+    """Returns the templates in `value`, which is a string or a list of ``{"name", "template"}`` with one named "default"."""
     if value is None:
         return {}
     if isinstance(value, str):

@@ -1,9 +1,9 @@
-"""Grammars of structured output, by the `llguidance` library: from what a client sends to masks of allowed tokens.
+"""Compiles the grammars of structured output, and makes masks of allowed tokens, with the `llguidance` library.
 
-The library stops where a grammar becomes too complex; `_LIMITS` are lower than its own. A client's grammar is checked in a
-preprocessing worker first, whose time and memory the kernel limits, and compiled in the engine's process after that. What is
-wrong with a grammar does not depend on the vocabulary, so workers check it over bytes: the library takes a third of a second
-and 40 MB to prepare 49,152 tokens, and a start would pay that twice.
+The library stops if a grammar becomes too complex. `_LIMITS` are lower than its defaults. A client's grammar is first
+checked in a request worker, whose time and memory the kernel limits, and then compiled in the engine process. The faults of
+a grammar do not depend on the vocabulary, so workers check it over a vocabulary of bytes. The library takes a third of a
+second and 40 MB to prepare 49,152 tokens, which a start would otherwise pay twice.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from aotgaudi.errors import RequestError, shortened
 from aotgaudi.llm.tokenizer import Tokenizer
 
 _LIMITS: Mapping[str, Any] = {
-    "initial_lexer_fuel": 100_000,  # At most 18 MB. An enum of 5,000 texts takes half of it.
+    "initial_lexer_fuel": 100_000,  # At most 18 MB. An enum of 5,000 texts needs half of it.
     "step_lexer_fuel": 50_000,
-    "max_lexer_states": 25_000,  # Of 1 to 2 kB.
+    "max_lexer_states": 25_000,  # 1 to 2 kB each.
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
 _NUM_KEPT = 8
-"""Compiled grammars that are kept: many requests have the same schema."""
+"""How many compiled grammars are kept, since many requests have the same schema."""
 _MAX_SEARCHED = 200
-"""Parts of a schema that are looked at for the one with the mistake."""
+"""How many parts of a schema are searched for a mistake."""
 _MAX_SHOWN_CHARS = 300
 _NOTHING_FITS = "NoExtension"
 _ANY_OBJECT = '{"type":"object"}'
@@ -43,8 +43,8 @@ _LISTED_PARTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 class GrammarMatcher:
     """A `Matcher` (aotgaudi/engine/constraints.py).
 
-    Matchers of one grammar share what they find out about it, and so reach its limits together. So one that reaches a limit
-    begins again alone, once.
+    Matchers of one grammar share their findings about it, and therefore reach its limits together. So a matcher that reaches
+    a limit starts again once with findings of its own.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class GrammarMatcher:
         self._taken: list[int] = []
 
     def advance(self, token_ids: Sequence[int]) -> None:
-        """Takes tokens that the masks have allowed. Raises RequestError when a limit is reached."""
+        """Takes tokens that the masks have allowed. Raises RequestError if a limit is reached."""
         self._taken += token_ids
         if not self._matcher.consume_tokens(list(token_ids)):
             self._begin_again()
 
     def mask(self) -> bytes:
-        """Returns a bit for each token. Releases the GIL. Raises RequestError when nothing can follow."""
+        """Returns a bit for each token. Releases the GIL. Raises RequestError if no token can follow, or at a limit."""
         bits: bytes = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             self._begin_again()
@@ -83,9 +83,9 @@ class GrammarMatcher:
 
 
 class _Bytes:
-    """A vocabulary of the single bytes, and of the special tokens of another, at their ids and as many ids in all.
+    """A vocabulary of the 256 bytes and a tokenizer's special tokens, which keep their ids. It has at least as many ids.
 
-    The form is that of `llguidance.TokenizerWrapper`.
+    It has the interface that `llguidance.TokenizerWrapper` wants.
     """
 
     bos_token_id = None
@@ -112,20 +112,20 @@ class _Bytes:
 
 
 class GrammarCompiler:
-    """The `Grammars` of one tokenizer. One thread compiles; matchers may be on another."""
+    """The `Grammars` of one tokenizer. One thread compiles. Its matchers may be used on another."""
 
     def __init__(self, tokenizer: str | _Bytes, vocab_size: int | None, eos_token_ids: Sequence[int]) -> None:
-        """Takes a third of a second for a vocabulary of 49,152 tokens, and holds the GIL meanwhile.
+        """Takes a third of a second for a vocabulary of 49,152 tokens, and holds the GIL for that time.
 
         Args:
-            tokenizer: The text of a ``tokenizer.json``.
-            vocab_size: How many tokens the model has; None: as many as the tokenizer.
-            eos_token_ids: What ends a sequence.
+            tokenizer: The text of a ``tokenizer.json``, or a vocabulary of bytes.
+            vocab_size: How many tokens the model has. None takes the tokenizer's number.
+            eos_token_ids: The tokens that end a sequence.
         """
         self._unusable = ""
         self._is_trial = isinstance(tokenizer, _Bytes)
         self._limits = llguidance.LLParserLimits(**_LIMITS)
-        self._kept: dict[StructuredOutputs, llguidance.LLMatcher] = {}  # The last used one comes last.
+        self._kept: dict[StructuredOutputs, llguidance.LLMatcher] = {}  # The most recently used comes last.
         if not eos_token_ids:
             self._unusable = "the model declares no end-of-sequence token"
             return
@@ -139,25 +139,25 @@ class GrammarCompiler:
     def load(
         cls, model: ModelDirectory, eos_token_ids: Sequence[int], vocab_size: int | None = None
     ) -> GrammarCompiler:
-        """Returns the compiler of a model that has a usable tokenizer."""
+        """Returns the compiler of a model. The model must have a usable tokenizer."""
         data = model.read(TOKENIZER, MAX_TOKENIZER_BYTES) or b""
         return cls(data.decode(), vocab_size, sorted(eos_token_ids))
 
     @classmethod
     def over_bytes(cls, tokenizer: Tokenizer) -> GrammarCompiler:
-        """Returns a compiler that is ready at once and refuses what that of the model refuses.
+        """Returns a compiler that is ready at once and refuses the grammars that the model's compiler refuses.
 
-        It tries a first token, too. The model's own refuses more where its tokens lack bytes, or where the library cannot
-        use its tokenizer. Matchers are of no use for the model's tokens.
+        It also tries a first token. The model's compiler may refuse more, if the model's tokens lack bytes or the library
+        cannot use its tokenizer. The matchers are useless for the model's tokens.
         """
         eos_token_ids = sorted(tokenizer.eos_token_ids)
         return cls(_Bytes(tokenizer, eos_token_ids), None, eos_token_ids)
 
     def compile(self, outputs: StructuredOutputs) -> GrammarMatcher:
-        """Returns a matcher at the beginning of a text. Its first mask is made. Releases the GIL.
+        """Returns a matcher at the beginning of a text, with its first mask made. Releases the GIL.
 
         Raises:
-            RequestError: 400; the grammar is wrong or too complex. Says what is wrong and, of a schema, at which place.
+            RequestError: 400; the grammar is wrong or too complex. Says what is wrong and, for a schema, where.
         """
         if self._unusable:
             raise _refusal(f"is not supported for this model: {self._unusable}")
@@ -168,17 +168,17 @@ class GrammarCompiler:
         return GrammarMatcher(pristine.deep_copy(), partial(self._another, outputs))
 
     def _another(self, outputs: StructuredOutputs) -> llguidance.LLMatcher:
-        """Returns a matcher that shares nothing. Others will not share with those before either."""
+        """Returns a matcher that shares nothing. Later matchers will not share with earlier ones either."""
         self._kept.pop(outputs, None)
         return self._matcher(outputs)
 
     def _compiled(self, outputs: StructuredOutputs) -> llguidance.LLMatcher:
         matcher = judged = self._matcher(outputs)
         if not matcher.is_error():
-            bits = matcher.compute_bitmask()  # Here a grammar without any text is found out,
+            bits = matcher.compute_bitmask()  # This finds grammars that no text satisfies,
             if self._is_trial and not matcher.is_error():
                 judged = matcher.deep_copy()
-                _take_first(judged, bits)  # and here one whose states multiply at once.
+                _take_first(judged, bits)  # and this finds those whose states multiply at once.
         if judged.is_error():
             place = _place_of(json.loads(outputs.json or "0"), self._mistake)
             raise _refusal(f"cannot be used{place}: {_said(judged)}")
@@ -187,7 +187,7 @@ class GrammarCompiler:
     def _matcher(self, outputs: StructuredOutputs) -> llguidance.LLMatcher:
         try:
             if outputs.json is not None:
-                json.loads(outputs.json)  # Its errors name the line, the library's do not.
+                json.loads(outputs.json)  # Its errors name the line. The library's do not.
             grammar = _grammar_of(outputs)
         except (ValueError, RecursionError) as error:
             raise _refusal(f"cannot be used: {error}") from error
@@ -202,7 +202,7 @@ class GrammarCompiler:
 
 
 class LaterGrammars:
-    """The `Grammars` of a compiler that a thread makes while the caller goes on."""
+    """The `Grammars` of a compiler that another thread creates meanwhile."""
 
     def __init__(self, model: ModelDirectory, eos_token_ids: Sequence[int], vocab_size: int) -> None:
         pool = ThreadPoolExecutor(1, "aotgaudi-tokenizer")
@@ -212,19 +212,19 @@ class LaterGrammars:
         pool.shutdown(wait=False)
 
     def compile(self, outputs: StructuredOutputs) -> GrammarMatcher:
-        """As of `GrammarCompiler`, for which it may wait."""
+        """Waits for the `GrammarCompiler`, and returns the result of its `compile`."""
         return self._compiler.result().compile(outputs)
 
 
 def _take_first(matcher: llguidance.LLMatcher, bits: bytes) -> None:
-    """Takes the first token that may come."""
+    """Makes the matcher take the first allowed token and compute the next mask."""
     first = next((8 * at + (byte & -byte).bit_length() - 1 for at, byte in enumerate(bits) if byte), None)
     if first is not None and matcher.consume_token(first) and not matcher.is_stopped():
         matcher.compute_bitmask()
 
 
 def _grammar_of(outputs: StructuredOutputs) -> str:
-    """Returns the library's form of a grammar. Raises ValueError."""
+    """Returns a grammar in the library's form. Raises ValueError."""
     from_schema = llguidance.LLMatcher.grammar_from_json_schema
     if outputs.json is not None:
         return str(from_schema(outputs.json))
@@ -238,9 +238,9 @@ def _grammar_of(outputs: StructuredOutputs) -> str:
 
 
 def _place_of(schema: object, mistake_of: Callable[[object], str]) -> str:
-    """Returns where in a schema the mistake is, e.g. `` at /properties/a``: the innermost part that alone has it.
+    """Returns the place of a schema's mistake, e.g. `` at /properties/a``: the innermost part that has it by itself.
 
-    Empty if it is the whole schema.
+    Empty if that is the whole schema.
     """
     if not isinstance(schema, dict):
         return ""
@@ -280,7 +280,7 @@ def _escaped(key: str) -> str:
 
 
 def _said(matcher: llguidance.LLMatcher) -> str:
-    """Returns the library's own words, in one line."""
+    """Returns the library's error message as one line."""
     words = str(matcher.get_error()).removesuffix("<non-verbose/>").split()
     if not words or words[0].startswith(_NOTHING_FITS):
         return "no text satisfies it"

@@ -41,7 +41,7 @@ _SPECIAL_TOKEN_NAMES = (
 
 
 def eos_token_ids(model: ModelDirectory) -> frozenset[int]:
-    """Returns the end-of-sequence ids that generation_config.json declares, or else config.json."""
+    """Returns the end-of-sequence ids from generation_config.json, or else from config.json."""
     for name in (GENERATION_CONFIG, CONFIG):
         declared = model.read_object(name).get("eos_token_id")
         if declared is not None:
@@ -51,7 +51,7 @@ def eos_token_ids(model: ModelDirectory) -> frozenset[int]:
 
 
 def special_tokens(model: ModelDirectory) -> dict[str, str]:
-    """Returns special tokens by name (``bos_token``, ...); tokenizer_config.json wins over special_tokens_map.json.
+    """Returns special tokens by name (``bos_token``, ...). tokenizer_config.json overrides special_tokens_map.json.
 
     Raises:
         SpecError: one of the files is not JSON.
@@ -72,8 +72,8 @@ class GenerationConfig:
     """Where sampling defaults come from, in vLLM's terms.
 
     Attributes:
-        source: "auto": the model directory's generation_config.json, if it has one; "vllm": none; else a directory
-            with a generation_config.json.
+        source: "auto" for the model directory's generation_config.json, if it has one; "vllm" for no defaults; else a
+            directory with a generation_config.json.
         override: Values that replace those of the file, under the same names.
     """
 
@@ -81,13 +81,13 @@ class GenerationConfig:
     override: Mapping[str, Any] = field(default_factory=dict)
 
     def defaults(self, model: ModelDirectory) -> dict[str, Any]:
-        """Returns the defaults by the name of the field of `SamplingParams`.
+        """Returns the defaults, by field of `SamplingParams`.
 
         Raises:
-            SpecError: the file cannot be read, or a value is out of range; names it.
+            SpecError: the file cannot be read, or a value is out of range. Names the file or the value.
         """
         if self.source not in ("auto", "vllm"):
-            model = ModelDirectory(Path(self.source))  # The operator chose it; no bundle binds it.
+            model = ModelDirectory(Path(self.source))  # The operator chose it. No bundle binds it.
             if not (model.path / GENERATION_CONFIG).is_file():
                 raise SpecError(
                     str(model.path / GENERATION_CONFIG),
@@ -117,14 +117,14 @@ def _check(param: str, value: object, where: str) -> None:
 def split_by_sampler(
     defaults: Mapping[str, Any], sampler: SamplerSpec
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns the defaults that `sampler` supports, and the others with the reason."""
+    """Returns the defaults that `sampler` supports, and the reason for each of the others."""
     able: dict[str, Any] = {}
     unable: dict[str, str] = {}
     for param, value in defaults.items():
         try:
             check_sampling(SamplingParams(**{param: value}), sampler)
         except RequestError as error:
-            if error.param == param:  # Else the error concerns the default temperature of 1.
+            if error.param == param:  # Otherwise the error is about the default temperature of 1.
                 unable[param] = str(error)
                 continue
         able[param] = value

@@ -1,7 +1,4 @@
-"""Work on other threads while torch is imported.
-
-They verify and pin the bundle's objects, read the weights, and reserve memory for the KV caches.
-"""
+"""Loads on other threads while torch is imported: pins and verifies the bundle, reads weights, reserves KV caches."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ from aotgaudi.runtime.shards import ShardReader
 
 @dataclass(frozen=True)
 class Pinned:
-    """A bundle, the weights of its model, and futures for when each is in memory. If `verified` fails, the others do.
+    """A bundle, the weights of its model, and futures of their loading. If `verified` fails, the other futures fail too.
 
-    `served` is the served part of its manifest. `caches` has memory for the KV caches by name.
+    `served` is the part of the manifest that is served. `caches` has memory for the KV caches, by name.
     """
 
     bundle: Bundle
@@ -37,9 +34,9 @@ class Pinned:
 
 @contextmanager
 def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Pinned]:
-    """Reads and hashes on other threads while the block runs. `phases` times it. An error in the block stops the reading."""
+    """Reads and hashes on other threads while the block runs, and times it in `phases`. An error in the block stops it."""
     with phases.time("manifest"):
-        _ = bundle.manifest  # Parsed once, before the threads need it.
+        _ = bundle.manifest  # Parsed here once, before the threads need it.
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):

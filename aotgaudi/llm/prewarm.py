@@ -1,8 +1,8 @@
-"""Prewarming hyper-connections, and counting the steps of each class.
+"""Prewarms hyper-connections, and counts the steps of each class.
 
-A step's token count decides its class (`aotgaudi.bucketing.mhc_splits`), and its program calls that class's unit. Before
-the server is ready, the program of every ``mhc`` entry runs once on zeros, so that the first step of a class finds the
-unit's pages and code as the later ones do. SGLang's log has the same lines.
+A step's token count decides its class (`aotgaudi.bucketing.mhc_splits`), and its program calls the unit of that class.
+Before the server is ready, the program of every ``mhc`` entry runs once on zeros, so that the first step of a class finds
+the unit's pages and code in memory, as later steps do. SGLang's log has the same lines.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def prewarm(entries: Iterable[Entry], program: Callable[[Entry], BoundProgram | None]) -> frozenset[int]:
-    """Runs the program of each ``mhc`` entry once, most tokens first. Returns the classes that are warm for all sublayers.
+    """Runs the program of each ``mhc`` entry once, largest first, and returns the classes that are warm for all sublayers.
 
     `program` returns None for an entry that is not warm.
     """
@@ -48,10 +48,10 @@ def prewarm(entries: Iterable[Entry], program: Callable[[Entry], BoundProgram | 
 
 
 class SplitCounter:
-    """Counts steps and tokens by class, from how often each entry ran. Any thread."""
+    """Counts steps and tokens by class, from how often each entry ran. Any thread may use it."""
 
     def __init__(self, splits: StepSplits | None, entries: Iterable[Entry], warm: frozenset[int]) -> None:
-        """`entries` are those that may run, `warm` the classes that were prewarmed."""
+        """`entries` are the entries that may run, `warm` the classes that were prewarmed."""
         self._warm = warm
         self._classes: dict[Entry, int] = {}
         self._tokens: dict[Entry, int] = {}
@@ -61,7 +61,7 @@ class SplitCounter:
                 self._tokens[entry] = entry.num_tokens
 
     def counts(self, num_steps: Mapping[Entry, int]) -> tuple[SplitCounts, ...]:
-        """Returns the counts of each class, ascending, after so many steps of each entry."""
+        """Returns the counts of each class, in ascending order, if each entry ran `num_steps` times."""
         steps, tokens = (dict.fromkeys(sorted(set(self._classes.values())), 0) for _ in range(2))
         for entry, n_splits in self._classes.items():
             steps[n_splits] += num_steps.get(entry, 0)

@@ -1,4 +1,4 @@
-"""Values of a running model: its options, its parts, and how warm it is. Imports no torch."""
+"""Values that describe a running model: its options, its parts, and how warm it is. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
-if TYPE_CHECKING:  # The API server knows these values, and nothing of what they are made with.
+if TYPE_CHECKING:  # The API server needs these values, but not the modules that make them.
     from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.bundle.part import Outside
     from aotgaudi.bundle.trust import TrustPolicy
@@ -26,22 +26,22 @@ if TYPE_CHECKING:  # The API server knows these values, and nothing of what they
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What to run, and under which conditions. Can be sent to another process.
+    """What to run, and under which conditions. Instances can be sent to another process.
 
     Attributes:
         bundle: The sealed bundle.
-        acceptance: Whose bundles may be used.
+        acceptance: Which bundles may be used.
         model_dir: Directory with config.json, weights and tokenizer.
         require_warm: Refuse to start unless every entry is warm; refuse to compile.
         num_threads: Threads of matrix products.
         allow_unbound_model: If a signature is required, accept one that does not cover the model directory.
-        weights_memory: "copy" reads weights into private memory; "map" maps files, which must then never change.
+        weights_memory: "copy" reads weights into private memory. "map" maps the files, which must then never change.
         generation_config: Where sampling defaults come from.
-        store_root: The store of the builder for missing entries; used only without `require_warm`.
-        environment: The builder's environment; None: this process's.
-        policy: How prompts and decodes take turns; None: as the spec of the bundle says.
-        prefix_caching: Whether prompts start after their cached prefix; None: as the spec of the bundle says.
-        outside: How to treat requests that the warm entries do not cover. None: "refuse" under `require_warm`, else
+        store_root: The store of the builder for missing entries. Used only without `require_warm`.
+        environment: The builder's environment. None is this process's.
+        policy: How prompts and decodes take turns. None takes the setting of the bundle's spec.
+        prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
+        outside: How to treat requests that the warm entries do not cover. None is "refuse" under `require_warm`, else
             "first-use", which excludes `require_warm`.
     """
 
@@ -60,7 +60,7 @@ class ModelOptions:
     outside: Outside | None = None
 
     def __post_init__(self) -> None:
-        """Refuses to map signed files: they could change after they were verified."""
+        """Refuses to map signed files, because they could change after they were verified."""
         if self.acceptance.signatures is not None and self.weights_memory == "map":
             raise SpecError(
                 "--weights-memory map",
@@ -70,7 +70,7 @@ class ModelOptions:
 
     @property
     def outside_policy(self) -> Outside:
-        """How to treat requests that the warm entries do not cover."""
+        """How to treat requests that the warm entries do not cover, with the default resolved."""
         return self.outside or ("refuse" if self.require_warm else "first-use")
 
 
@@ -79,8 +79,8 @@ class Observers:
     """Observers of a start and of the steps after it.
 
     Attributes:
-        on_model: Gets the model directory once its expected files are known, before anything is loaded.
-        on_step: Gets the time of each step, on the engine's thread.
+        on_model: Is called with the model directory once its expected files are known, before anything is loaded.
+        on_step: Is called with the time of each step, on the engine's thread.
         phases: Times the start.
     """
 
@@ -91,7 +91,7 @@ class Observers:
 
 @dataclass(frozen=True, slots=True)
 class SplitCounts:
-    """What steps of one class of hyper-connections did; their tokens, padding included. `is_warm`: it was prewarmed."""
+    """Steps of one class of hyper-connections and their tokens, padding included. `is_warm` if the class was prewarmed."""
 
     n_splits: int
     num_steps: int
@@ -103,10 +103,10 @@ class SplitCounts:
 class Warmth:
     """How warm a running model is, and what guards it against compiling.
 
-    `num_not_warmed` counts steps whose entry was not loaded when it was needed; `compilations` counts by cause, see
-    `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest; empty before it is armed.
-    `num_samplers_used` counts the sampler entries that steps have used. `splits` has the classes of hyper-connections; none
-    for a model without them.
+    `num_not_warmed` counts steps whose entry was not loaded when it was needed. `compilations` counts by cause, see
+    `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest, and empty before it is armed.
+    `num_samplers_used` counts the sampler entries that steps have used. `splits` has the classes of hyper-connections, and
+    is empty for a model without them.
     """
 
     num_warm: int
@@ -119,11 +119,11 @@ class Warmth:
 
     @property
     def num_cold_splits(self) -> int:
-        """Steps of a class of hyper-connections that was not prewarmed."""
+        """How many steps had a class of hyper-connections that was not prewarmed."""
         return sum(counts.num_steps for counts in self.splits if not counts.is_warm)
 
     def beside(self, guard: Guard) -> Warmth:
-        """Returns the sum with the counts of `guard`, which is another server process's."""
+        """Returns a copy that adds the counts of `guard`, which belongs to another process of the server."""
         counts = guard.compilations()
         return replace(
             self, compilations={cause: num + counts[cause] for cause, num in self.compilations.items()}
@@ -134,9 +134,9 @@ class Warmth:
 class RunningModel:
     """A model that serves requests.
 
-    `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle
-    binds the model directory, e.g. "bound (6 files)"; `coverage` says whether every possible step has an entry. `limits` are
-    the served limits. `outside` says why they are lower than the manifest's; it is empty if they are equal.
+    `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle is
+    bound to the model directory, e.g. "bound (6 files)". `coverage` says whether every possible step has an entry. `limits`
+    are the served limits. `outside` says why they are lower than the manifest's, and is empty if they are equal.
     """
 
     engine: Engine
@@ -153,5 +153,5 @@ class RunningModel:
 
     @property
     def max_model_len(self) -> int:
-        """The most tokens of a prompt and its answer together."""
+        """How many tokens a prompt and its answer may have together."""
         return self.limits.max_model_len

@@ -1,6 +1,6 @@
-"""From a bundle and a model directory to a running model: what `aotgaudi serve` and `aotgaudi.LLM` share.
+"""Starts a model from a bundle and a model directory, for `aotgaudi serve` and `aotgaudi.LLM`.
 
-The order is the guarantee: nothing is mapped before the bundle is verified and the target checked.
+The guarantee depends on the order: nothing is mapped before the bundle is verified and the target checked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from aotgaudi.runtime.shards import ShardReader
 
 
 def start(options: ModelOptions, observers: Observers) -> RunningModel:
-    """Returns a model whose engine runs. The guard is not armed yet: that is the caller's to decide.
+    """Returns a model whose engine runs. The guard is not armed yet; the caller decides about it.
 
     The parsed bundle and programs are freed when this returns.
 
     Raises:
-        SpecError: no such model, or another model than the bundle's; or the bundle holds a capture.
+        SpecError: the model does not exist or is not the bundle's, or the bundle holds a capture.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
         CoverageError: under `require_warm`, a possible step has no entry.
     """
@@ -38,9 +38,9 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         observers.on_model(model)
     with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as parts:
         with warnings.catch_warnings(), phases.time("import_torch"):
-            # torch warns when it is imported without numpy, which [serve] does not need.
+            # torch warns if numpy is missing, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
-            # Imported only now, so that everything that can fail without torch has failed in a fraction of a second.
+            # Imported only now, so that whatever can fail without torch fails within a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
         return assemble(options, observers, parts)

@@ -1,4 +1,4 @@
-"""Text to token ids and back, by the `tokenizers` library: the serving process needs no transformers."""
+"""Converts text to token ids and back with the `tokenizers` library, so that a server needs no transformers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import eos_token_ids, special_tokens
 
 _MAX_KEPT_TEXTS = 16384
-"""Kept texts of single tokens, which a detokenizer needs after each token (engine/detokenizer.py)."""
+"""How many texts of single tokens are kept. A detokenizer needs one after each token (engine/detokenizer.py)."""
 
 
 class Tokenizer:
-    """A model's tokenizer. Immutable after construction; every method may be called from any thread."""
+    """A model's tokenizer. Immutable after construction; any thread may use it."""
 
     def __init__(self, backend: tokenizers.Tokenizer, eos_token_ids: Iterable[int] = ()) -> None:
         backend.no_truncation()
@@ -27,28 +27,28 @@ class Tokenizer:
 
     @cached_property
     def max_token_chars(self) -> int:
-        """The length of the longest token in the tokenizer's alphabet; in practice no token stands for more text.
+        """The length of the longest token in the tokenizer's alphabet. In practice no token stands for longer text.
 
-        Looks through the whole vocabulary, once.
+        Scans the whole vocabulary once.
         """
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)), default=0)
 
     @property
     def special_tokens(self) -> dict[int, str]:
-        """The special tokens by their ids."""
+        """The special tokens by id."""
         added = self._backend.get_added_tokens_decoder()
         return {token_id: token.content for token_id, token in added.items() if token.special}
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are; ids may have gaps."""
+        """How many tokens there are. Their ids may have gaps."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @classmethod
     def load(cls, model: ModelDirectory) -> Tokenizer:
         """Reads ``tokenizer.json``, and the end-of-sequence ids from the files next to it.
 
-        These are the ids that the configuration declares, and that of the tokenizer's own ``eos_token``.
+        These are the ids that the configuration declares, and the id of the tokenizer's ``eos_token``.
 
         Raises:
             SpecError: there is no usable ``tokenizer.json``.
@@ -62,14 +62,14 @@ class Tokenizer:
             )
         try:
             backend = tokenizers.Tokenizer.from_buffer(data)
-        except Exception as error:  # The library raises bare Exception for everything.
+        except Exception as error:  # The library raises only bare Exceptions.
             raise SpecError(str(path), f"is not a usable tokenizer: {error}") from error
         eos_token = special_tokens(model).get("eos_token")
         own = None if eos_token is None else backend.token_to_id(eos_token)
         return cls(backend, eos_token_ids(model) | ({own} if own is not None else set()))
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Returns the token ids of `text`; `add_special_tokens` adds what the model wants around it, usually a BOS."""
+        """Returns the token ids of `text`. `add_special_tokens` adds those that the model expects, usually a BOS."""
         return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
@@ -78,7 +78,7 @@ class Tokenizer:
         return [list(encoding.ids) for encoding in encodings]
 
     def encode_ends(self, texts: Sequence[str], add_special_tokens: bool, max_len: int) -> list[list[int]]:
-        """Returns at most `max_len` token ids of each text: the special tokens that are added, and the end of the text."""
+        """Returns at most `max_len` token ids for each text: the added special tokens, and the end of the text."""
         num_special = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
         ends = []
         for encoding in self._backend.encode_batch(list(texts), add_special_tokens=False):
@@ -87,7 +87,7 @@ class Tokenizer:
         return ends
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of `token_ids` without special tokens; U+FFFD stands for bytes that are not UTF-8."""
+        """Returns the text of `token_ids` without special tokens. U+FFFD stands for bytes that are not UTF-8."""
         return self._decode_one(token_ids[0]) if len(token_ids) == 1 else self._decode(*token_ids)
 
     def _decode(self, *token_ids: int) -> str:
@@ -98,9 +98,9 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=False))
 
     def strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the vocabulary's string of each token; empty for an id that it has not."""
+        """Returns the vocabulary's string of each token; empty for an id that the vocabulary lacks."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def token_text(self, token_id: int) -> str:
-        """Returns the text of one token alone, special or not; U+FFFD if it is only part of a character."""
+        """Returns the text of one token, special or not; U+FFFD if it is only part of a character."""
         return str(self._backend.decode([token_id], skip_special_tokens=False))
