@@ -1,1 +1,1 @@
-"""Online: verified artifacts loaded and bound, and the guard that nothing compiles."""
+"""Loads and binds verified artifacts, and guards against compiling. Online."""

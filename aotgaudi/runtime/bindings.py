@@ -1,7 +1,7 @@
-"""Bindings of weights as units take them: concatenated, quantized, or in a layout of the device. Imports no torch.
+"""Binds weights in the form that units take: concatenated, quantized, or in a layout of the device. Imports no torch.
 
 A program binds weights by name (`aotgaudi.graphs.program`), and the receipt says in which layout a unit takes them. This
-module combines the two: ``weight:<names>@<layout>``.
+module combines both as ``weight:<names>@<layout>``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _AT = "@"
 
 @dataclass(frozen=True, slots=True)
 class WeightBinding:
-    """Weights of a model directory, to be concatenated in this order, and their layout; None: as stored.
+    """Weights of a model directory, to be concatenated in this order, and their layout (None: as stored).
 
-    `source` is the program's: the weights themselves, or a packed tensor of a quantization.
+    `source` comes from the program. It names the weights themselves, or a packed tensor of a quantization.
     """
 
     text: str
@@ -29,7 +29,7 @@ class WeightBinding:
 
     @classmethod
     def parse(cls, text: str) -> WeightBinding:
-        """Reads the binding of a placed program."""
+        """Parses a binding of a placed program."""
         stored, at, layout = text.rpartition(_AT)
         stored = stored if at else text
         return cls(text, stored.partition(":")[0], weight_names(stored), layout if at else None)
@@ -41,7 +41,7 @@ class WeightBinding:
 
 
 def placed(program: Program, receipt: Receipt) -> Program:
-    """Returns `program` with weights bound in the layouts of its units.
+    """Returns `program` with its weights bound in the layouts that its units take.
 
     Raises KeyError for a unit that the receipt lacks.
     """
@@ -60,7 +60,7 @@ def _placed(call: Call, receipt: Receipt) -> Call:
 
 
 def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
-    """Yields each binding of weights in placed programs once."""
+    """Yields each binding of weights in placed programs, without repetitions."""
     texts = (text for program in programs for call in program.calls for text in call.inputs)
     for text in dict.fromkeys(texts):
         if weight_names(text):
@@ -68,7 +68,7 @@ def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
 
 
 def passing_weights(bindings: Iterable[WeightBinding]) -> frozenset[str]:
-    """Returns the weights that no binding takes as stored, by name: they are needed only while loading."""
+    """Returns the names of the weights that no binding takes as stored. They are needed only while loading."""
     listed = list(bindings)
     plain = {name for binding in listed if binding.is_plain for name in binding.names}
     return frozenset(name for binding in listed for name in binding.names) - plain

@@ -1,9 +1,9 @@
-"""Bound programs: programs with the tensors and units that they run on, and the table of them by entry.
+"""Bound programs, which are programs with their tensors and units, and the table of them by entry.
 
-A bound program is a flat list of calls over numbered slots. Weights, constants and caches stay in their slots; step
-inputs and intermediate results enter theirs and are cleared after each run. A device may run the whole list at once
-(`aotgaudi.backends.base.Runtime.join`). Else this module makes each call, which costs one list of references on top of the
-unit. One thread only.
+A bound program is a flat list of calls over numbered slots. Weights, constants and caches stay in their slots. Step inputs
+and intermediate results are put into theirs and cleared after each run. A device may run the whole list at once
+(`aotgaudi.backends.base.Runtime.join`). Otherwise this module makes each call, which costs one list of references on top of
+the unit. One thread only.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ BoundCall = tuple[Callable[[Sequence[Optional[Tensor]]], Sequence[Tensor]], tupl
 
 
 def call_by_call(plan: Plan) -> None:
-    """Leaves a plan to be run call by call."""
+    """Returns None, so that the plan runs call by call."""
     del plan
 
 
 def stay(tensor: Tensor) -> Tensor:
-    """Leaves a tensor where it is."""
+    """Returns the tensor itself, which stays where it is."""
     return tensor
 
 
 class BoundProgram:
-    """One entry, ready to run."""
+    """The program of an entry, ready to run."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class BoundProgram:
     ) -> None:
         """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError.
 
-        `put` is `aotgaudi.backends.base.Placement.put`, for the step's tensors; a plan that is joined needs none.
+        `put` is `aotgaudi.backends.base.Placement.put`, for the step's tensors. A joined plan does not use it.
         """
         self.inputs: tuple[TensorSpec, ...] = program.inputs
         self._put = put
@@ -73,24 +73,24 @@ class BoundProgram:
         self._calls = [(step.unit.run, step.inputs, step.outputs) for step in steps]
         self._hidden = _hidden_slot(program, numbers)
         self.run: Callable[[Sequence[Tensor]], list[Tensor]] = join(self._plan) or self._run
-        """Runs the program on the step's tensors, in the order of `inputs`. Returns its outputs."""
+        """Runs the program on the step's tensors, in the order of `inputs`, and returns its outputs."""
 
     def run_on_zeros(self) -> None:
-        """Runs the program on zeros, for what a first run does besides."""
+        """Runs the program on zeros, for the side effects of a first run."""
         self.run([torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in self.inputs])
 
     @property
     def has_head(self) -> bool:
-        """Whether the last call (the head) takes one result of the others, and makes the outputs, so that it runs alone."""
+        """Whether the head (the last call) can run alone: it takes one result of the others and makes all outputs."""
         return self._hidden is not None
 
     def run_trunk(self, inputs: Sequence[Tensor]) -> Tensor:
-        """Runs all calls but the head. Returns what the head takes: the hidden states of all tokens. Needs `has_head`."""
+        """Runs all calls except the head, and returns the hidden states of all tokens, which it takes. Needs `has_head`."""
         assert self._hidden is not None
         return self._run_calls(self._calls[:-1], dict(enumerate(inputs)), (self._hidden,))[0]
 
     def run_head(self, hidden: Tensor, inputs: Sequence[Tensor] = ()) -> Tensor:
-        """Runs the head alone, on the step's tensors if it takes any. Returns the first output. Needs `has_head`."""
+        """Runs the head alone, with the step's tensors if it takes any, and returns its first output. Needs `has_head`."""
         assert self._hidden is not None
         values = {**dict(enumerate(inputs)), self._hidden: hidden}
         return self._run_calls(self._calls[-1:], values, self._plan.outputs)[0]
@@ -127,7 +127,7 @@ class BoundProgram:
 
 
 def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
-    """Returns the slot of the one result that the last call takes of the others; None if there is no such call."""
+    """Returns the slot of the one result that the last call takes from the others; None if it is not a head."""
     if len(program.calls) < 2:
         return None
     head = program.calls[-1]
@@ -138,10 +138,10 @@ def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
 
 
 class ExecutableTable:
-    """Entry -> bound program, for the entries that are warm. `add` may grow it between steps.
+    """Maps warm entries to bound programs. `add` may add entries between steps.
 
-    `caches` are the KV caches that the programs share, `tail_caches` those that have pages. `placement` says where they and
-    all results are.
+    The programs share the KV caches: `tail_caches` have pages, `caches` have none. `placement` says where the caches and all
+    results are.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class ExecutableTable:
         self._programs[entry] = program
 
     def declare_sampler(self, entry: SamplerEntry) -> None:
-        """Declares that `entry` serves its batch size and signature. If there are several, the first one is used."""
+        """Declares that `entry` serves its batch size and signature. If several entries do, the first is used."""
         self._samplers.setdefault((entry.batch_size, entry.signature), entry)
         self._serving.clear()
 
@@ -172,17 +172,17 @@ class ExecutableTable:
         return self._programs.get(entry)
 
     def programs(self) -> Iterator[tuple[Entry, BoundProgram]]:
-        """Yields each program once, with an entry that it serves."""
+        """Yields each program once, with one entry that it serves."""
         yield from {id(program): (entry, program) for entry, program in self._programs.items()}.values()
 
     @property
     def has_heads(self) -> bool:
-        """Whether the head of every warm step runs alone (`BoundProgram.has_head`)."""
+        """Whether the heads of all warm steps can run alone (`BoundProgram.has_head`)."""
         kinds = (PromptEntry, DecodeEntry)
         return all(program.has_head for entry, program in self._programs.items() if isinstance(entry, kinds))
 
     def heads(self) -> Mapping[int, DecodeEntry]:
-        """Returns a warm decode entry for each batch size: its head takes so many tokens of any step. Ascending."""
+        """Returns a warm decode entry for each batch size, ascending. Its head takes that many tokens of any step."""
         warm = sorted(entry for entry in self._programs if isinstance(entry, DecodeEntry))
         found: dict[int, DecodeEntry] = {}
         for entry in warm:
@@ -190,19 +190,19 @@ class ExecutableTable:
         return found
 
     def sampler_sizes(self) -> tuple[int, ...]:
-        """Returns the batch sizes that have a sampler, ascending, without 0."""
+        """Returns the batch sizes above 0 that have a sampler, ascending."""
         return tuple(sorted({size for size, _ in self._samplers if size}))
 
     @property
     def num_samplers_used(self) -> int:
-        """How many sampler entries steps have asked for. Any thread."""
-        found = list(self._serving.values())  # A copy made in one step: other threads may add entries.
+        """How many sampler entries steps have used. Any thread may ask."""
+        found = list(self._serving.values())  # An atomic copy, because other threads may add entries.
         return len(set(found))
 
     def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
-        """Returns the entry that serves a batch: one with its signature, else the cheapest with a larger one.
+        """Returns the entry that serves a batch: one with its signature, else the cheapest with a larger signature.
 
-        Raises ManifestError if no entry does; admission refuses the requests that would lead there.
+        Raises ManifestError if there is none. Admission refuses the requests for which this would happen.
         """
         key = (batch_size, signature)
         if key not in self._serving:

@@ -1,10 +1,10 @@
-"""Without --require-warm, another process builds a missing entry on first use and keeps it in the store.
+"""Builds missing entries on first use, without --require-warm, in another process that keeps them in the store.
 
 This process never compiles. It starts ``aotgaudi build cache --entry ID``, waits, and loads the result. All requests wait
-meanwhile; a warm bundle avoids that.
+meanwhile, which a warm bundle avoids.
 
-If a signature is demanded, only objects that the signed receipt names are loaded. Builds are reproducible, so an honest
-builder makes exactly these.
+If a signature is required, only objects that the signed receipt names are loaded. Builds are reproducible, so an honest
+builder makes exactly these objects.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class FirstUseBuilder:
     """Makes cold entries warm. Runs on the engine's thread, which waits.
 
-    `num_built` counts the entries it has made warm.
+    `num_built` counts the entries that it has made warm.
     """
 
     def __init__(
@@ -48,9 +48,10 @@ class FirstUseBuilder:
         environment: Mapping[str, str] | None = None,
         signed: Receipt | None = None,
     ) -> None:
-        """`guard` lets the builder start and counts what it compiles. `environment` is the builder's; None: this process's.
+        """`guard` lets the builder start and counts what it compiles.
 
-        `signed` names all objects that may be loaded; None: every object that the builder reports.
+        `environment` is the builder's environment; None is this process's. `signed` names all objects that may be loaded;
+        None allows every object that the builder reports.
         """
         self._signed = signed
         self._manifest_bytes, self._store_root = manifest_bytes, store_root
@@ -59,9 +60,10 @@ class FirstUseBuilder:
         self.num_built = 0
 
     def __call__(self, entry: Entry) -> None:
-        """Builds and loads `entry`. Raises NotWarmError if the build fails; it is tried again the next time.
+        """Builds and loads `entry`. Raises NotWarmError if the build fails; the next step that needs it tries again.
 
-        Raises UntrustedError where that gives anything that the signed receipt does not name: then nothing is loaded.
+        Raises UntrustedError, and loads nothing, if the signed receipt does not name the entry, or if the store lacks an
+        object that it names after the build.
         """
         if self._signed is not None and entry.id not in self._signed.programs:
             raise UntrustedError(f"entry {entry} is not built on first use: no trusted key has signed for it")

@@ -1,12 +1,12 @@
-"""The guard keeps a process, or one of its threads, from compiling, and counts every attempt and every compilation.
+"""The guard, which keeps a process or one of its threads from compiling, and counts every attempt and every compilation.
 
-It has two layers. The upper one is Python: an audit hook and a few replaced functions refuse, name and count attempts to
-start a process (a compiler is one), to import a compiler (dynamo, inductor, triton, ...) and to compile TorchScript. If
-dynamo is loaded already, it may not trace again (``torch.compiler.set_stance("fail_on_recompile")``). The lower one is
-optional, a seccomp filter: the kernel refuses to start processes for any code (`aotgaudi.runtime.seccomp`).
+It has two layers. The upper layer is in Python. An audit hook and a few replaced functions refuse, name and count attempts
+to start a process (such as a compiler), to import a compiler (dynamo, inductor, triton, ...) and to compile TorchScript. If
+dynamo is loaded already, it may not trace again (``torch.compiler.set_stance("fail_on_recompile")``). The lower layer is
+optional. It is a seccomp filter, with which the kernel refuses to start processes for any code (`aotgaudi.runtime.seccomp`).
 
-Neither layer can be removed: once armed, both stay for the life of the process. The upper one can be disarmed, and then
-refuses nothing.
+Once armed, neither layer can be removed for the life of the process. The upper layer can be disarmed, and then refuses
+nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PROCESS_SYMBOLS = frozenset(
         *("fork", "forkpty", "popen", "posix_spawn", "posix_spawnp", "system", "vfork"),
     }
 )
-"""Functions of the C library that start a process or a program: ctypes may not look them up."""
+"""Functions of the C library that start a process or a program. ctypes may not look them up."""
 
 COMPILER_MODULES = (
     "torch._dynamo",
@@ -76,15 +76,15 @@ _TORCHSCRIPT = (
     "ScriptModule._define",
 )
 ENTRY_POINTS: Mapping[str, Mapping[str, Literal["process", "torchscript"]]] = {
-    # Of multiprocessing: shared memory, locks, pools, fork servers.
+    # Used by multiprocessing for shared memory, locks, pools and fork servers.
     "_posixsubprocess": {"fork_exec": "process"},
     "torch._C": dict.fromkeys(_TORCHSCRIPT, "torchscript"),
 }
-"""Functions in C that raise no audit event, by module. Python code calls them as attributes of these modules and classes."""
+"""C functions that raise no audit event, by module. Python code calls them as attributes of these modules and classes."""
 
 
 def is_compiler(module: str) -> bool:
-    """Returns whether `module` is one of `COMPILER_MODULES`, or in one."""
+    """Returns whether `module` is one of `COMPILER_MODULES`, or inside one."""
     return module.startswith(COMPILER_MODULES) and any(
         module == name or module.startswith(f"{name}.") for name in COMPILER_MODULES
     )
@@ -96,7 +96,7 @@ Cause = Literal["first_use", "process", "kernel", "import", "torchscript", "dyna
 Layer = Literal["seccomp", "hook"]
 LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
 Seccomp = Literal["auto", "require", "off"]
-"""Whether the kernel refuses processes: if it can; always, or arming fails; never."""
+"""Whether the kernel refuses processes: "auto" if it can, "require" always (otherwise arming fails), "off" never."""
 
 CAUSES: Mapping[Cause, str] = {
     "first_use": "units compiled by the builder that was started for an entry that was missing",
@@ -107,7 +107,7 @@ CAUSES: Mapping[Cause, str] = {
     "dynamo": "graphs that torch.compile captured in this process",
     "backend": "graphs that the device's compiler compiled in this process",
 }
-"""What can make the count of compilations rise. All are 0 under ``--require-warm`` unless something is wrong."""
+"""What the guard counts as compilations. All counts are 0 under ``--require-warm`` unless something is wrong."""
 
 _PURPOSES: Mapping[Cause, str] = {"process": "start a process", "torchscript": "compile TorchScript"}
 _INTERMEDIARIES = frozenset(
@@ -116,11 +116,11 @@ _INTERMEDIARIES = frozenset(
         *("torch", "aotgaudi.runtime.guard"),
     }
 )
-"""Modules and packages that start processes and compile for others: the guard names their caller instead."""
+"""Modules and packages that start processes or compile for other code. The guard reports their caller instead."""
 
 
 class Guard:
-    """Refuses to compile while it is armed, and counts compilations by cause. Thread-safe."""
+    """Refuses attempts to compile while it is armed, and counts compilations by cause. Thread-safe."""
 
     def __init__(self) -> None:
         self._is_armed = self._is_hooked = False
@@ -140,11 +140,12 @@ class Guard:
         seccomp: Seccomp = "off",
         hand_over: HandOver | None = None,
     ) -> None:
-        """Refuses from now on: in the whole process, or only in the thread with this identifier.
+        """Refuses from now on, in the whole process or only in the thread with this identifier.
 
-        An attempt raises CompileForbiddenError. A guard of one thread does not keep dynamo from tracing again, which would
-        concern the others. `seccomp` always concerns the whole process and outlasts `disarm`: then even `excusing` starts no
-        process. `hand_over` gives the kernel's refusals to the process that counts them; without it they are not counted.
+        Attempts raise CompileForbiddenError. A guard of one thread does not keep dynamo from tracing again, since that would
+        affect the other threads. `seccomp` always affects the whole process and remains after `disarm`; with it, even
+        `excusing` cannot start a process. `hand_over` gives the filter's descriptors to the process that refuses and counts
+        calls. Without it, the kernel's refusals are not counted.
 
         Raises:
             TargetError: the kernel is required to refuse processes, and cannot.
@@ -162,7 +163,7 @@ class Guard:
         self._layers = (*self._sealed(seccomp, hand_over), "hook")
 
     def _sealed(self, seccomp: Seccomp, hand_over: HandOver | None) -> tuple[Layer, ...]:
-        """Installs the filter if it is asked for. Returns the layer, or nothing if there is no filter."""
+        """Installs the filter if `seccomp` asks for it. Returns the layer, or nothing if there is no filter."""
         if "seccomp" in self._layers or seccomp == "off":
             return tuple(layer for layer in self._layers if layer == "seccomp")
         try:
@@ -178,18 +179,18 @@ class Guard:
 
     @property
     def layers(self) -> tuple[Layer, ...]:
-        """The armed layers, the lower first. They stay when the guard is disarmed."""
+        """The armed layers, the lower one first. Disarming does not change them."""
         return self._layers
 
     def disarm(self) -> None:
-        """Refuses nothing from now on, except by seccomp."""
+        """Refuses nothing from now on. A seccomp filter stays."""
         if self._is_armed and self._only_thread is None:
             _set_stance("default")
         self._is_armed = False
 
     @contextmanager
     def excusing(self) -> Iterator[None]:
-        """Lets this thread start a process: the builder, where the server may have it started. Nests."""
+        """Lets this thread start a process, the builder on first use. Nests."""
         before = getattr(self._excused, "now", False)
         self._excused.now = True
         try:
@@ -198,7 +199,7 @@ class Guard:
             self._excused.now = before
 
     def watch(self, cause: Cause, count: Callable[[], int]) -> None:
-        """Adds the increase of `count`, which must never fall, to `cause`: from now on, or from arming if that is later."""
+        """Adds the increase of `count` to `cause`, from now on or from arming if that is later. `count` must never fall."""
         self._watched[cause] = (count, count())
 
     def count(self, cause: Cause, num: int = 1) -> None:
@@ -207,7 +208,7 @@ class Guard:
             self._counts[cause] += num
 
     def num_by_device(self) -> int:
-        """Returns the count of the cause ``backend``, which steps can cause where a device cannot be kept from compiling."""
+        """Returns how many graphs the device has compiled (cause ``backend``), on a device that the guard cannot stop."""
         found = self._watched.get("backend")
         return 0 if found is None else found[0]() - found[1]
 
@@ -217,7 +218,7 @@ class Guard:
         return {cause: self._counts[cause] + watched.get(cause, 0) for cause in CAUSES}
 
     def check_import(self, module: str) -> None:
-        """Raises CompileForbiddenError for a module that compiles."""
+        """Raises CompileForbiddenError if `module` is a compiler and the guard is in force."""
         if is_compiler(module) and self._is_in_force():
             self._refuse("import", f"to import {module}")
 
@@ -254,7 +255,7 @@ class Guard:
         return self._is_armed and self._only_thread in (None, threading.get_ident())
 
     def _refuse(self, cause: Cause, what: str) -> None:
-        """Counts, and raises. Logs once for each cause and module, since the caller may hide the error."""
+        """Counts an attempt and raises. Logs once for each cause and module, since the caller may hide the error."""
         self.count(cause)
         module = _whose()
         message = f"refused while serving: an attempt {what}, by {module}"
@@ -265,7 +266,7 @@ class Guard:
 
 
 class _Finder:
-    """Finds no module, and refuses compilers for the guard."""
+    """An import finder that finds no module, but lets the guard refuse compilers."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
@@ -280,7 +281,7 @@ def _text(name: str | bytes) -> str:
 
 
 def _whose() -> str:
-    """Returns the module of an attempt: the nearest caller that is not an intermediary."""
+    """Returns the module responsible for an attempt, which is the nearest caller that is not an intermediary."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         module = str(frame.f_globals.get("__name__", "?"))
@@ -291,12 +292,12 @@ def _whose() -> str:
 
 
 def _num_dynamo_graphs() -> int:
-    """How many graphs dynamo has captured in this process; 0 if it was never imported."""
+    """Returns how many graphs dynamo has captured in this process; 0 if it was never imported."""
     utils = sys.modules.get("torch._dynamo.utils")
     return 0 if utils is None else int(utils.counters["stats"]["unique_graphs"])
 
 
 def _set_stance(stance: str) -> None:
-    """Tells dynamo what to do if it would trace again. Does nothing if dynamo was never imported."""
+    """Sets what dynamo does instead of tracing again. Does nothing if dynamo was never imported."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.set_stance(stance)

@@ -1,8 +1,8 @@
-"""Loads a bundle and a model directory into everything that a server runs on. Never compiles.
+"""Loads the programs and weights that a server runs on from a bundle and a model directory. Never compiles.
 
-Objects are mapped only after the bundle has been verified (bundle/verify.py) and the target checked. Weights are tensors
-over the memory that they were read into. They are copied once more only to convert a dtype, to concatenate or quantize them,
-or to put them in a layout of the device.
+Objects are mapped only after the bundle was verified (bundle/verify.py) and the target checked. Weights are tensors over the
+memory that they were read into. They are copied again only to convert a dtype, to concatenate or quantize them, or to put
+them in a layout of the device.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def load_weights(
 ) -> dict[str, Tensor]:
     """Returns a tensor for every spec, by name. Raises as `ShardReader.take` does, and SpecError for integers out of range.
 
-    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed. Memory of
-    weights in `passing` is freed with their tensor.
+    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed. The memory of
+    a weight in `passing` is freed together with its tensor.
     """
     wanted = {spec.name: spec for spec in specs}
     stored = reader.take(wanted.values(), passing)
@@ -67,7 +67,7 @@ def _tensor(stored: StoredTensor, spec: TensorSpec) -> Tensor:
 
 
 def _is_same(integers: Tensor, converted: Tensor) -> bool:
-    """Whether conversion kept all values: a value out of range comes back as another, or has another sign."""
+    """Returns whether conversion kept all values. A value out of range does not convert back, or has another sign."""
     return torch.equal(converted.to(integers.dtype), integers) and torch.equal(converted < 0, integers < 0)
 
 
@@ -76,10 +76,11 @@ def bind_weights(
     stored: dict[str, Tensor],
     prepare: Callable[[str, Tensor], Tensor],
 ) -> dict[str, Tensor]:
-    """Returns a tensor for each binding, as units take it: concatenated, quantized, and in the layout made by `prepare`.
+    """Returns a tensor for each binding in the form that units take: concatenated, quantized, and in `prepare`'s layout.
 
-    Each weight is removed from `stored` with its last use, so that at most one weight per thread is in memory twice. There
-    is one thread per core, which computes on that core alone. All of them call `prepare`.
+    Each weight is removed from `stored` after its last use, so that at most one weight per thread is in memory twice. There
+    is one thread per core, up to a limit. Each computes on one core, and all call `prepare`.
+
     Raises SpecError for a weight that cannot be quantized, and the errors of `prepare`.
     """
     of_names: dict[tuple[str, ...], list[WeightBinding]] = {}
@@ -112,7 +113,7 @@ def _concatenated(parts: list[Tensor]) -> Tensor:
 def _bound(
     bindings: Iterable[WeightBinding], weight: Tensor, prepare: Callable[[str, Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Returns the bindings of one concatenated weight. All packed tensors of a quantization are made at once."""
+    """Returns the tensors of all bindings of one concatenated weight. Makes all packed tensors of a quantization at once."""
     made = {WEIGHT: weight}
     found: dict[str, Tensor] = {}
     for binding in bindings:
@@ -127,7 +128,7 @@ def _bound(
 
 @dataclass(frozen=True)
 class Artifacts:
-    """The source of verified artifacts: a bundle, or the store after a build on first use."""
+    """A source of verified artifacts: a bundle, or the store after a build on first use."""
 
     receipt: Receipt
     program: Callable[[str], Program]
@@ -135,7 +136,7 @@ class Artifacts:
     read: Callable[[Digest], bytes]
     """Digest -> verified bytes."""
     path: Callable[[Digest], Path]
-    """Digest -> path that opens the verified bytes, and that no other library of this process was loaded from."""
+    """Digest -> path that opens the verified bytes. No other library of this process was loaded from the same path."""
 
 
 class Loader:
@@ -149,9 +150,9 @@ class Loader:
         reserved: Mapping[str, memoryview] = MappingProxyType({}),
         num_tail_pages: int | None = None,
     ) -> None:
-        """The KV caches get `num_blocks` blocks, at least 1, and the padding block; those with pages get `num_tail_pages`.
+        """The KV caches get `num_blocks` blocks, at least 1, and the padding block. Those with pages get `num_tail_pages`.
 
-        `reserved` has memory for caches by name (`aotgaudi.runtime.memory.cache_memory`); others get theirs when they load.
+        `reserved` has memory for caches by name (`aotgaudi.runtime.memory.cache_memory`). Other caches get theirs at `load`.
         """
         self._runtime = runtime
         self._weights = weights
@@ -168,7 +169,7 @@ class Loader:
         table: ExecutableTable,
         phases: Phases | None = None,
     ) -> None:
-        """Adds the entries with a program in the receipt to `table`; the others stay cold. `phases` times it."""
+        """Adds the entries with a program in the receipt to `table`, and times it in `phases`. The others stay cold."""
         phases = phases or Phases()
         found = [
             (entry, artifacts.receipt.programs[entry.id])
@@ -194,13 +195,13 @@ class Loader:
                 table.add(entry, self._bound[digest])
 
     def rehearse(self, table: ExecutableTable, block_size: int) -> None:
-        """Runs every program of `table` as the device needs before anything is served; see `Runtime.rehearse`."""
+        """Runs every program of `table` as far as the device needs it before serving. See `Runtime.rehearse`."""
         placement = self._runtime.placement
         self._runtime.rehearse({str(entry): program.run_on_zeros for entry, program in table.programs()})
         for cache in [
             *table.caches,
             *table.tail_caches,
-        ]:  # A rehearsal may leave NaN there, and padding reads it.
+        ]:  # A rehearsal may leave NaN in block 0, which padding reads.
             placement.clear(cache, [0], block_size)
 
     def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:
@@ -232,12 +233,12 @@ class Loader:
             wanted = {name: specs[name] for binding in fresh for name in binding.names}
             stored = load_weights(self._weights, wanted.values(), passing_weights(fresh))
             bound, put = bind_weights(fresh, stored, self._runtime.prepare), self._runtime.placement.put
-            while bound:  # One by one, so that no more than one is in memory twice.
+            while bound:  # One by one, so that only one is in memory twice.
                 text, tensor = bound.popitem()
                 self._tensors[text] = put(tensor)
 
     def _add_caches(self, programs: Iterable[Program], table: ExecutableTable) -> None:
-        """Makes the zeroed caches of layers that have none yet. Padding reads block 0, which must not hold NaNs."""
+        """Makes zeroed caches for layers without one. Padding reads block 0, so it must not hold NaN."""
         specs = {spec.name: spec for program in programs for spec in program.caches}
         missing = [spec for name, spec in specs.items() if f"kv:{name}" not in self._tensors]
         for spec in missing:
@@ -253,7 +254,7 @@ class Loader:
 
 
 class _Stays(Protocol):
-    """What stays in memory of a program, bound or just traced."""
+    """The tensors of a program, bound or just traced, that stay in memory."""
 
     @property
     def weights(self) -> tuple[TensorSpec, ...]: ...
@@ -263,7 +264,7 @@ class _Stays(Protocol):
 
 
 def room_of(programs: Collection[_Stays], num_blocks: int) -> Room:
-    """Returns what all tensors of `programs` that stay take, in a server with `num_blocks` blocks."""
+    """Returns the memory for all tensors of `programs` that stay in a server with `num_blocks` blocks."""
     weights = {spec.name: spec for program in programs for spec in program.weights}
     caches = {spec.name: spec for program in programs for spec in program.caches}
     return Room(
@@ -280,7 +281,7 @@ def _num_bytes(shape: Iterable[int], dtype: str) -> int:
 
 
 def _files(programs: Iterable[Program], artifacts: Artifacts) -> Iterator[tuple[str, Digest, Path]]:
-    """Yields the files of all units of `programs`, and the recipes that only whole programs need."""
+    """Yields the files of all units of `programs`, and the recipes that only whole programs use."""
     receipt = artifacts.receipt
     keys = dict.fromkeys(key for program in programs for key in program.unit_keys())
     for files in (*(receipt.units[key].artifact for key in keys), receipt.recipes):

@@ -1,9 +1,9 @@
-"""The memory of a serving process: pages that exist before they are used, and freed memory that is kept. Imports no torch.
+"""Manages the memory of a serving process: makes pages present before use, and keeps freed memory. Imports no torch.
 
-Units allocate their intermediate tensors on every call. By default, glibc returns buffers of some hundred kilobytes to
-the kernel when they are freed, and the next call faults them in again: a decode step of 29 ms then takes 51 ms
-(docs/benchmarks.md). The working set of a serving process is constant, so freed memory is kept, and in one arena, because
-only the engine's thread allocates much. After a burst of requests, `FreedMemory` gives the excess back.
+Units allocate their intermediate tensors on every call. By default, glibc returns freed buffers of some hundred kilobytes to
+the kernel, and the next call faults them in again. A decode step of 29 ms then takes 51 ms (docs/benchmarks.md). The working
+set of a serving process is constant, so freed memory is kept. It is kept in one arena, because only the engine's thread
+allocates much. After a burst of requests, `FreedMemory` gives the excess back.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # The API server imports this module, too, and runs no programs.
+if TYPE_CHECKING:  # The API server imports this module too, and runs no programs.
     from aotgaudi.graphs.program import CacheSpec
 
 _MADV_POPULATE_WRITE = 23
-"""Linux 5.14 has it; see madvise(2). The method of Python's mmap keeps all other threads waiting."""
+"""Available since Linux 5.14, see madvise(2). Called directly, because the method of Python's mmap blocks all threads."""
 
 
 def new_pages(num_bytes: int) -> memoryview:
-    """Returns new anonymous pages. Huge pages would cost a kernel with a full page cache more than they save."""
+    """Returns new anonymous pages, but no huge ones: with a full page cache, these cost the kernel more than they save."""
     pages = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return memoryview(pages)[:num_bytes]
 
 
 def fault_in(pages: memoryview) -> None:
-    """Makes the kernel back all of `pages`, which are new, with zeroed memory. Other threads go on meanwhile."""
+    """Makes the kernel back all of `pages`, which must be new, with zeroed memory. Other threads go on meanwhile."""
     if not pages:
         return
     madvise = ctypes.CDLL(None).madvise
@@ -43,7 +43,7 @@ def fault_in(pages: memoryview) -> None:
 def cache_memory(
     specs: Iterable[CacheSpec], num_blocks: int, num_tail_pages: int | None = None
 ) -> dict[str, memoryview]:
-    """Returns zeroed memory for the KV caches of a server with so many blocks, by name, with all pages present.
+    """Returns zeroed memory for the KV caches of a server with `num_blocks` blocks, by name, with all pages present.
 
     So a machine with too little memory fails at the start, and no step waits for a page.
     """
@@ -54,7 +54,7 @@ def cache_memory(
 
 
 def _num_bytes(spec: CacheSpec, sizes: Iterable[int]) -> int:
-    bits = int(spec.dtype.lstrip(ascii_lowercase))  # All dtype names of caches end with the bits.
+    bits = int(spec.dtype.lstrip(ascii_lowercase))  # The dtype names of all caches end with their bits.
     return math.prod(sizes) * bits // 8
 
 
@@ -63,7 +63,7 @@ _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
 """The maximum of mallopt(3). Larger buffers are still mapped and unmapped."""
 _KEPT_BYTES = 1 << 30
 _BURST_BYTES = 32 << 20
-"""The excess that is worth a trim, after which the next step faults its buffers in again, once."""
+"""The excess that is worth a trim. After a trim, the next step must fault its buffers in again, once."""
 _SETTLING_TURNS = 2
 _LEARNT_TURNS = 120
 
@@ -82,15 +82,15 @@ def keep_freed_memory() -> bool:
 
 
 class FreedMemory:
-    """Gives freed memory back when there is much more of it than usual.
+    """Gives freed memory back to the kernel when there is much more of it than usual. Use it on one thread only.
 
     Freed memory is resident but not allocated. The usual amount (a step's buffers, Python's reserves) is measured in the
-    turns after each trim, when steps have faulted their buffers in again, and measured anew after many turns. One thread
-    only.
+    turns after each trim, when steps have faulted their buffers in again. After many turns, it trims in any case and
+    measures again.
 
     Args:
         freed_bytes: Returns the amount of freed memory.
-        trim: Gives it back to the kernel.
+        trim: Gives freed memory back to the kernel.
     """
 
     def __init__(self, freed_bytes: Callable[[], int], trim: Callable[[], object]) -> None:
@@ -98,9 +98,9 @@ class FreedMemory:
         self._num_turns = self._usual_bytes = 0
 
     def give_back(self) -> bool:
-        """Trims if that is worth it, and returns whether it did. Call it every few seconds.
+        """Trims if it is worth it, and returns whether it did. Call it every few seconds.
 
-        A trim takes some 3 ms for each 10 MiB. Other threads may wait for memory meanwhile.
+        A trim takes some 3 ms for each 10 MiB, and other threads may wait for memory meanwhile.
         """
         freed_bytes = self._freed_bytes()
         self._num_turns += 1
@@ -115,7 +115,7 @@ class FreedMemory:
 
 
 class _Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` of glibc 2.33; see mallinfo(3)."""
+    """``struct mallinfo2`` of glibc 2.33. See mallinfo(3)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)
@@ -127,7 +127,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def freed_memory() -> FreedMemory:
-    """Returns this process's freed memory. It stays 0 if the C library cannot tell (glibc before 2.33, musl)."""
+    """Returns this process's freed memory. It is always 0 if the C library does not report it (glibc before 2.33, musl)."""
     library = ctypes.CDLL(None)
     mallinfo2 = getattr(library, "mallinfo2", None)
     trim = getattr(library, "malloc_trim", None)
@@ -144,6 +144,6 @@ def freed_memory() -> FreedMemory:
 
 
 def _anonymous_bytes() -> int:
-    """Returns the resident bytes that no file backs; see proc(5), statm."""
+    """Returns the resident bytes that no file backs. See statm in proc(5)."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return (int(resident) - int(shared)) * resource.getpagesize()

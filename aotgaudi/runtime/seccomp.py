@@ -1,14 +1,15 @@
-"""Has the kernel refuse to start processes, and to use others: a seccomp filter over every thread, for this process's life.
+"""Makes the kernel refuse to start processes and to use others, by a seccomp filter over all threads of this process.
 
-What the filter answers, in this order (everything else is allowed, and threads can start):
+The filter stays for the life of the process. It checks system calls in this order, and allows all others, including new
+threads:
 
 ==================================================  =======  ====================================================
 system call                                         answer   because
 ==================================================  =======  ====================================================
 any, by another ABI (i386, x32, 32-bit ARM)         EPERM    its numbers mean other calls
-ptrace, process_vm_readv, process_vm_writev,        EPERM    they have another process compile, or take what it has open
+ptrace, process_vm_readv, process_vm_writev,        EPERM    they make another process compile, or take its open files
 pidfd_getfd
-io_uring_setup, io_uring_enter, io_uring_register   EPERM    the kernel then makes calls that no filter sees
+io_uring_setup, io_uring_enter, io_uring_register   EPERM    they let the kernel make calls that no filter sees
 execve, execveat                                    EPERM    they start a program
 fork, vfork                                         EPERM    they start a process
 clone3                                              ENOSYS   its flags are behind a pointer, which a filter cannot
@@ -16,14 +17,14 @@ clone3                                              ENOSYS   its flags are behin
 clone without CLONE_THREAD                          EPERM    it starts a process
 ==================================================  =======  ====================================================
 
-Attempts to start a process or a program are counted where another process answers for the kernel
-(``SECCOMP_RET_USER_NOTIF``): the caller waits for it. It must be another process, because a thread that calls ``fork`` from
-Python holds the interpreter's lock meanwhile. When that process ends, the kernel answers ENOSYS by itself: nothing starts,
-and nothing waits. The kernel itself refuses all other calls.
+Attempts to start a process or a program are counted if another process answers them in place of the kernel
+(``SECCOMP_RET_USER_NOTIF``). The caller waits for its answer. This must be another process, because a thread that calls
+``fork`` from Python holds the interpreter's lock while it waits. If that process ends, the kernel itself answers ENOSYS, so
+nothing starts and nothing waits. The kernel itself refuses all other calls of the table.
 
 Sources: seccomp(2), seccomp_unotify(2), clone(2), and Documentation/userspace-api/seccomp_filter.rst of Linux. The numbers
-are those of its headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and
-linux/seccomp.h. libseccomp would write the same filter, but slim images lack its shared library.
+    are those of its headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and
+    linux/seccomp.h. libseccomp would write the same filter, but slim images lack its shared library.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from aotgaudi.errors import TargetError
 _LOAD, _EQUALS, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_JMP|BPF_JGE|BPF_K, BPF_JMP|BPF_JSET|BPF_K, BPF_RET|BPF_K."""
 _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
-"""Offsets in struct seccomp_data. Of an argument, which has 64 bits, this is the low half: both ABIs are little-endian."""
+"""Offsets in struct seccomp_data. The last one is the low half of the 64-bit argument, since both ABIs are little-endian."""
 _ALLOW, _ASK, _ERRNO = 0x7FFF0000, 0x7FC00000, 0x00050000
 _DENY, _ABSENT = _ERRNO | errno.EPERM, _ERRNO | errno.ENOSYS
 
@@ -55,15 +56,15 @@ _PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER = 38, 1
 _TSYNC, _NEW_LISTENER, _TSYNC_ESRCH = 1, 8, 16
 _NOTIF_RECV, _NOTIF_SEND = 0xC0502100, 0xC0182101
 _NOTIF_BYTES, _NOTIF_ID, _NOTIF_RESPONSE = 80, "=Q", "=QqiI"
-"""struct seccomp_notif begins with its id; struct seccomp_notif_resp: id, value, negative error, flags."""
+"""struct seccomp_notif begins with its id. struct seccomp_notif_resp has id, value, negative error and flags."""
 
 _Instruction = tuple[int, int, int, int]
-"""struct sock_filter: code, instructions to skip if true, if false, operand."""
+"""struct sock_filter: code, instructions to skip if true and if false, operand."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Abi:
-    """The numbers of one machine's system calls. From `first_foreign` on they are another ABI's (x32's bit 30)."""
+    """The numbers of one machine's system calls. Those from `first_foreign` on belong to another ABI (x32's bit 30)."""
 
     audit_arch: int
     first_foreign: int
@@ -107,13 +108,14 @@ class _Program(ctypes.Structure):
 
 HandOver = Callable[[int, int], None]
 """Gives two descriptors to another process, which calls `refuse` with both whenever the first is readable, until this
-process ends. Raises OSError where that process is gone. The first is closed here after: so nobody waits for a dead one."""
+process ends. Raises OSError if the other process is gone. The first descriptor is closed here afterwards, so that no call
+waits for a process that has died."""
 
 
 class RefusedCalls:
-    """How many system calls were refused to this process, by the word of the one that answers. Thread-safe.
+    """Counts the system calls that the answering process has refused to this process. Thread-safe.
 
-    One attempt may be several calls: C libraries and Python try the next one when the first is refused.
+    One attempt may be several calls, because C libraries and Python try another call when the first is refused.
     """
 
     def __init__(self) -> None:
@@ -121,22 +123,21 @@ class RefusedCalls:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def num(self) -> int:
-        """Returns how many there were up to now. Never falls."""
+        """Returns the number of refused calls up to now. It never falls."""
         with self._lock, suppress(BlockingIOError):
             self._num += os.eventfd_read(self.descriptor)
         return self._num
 
 
 def refuse(listener: int, counter: int) -> bool:
-    """Refuses one system call of another process that waits for it, and adds it to that process's `RefusedCalls`.
+    """Refuses one waiting system call of another process, and adds it to that process's `RefusedCalls`.
 
-    Does not block. Returns False once the other process has ended: `listener` then stays readable for ever, and is of no
-    more use.
+    Does not block. Returns False once the other process has ended. `listener` then stays readable for ever and is useless.
     """
     waiting = select.poll()
     waiting.register(listener, select.POLLIN)
     events = dict(waiting.poll(0)).get(listener, 0)
-    if not events & select.POLLIN:  # Before Linux 6.6 the next call would wait for ever.
+    if not events & select.POLLIN:  # Before Linux 6.6, the ioctl would wait for ever.
         return not events
     notification = bytearray(_NOTIF_BYTES)
     with suppress(OSError):
@@ -148,20 +149,21 @@ def refuse(listener: int, counter: int) -> bool:
 
 
 def forbid_processes(hand_over: HandOver | None = None, *, may_fork: bool = False) -> RefusedCalls | None:
-    """Keeps every thread of this process, running or to come, from starting processes and programs, and from using others.
+    """Keeps all present and future threads of this process from starting processes and programs, and from using others.
 
-    Cannot be undone. Also sets ``no_new_privs``, which the kernel asks for. May be called on any thread.
+    Cannot be undone. Also sets ``no_new_privs``, which the kernel requires. May be called on any thread.
 
     Args:
-        hand_over: Finds a process that answers and counts; None: nobody counts.
-        may_fork: Allow it to start processes, of the program that it runs.
+        hand_over: Passes the filter's descriptors to a process that answers and counts; None for no counting.
+        may_fork: Allow this process to fork.
 
     Returns:
-        What is counted; None where nobody counts, or the kernel knows no such thing (before Linux 5.7; some sandboxes).
+        The count of refused calls; None without counting, or if the kernel does not support it (before Linux 5.7; some
+        sandboxes).
 
     Raises:
-        TargetError: this machine cannot: another architecture or system, a 32-bit Python, an old kernel, or a sandbox that
-            forbids it. No filter is in place then.
+        TargetError: this machine cannot do it: another architecture or system, a 32-bit Python, an old kernel, or a sandbox
+            that forbids it. No filter is in place then.
     """
     abi = _ABIS.get(platform.machine())
     if abi is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
@@ -193,7 +195,7 @@ def _handed_over(listener: int, hand_over: HandOver) -> RefusedCalls | None:
 
 
 def _install(libc: ctypes.CDLL, abi: _Abi, instructions: Sequence[_Instruction], flags: int) -> int:
-    """Returns what seccomp(2) does."""
+    """Calls seccomp(2) and returns its result."""
     encoded = b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
     libc.syscall.restype = ctypes.c_long
     numbers = map(ctypes.c_ulong, (abi.seccomp, _SECCOMP_SET_MODE_FILTER, flags))
@@ -201,7 +203,7 @@ def _install(libc: ctypes.CDLL, abi: _Abi, instructions: Sequence[_Instruction],
 
 
 def _filter(abi: _Abi, deny: int, may_fork: bool) -> Sequence[_Instruction]:
-    """Returns the program in classic BPF. A jump skips the return after it, or does not."""
+    """Returns the filter in classic BPF. Each jump either skips the return after it or does not."""
     denied = abi.programs if may_fork else (*abi.programs, *abi.processes)
     return (
         (_LOAD, 0, 0, _ARCH_AT),

@@ -1,14 +1,14 @@
-"""Reads tensors of safetensors files into private memory, and hashes the files if a bundle binds them. Imports no torch.
+"""Reads tensors from safetensors files into private memory, and hashes the files if a bundle binds them. Imports no torch.
 
 ::
 
     file   = length header data           ; length: 8 bytes, little-endian; header: that many bytes of JSON
     header = {name: {"dtype": str, "shape": [int, ...], "data_offsets": [begin, end]}, ..., "__metadata__": {...}}
 
-(https://github.com/huggingface/safetensors#format; the rules below are those of its `validate`.) The tensors cover the
-data from the first byte to the last, in any order and without overlap. The safetensors library keeps a file mapped, so
-a change in place changes the results, and a truncated file ends the process. Here the wanted tensors get private pages;
-the others are hashed and dropped. With ``map`` the file is mapped after all.
+(https://github.com/huggingface/safetensors#format; the rules below are those of its `validate`.) The tensors cover the data
+from the first byte to the last, in any order and without overlap. The safetensors library keeps a file mapped, so that a
+change in place changes the results, and truncating the file ends the process. Here the wanted tensors get private pages, and
+the others are hashed and dropped. Only with ``map``, the file is mapped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.runtime.memory import new_pages
 
 WeightsMemory = Literal["copy", "map"]
-"""Where weights are: in private memory, or mapped from the files, which must then never change."""
+"""Where weights are: in private memory ("copy"), or mapped from the files ("map"), which must then never change."""
 
 DTYPES: Mapping[str, str] = MappingProxyType(
     {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -50,7 +50,7 @@ _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _INTEGERS = frozenset({"int64", "int32", "int16", "int8", "uint8"})
 
 _CHUNK_BYTES = 8 << 20
-"""Large, since after each piece a thread waits for the interpreter, which is busy importing torch."""
+"""Large, because after each piece a thread waits for the interpreter, which is busy importing torch."""
 _ALIGNMENT = 64
 _MAX_THREADS = 8
 _MAX_DIMENSIONS = 64
@@ -58,7 +58,7 @@ _MAX_DIMENSIONS = 64
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A stored tensor: torch's name of its dtype, its shape, its bytes (row-major, little-endian)."""
+    """A stored tensor: torch's name of its dtype, its shape, and its bytes (row-major, little-endian)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -67,7 +67,7 @@ class StoredTensor:
 
 @dataclass
 class ShardReader:
-    """Reads the weights of a model by name. One thread may `prefetch`, and another `take` when it is done."""
+    """Reads the weights of a model by name. One thread may `prefetch`, and another `take` when that is done."""
 
     model: ModelDirectory
     memory: WeightsMemory = "copy"
@@ -81,11 +81,11 @@ class ShardReader:
     def take(self, specs: Iterable[TensorSpec], passing: Collection[str] = ()) -> dict[str, StoredTensor]:
         """Returns the tensors by name, and keeps no reference to them.
 
-        Tensors in `passing` are needed only for a while, so each gets separate memory.
+        Tensors in `passing` are needed only for a short time, so each gets separate memory.
 
         Raises:
-            SpecError: a file is no valid safetensors file, or a tensor is missing, has another shape, or has a dtype that
-                cannot be converted; names the file and the tensor.
+            SpecError: a file is not a valid safetensors file, or a tensor is missing, has another shape, or has a dtype that
+                cannot be converted. Names the file and the tensor.
             CorruptError, UntrustedError: as `ModelDirectory`.
         """
         wanted = {spec.name: spec for spec in specs}
@@ -130,7 +130,7 @@ class ShardReader:
                 raise CorruptError(f"{where} is missing, and the bundle binds it") from error
             raise SpecError(where, "cannot be read as safetensors: no such file", WEIGHTS_REMEDY) from error
         except SpecError:
-            if expected is not None:  # What is wrong with it is first of all that it is another file.
+            if expected is not None:  # Report first if it is not the bound file at all.
                 self.model.compare(name, self.model.digest(name), expected)
             raise
         return found
@@ -138,7 +138,7 @@ class ShardReader:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One tensor of a header; `begin` and `end` are offsets in the file."""
+    """One tensor of a header. `begin` and `end` are offsets in the file."""
 
     name: str
     dtype: str
@@ -147,7 +147,7 @@ class _Row:
     end: int
 
     def require(self, spec: TensorSpec, where: str) -> None:
-        """Raises SpecError unless the tensor fits `spec`: its shape, and its dtype or one that is converted to it."""
+        """Raises SpecError unless the tensor has the shape of `spec`, and its dtype or one that can be converted to it."""
         remedy = "use the model that the bundle was built for"
         if self.shape != spec.shape:
             problem = f"{self.name} has shape {list(self.shape)}, the bundle needs {list(spec.shape)}"
@@ -160,7 +160,7 @@ class _Row:
 
 
 class _File:
-    """Reads a file from start to end, and hashes it on the way with `hashes`."""
+    """Reads a file from start to end, and hashes it on the way if `hashes`."""
 
     def __init__(self, raw: FileIO, where: str, stopped: threading.Event, *, hashes: bool) -> None:
         self.raw, self.where, self.at = raw, where, 0
@@ -189,7 +189,7 @@ class _File:
             self.fill(view)
 
     def pass_to(self, offset: int) -> None:
-        """Moves to `offset`. Reads the bytes between only if they must be hashed."""
+        """Moves to `offset`. Reads the bytes in between only if they must be hashed."""
         if self._state is None:
             self.at = self.raw.seek(offset)
             return
@@ -198,7 +198,7 @@ class _File:
             self.fill(scratch[: offset - self.at])
 
     def digest(self) -> Digest:
-        """Reads the rest and returns the digest of the whole file."""
+        """Reads the rest of the file, and returns the digest of the whole file."""
         assert self._state is not None
         self.pass_to(self.size_bytes)
         if self.raw.read(1):
@@ -207,7 +207,7 @@ class _File:
 
 
 def _rows(file: _File) -> Iterator[_Row]:
-    """Reads the header. Yields the tensors in file order."""
+    """Reads the header, and yields its tensors in file order."""
     head = bytearray(8)
     if file.size_bytes < len(head):
         raise file.bad("it is too short")
@@ -229,7 +229,7 @@ def _rows(file: _File) -> Iterator[_Row]:
 
 
 def _renamed(rows: list[_Row], wanted: Mapping[str, TensorSpec]) -> list[_Row]:
-    """Returns rows under the names that are wanted: a checkpoint of a model without a head may leave the first part out."""
+    """Returns the rows under the wanted names. Checkpoints of models without a head may leave out the names' prefix."""
     own = {row.name for row in rows}
 
     def name(row: _Row) -> str:
@@ -267,7 +267,7 @@ def _sizes(value: object) -> tuple[int, ...] | None:
 def _copied(
     file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec], passing: Collection[str]
 ) -> dict[str, StoredTensor]:
-    """Copies tensors. Those used as stored share one allocation; those to be converted get separate ones, to be freed."""
+    """Copies the wanted tensors. Those used as stored share one allocation. Each of the others has its own, to be freed."""
     mine = [
         (row, DTYPES[row.dtype] == wanted[row.name].dtype and row.name not in passing)
         for row in rows
@@ -275,7 +275,7 @@ def _copied(
     ]
     shared = new_pages(sum(_aligned_bytes(row) for row, is_kept in mine if is_kept))
     found: dict[str, StoredTensor] = {}
-    # Neighbours are read at once: from where in the file, how many bytes, and up to where in `shared`.
+    # Neighbours are read at once. Of such a run, we track its place in the file, its length, and its end in `shared`.
     run_at = run_bytes = used = 0
     for row, is_kept in mine:
         num_bytes = row.end - row.begin
@@ -299,7 +299,7 @@ def _aligned_bytes(row: _Row) -> int:
 
 
 def _mapped(file: _File, rows: Iterable[_Row], wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
-    """As `_copied`, by mapping the file. Written pages become private; the others stay the file's."""
+    """Maps the file and returns the wanted tensors. Pages that are written to become private; the others stay the file's."""
     pages = memoryview(mmap.mmap(file.raw.fileno(), file.size_bytes, access=mmap.ACCESS_COPY))
     return {
         row.name: StoredTensor(DTYPES[row.dtype], row.shape, pages[row.begin : row.end])
