@@ -1,1 +1,1 @@
-"""Bundles: a manifest, a receipt and artifacts, sealed into one directory, and verified before they are used."""
+"""Bundles: a manifest, a receipt and artifacts, sealed in one directory and verified before use."""

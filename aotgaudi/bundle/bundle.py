@@ -1,8 +1,8 @@
-"""Opening a bundle: its documents, each opened once, and whether it may be used at all.
+"""Opens a bundle: reads each of its documents once, and decides whether the bundle may be used at all.
 
-The index is read first; the manifest and the receipt must be those that it names by digest. Where keys are trusted,
-the signature is verified before the index is parsed, and what was signed must be what the bundle is. Nothing
-here follows a link or blocks on a FIFO, and no object is read.
+The index is read first, and the manifest and the receipt must be those that it names by digest. If keys are trusted, the
+signature is verified before the index is parsed, and must be about this bundle. Nothing here follows a link or blocks on a
+FIFO, and no object is read.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bundle:
-    """An opened bundle. `index_bytes` and `manifest_bytes` are the very bytes that were hashed.
+    """An opened bundle. `index_bytes` and `manifest_bytes` are exactly the bytes that were hashed.
 
-    `receipt` says which artifacts answer which entries, or is that of a capture. `statement` is what trusted
-    keys have signed; None if no key was demanded. Opening a bundle does not verify its objects: `verify_bundle` does.
+    `receipt` says which artifacts answer which entries, or is the receipt of a capture. `statement` is what trusted keys
+    have signed; None if no key was required. Opening a bundle does not verify its objects; `verify_bundle` does.
     """
 
     path: Path
@@ -61,7 +61,7 @@ class Bundle:
     policy: TrustPolicy = ANY_BUNDLE
 
     def require_programs(self) -> Receipt:
-        """Returns the receipt of a bundle of programs. Raises SpecError for a capture."""
+        """Returns the receipt if the bundle holds programs. Raises SpecError for a capture."""
         if isinstance(self.receipt, CaptureReceipt):
             raise SpecError(
                 f"bundle {self.path}",
@@ -71,7 +71,7 @@ class Bundle:
         return self.receipt
 
     def require_capture(self) -> CaptureReceipt:
-        """Returns the receipt of a capture. Raises SpecError for programs."""
+        """Returns the receipt if the bundle holds a capture. Raises SpecError for programs."""
         if isinstance(self.receipt, CaptureReceipt):
             return self.receipt
         raise SpecError(
@@ -86,7 +86,7 @@ class Bundle:
 
         Raises SpecError for a capture, which answers a launch.
         """
-        from aotgaudi.manifest.manifest import loads as load_manifest  # A capture needs none of it.
+        from aotgaudi.manifest.manifest import loads as load_manifest  # Captures do not need it.
 
         receipt = self.require_programs()
         manifest = load_manifest(self.manifest_bytes)
@@ -98,8 +98,8 @@ class Bundle:
 
     @cached_property
     def launch(self) -> Launch:
-        """The launch that a capture answers. Raises as `manifest` does, SpecError for programs."""
-        from aotgaudi.bundle.launch import load_launch  # Only here: programs need none of it.
+        """The launch that a capture answers. Raises as `manifest` does, and SpecError for programs."""
+        from aotgaudi.bundle.launch import load_launch  # Programs do not need it.
 
         capture = self.require_capture()
         launch = load_launch(self.manifest_bytes)
@@ -111,9 +111,9 @@ class Bundle:
 
     @property
     def entry_labels(self) -> dict[str, str]:
-        """The entries that must run: id -> what a person calls it; a capture's files by path. Raises as `manifest` does.
+        """The entries that must run, as id -> label; for a capture, its files by path. Raises as `manifest` does.
 
-        All of the manifest, or, where the bundle holds a part, those that have programs.
+        They are all entries of the manifest or, if the bundle holds a part, those that have programs.
         """
         if isinstance(self.receipt, CaptureReceipt):
             return {file.path: file.path for file in self.receipt.files}
@@ -123,11 +123,11 @@ class Bundle:
         return {entry_id: label for entry_id, label in labels.items() if entry_id in self.receipt.programs}
 
     def object_path(self, digest: Digest | str) -> Path:
-        """Returns where an object lies; its bytes are not verified. Raises ValueError for no digest."""
+        """Returns the path of an object, whose bytes are not verified. Raises ValueError for a malformed digest."""
         return object_path(self.path, Digest.parse(digest) if isinstance(digest, str) else digest)
 
     def read_object(self, digest: Digest | str) -> bytes:
-        """Returns an object's bytes, verified as read. Raises NotWarmError (absent), CorruptError."""
+        """Returns an object's bytes, which are verified as they are read. Raises NotWarmError (absent), CorruptError."""
         digest = Digest.parse(digest) if isinstance(digest, str) else digest
         path = object_path(self.path, digest)
         data = read_blob(path, digest, self.policy.examine)
@@ -137,14 +137,14 @@ class Bundle:
         return data
 
     def program(self, entry_id: str) -> Program:
-        """Returns how the entry runs. Raises NotWarmError (no such program), CorruptError, ManifestError."""
-        from aotgaudi.bundle.programs import load_program  # Only here: a capture needs none of it.
+        """Returns the program of an entry. Raises NotWarmError (no such program), CorruptError, ManifestError."""
+        from aotgaudi.bundle.programs import load_program  # Captures do not need it.
 
         digest = self.program_digest(entry_id)
         return load_program(self.read_object(digest), digest)
 
     def program_digest(self, entry_id: str) -> Digest:
-        """Returns the digest of the program that runs the entry. Raises NotWarmError if the receipt has none."""
+        """Returns the digest of an entry's program. Raises NotWarmError if the receipt has none."""
         digest = self.require_programs().programs.get(entry_id)
         if digest is None:
             raise NotWarmError(f"entry {entry_id} has no program in {self.path} ({self.mending_command})")
@@ -152,18 +152,18 @@ class Bundle:
 
     @property
     def mending_command(self) -> str:
-        """The sentence that says how to make the whole bundle again."""
+        """A sentence for error messages that says how to build the whole bundle again."""
         return mending_command(self.path, is_capture=isinstance(self.receipt, CaptureReceipt))
 
 
 def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) -> Bundle:
-    """Reads a bundle's documents and checks the manifest and the receipt against the index.
+    """Reads a bundle's documents, checks manifest and receipt against the index, and returns the bundle.
 
     Raises:
         StoreError: there is no bundle at `path`, or it cannot be read.
-        ManifestError: the index (or the receipt) is malformed, or of another version.
+        ManifestError: the index or the receipt is malformed, or has another version.
         CorruptError: the manifest or the receipt is missing, or is not the one that the index names.
-        UntrustedError: `policy` does not allow it.
+        UntrustedError: `policy` does not allow the bundle.
     """
     path = Path(path)
     examine = policy.examine
@@ -187,7 +187,7 @@ def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) 
 
 
 def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:
-    """Returns the bytes of the signature of the bundle at `path`; None where it has none.
+    """Returns the bytes of the signature file of the bundle at `path`; None if there is none.
 
     Raises UntrustedError if it is not a regular file or is too large, and StoreError.
     """
@@ -200,7 +200,7 @@ def read_signature(path: Path, examine: Examine = accept_any) -> bytes | None:
 
 
 def mending_command(bundle_path: Path, *, is_capture: bool = False) -> str:
-    """Returns the sentence that says how to make a whole bundle again."""
+    """Returns a sentence for error messages that says how to build a whole bundle again."""
     if is_capture:
         return f"make it again with: aotgaudi build capture -o {bundle_path} -- COMMAND"
     return (
@@ -225,10 +225,11 @@ def _read_index(path: Path, examine: Examine) -> bytes:
 
 
 def _max_index_bytes(path: Path) -> int:
-    """What an index may have: 80 bytes an object. An entry has 20 bytes of the manifest, and a few objects a layer.
+    """Returns how large the index may be, judged by the sizes of manifest and receipt.
 
-    A captured file has a row of the receipt, which is longer than its digest. So an index that claims millions of objects is
-    refused by its size, unless its manifest has as many entries, or its receipt as many files.
+    The index has 80 bytes per object. An entry takes 20 bytes of the manifest, and needs a few objects per layer. A captured
+    file takes a row of the receipt, which is longer than its digest. So an index that claims millions of objects is refused
+    because of its size, unless the manifest or the receipt is large enough to need them.
     """
     most = (1 << 20) + 1024 * _size_bytes(path / MANIFEST_NAME) + _size_bytes(path / RECEIPT_NAME)
     return min(MAX_DOCUMENT_BYTES, most)
@@ -238,11 +239,11 @@ def _size_bytes(path: Path) -> int:
     try:
         return os.lstat(path).st_size
     except OSError:
-        return 0  # Reading it says what is wrong.
+        return 0  # Reading the file will report the error.
 
 
 def _require_needed(index: BundleIndex, receipt: SealedReceipt, path: Path) -> None:
-    """Raises CorruptError where the index lists more objects than the receipt can need: constants are one a program."""
+    """Raises CorruptError if the index lists more objects than the receipt can need (one object of constants a program)."""
     if isinstance(receipt, CaptureReceipt):
         if set(index.objects) != {file.digest for file in receipt.files}:
             again = mending_command(path, is_capture=True)

@@ -1,4 +1,4 @@
-"""The receipt of a capture: the files that a server's caches held, and how it was proved that they are all it needs.
+"""The receipt of a capture: the files from a server's caches, and the proof that it needs no others.
 
 ``receipt.json`` of a bundle that holds a capture is the canonical JSON (RFC 8785) of::
 
@@ -7,20 +7,20 @@
      "target":      what the files were compiled for (backends.base.Target),
      "builder":     {component: version},
      "files":       [{"path": str, "digest": digest, "mode": "0444" | "0555", "kind": str}, ...]  by path,
-     "left_out":    [{"pattern": str, "reason": str}, ...]       what was there and is no part of the capture
+     "left_out":    [{"pattern": str, "reason": str}, ...]       files in the caches that the capture leaves out
      "expected":    {"loads": {str: int}, "counters": {str: int}, "roles": {str: int}, "hooks": [str, ...],
-                     "answers": [sha256, ...]}                   what a warm start shows (`Expected`)
+                     "answers": [sha256, ...]}                   what a warm start must show (`Expected`)
      "factors":     {name: {factor: sha256 of its value, or the value}},   what the server hashed
      "proof":       {"counts": {name: int}, "witnesses": [str, ...]},
-     "residuals":   [str, ...]                                   what no file can hold, and every start does again
+     "residuals":   [str, ...]                                   work that no file can save, so every start repeats it
      "repairs":     [id, ...],
-     "not_exercised": [str, ...]}                                what was not asked; absent if there is nothing
+     "not_exercised": [str, ...]}                                kinds of request that were not sent; absent if empty
 
 Versions: 1 (first).
 
-A path is relative to the sandbox in which the server ran. It has at most 16 parts of printable characters in normal form C,
-and no part is ``.`` or ``..`` or has a backslash. No two paths, and no two directories on them, differ only in case, and no
-path leads through a file. Restored files get the sealed modes; owners, times and links are not kept.
+A path is relative to the sandbox in which the server ran. It has at most 16 parts of printable characters in normal form C.
+No part is ``.`` or ``..`` or contains a backslash. No two paths, and no two directories on them, differ only in case, and no
+path leads through a file. Restored files get the sealed modes. Owners, times and links are not kept.
 
 Measured seconds are not sealed. They are in the store's record (docs/adr/0002-receipt-and-bundle.md).
 """
@@ -41,15 +41,15 @@ from aotgaudi.document import Count, DigestField, Document, Sha256, Value
 
 
 class Expected(Value):
-    """What a warm start shows. Every number is exact.
+    """What a warm start must show. All numbers are exact.
 
     Attributes:
-        loads: Artifact (``aot:NAME``) -> how often all processes load it until the server is ready.
-        counters: The server's own counters -> their sum over all processes when it is ready. Counters of what must not
-            happen are 0.
+        loads: Artifact (``aot:NAME``) -> how often all processes together load it until the server is ready.
+        counters: The server's own counters -> their sum over all processes when it is ready. Counters of events that must
+            not happen are 0.
         roles: Role -> how many of its processes must have an agent.
-        hooks: What must be hooked in each process of those roles.
-        answers: The sha256 (64 hex digits) of the answer to each warm-up request; empty if it is not compared.
+        hooks: The hooks that each process of those roles must have.
+        answers: The sha256 (64 hex digits) of the answer to each warm-up request; empty if the answer is not compared.
     """
 
     loads: dict[str, PositiveInt] = Field(default_factory=dict)
@@ -60,20 +60,20 @@ class Expected(Value):
 
 
 FileKind = Literal["library", "pickle", "python", "json", "recipe", "cubin", "other"]
-"""How a process uses a captured file; see docs/formats/launch.md."""
+"""How a process uses a captured file. See docs/formats/launch.md."""
 
 MAX_FILES = 200_000
-"""Ten times what the largest known cache (DeepGEMM's, with every kernel) has on one node."""
+"""Ten times as many as the largest known cache (DeepGEMM's, with every kernel) has on one node."""
 MAX_PATH_BYTES = 1024
 MAX_PART_BYTES = 255
 """NAME_MAX of Linux's file systems (limits.h)."""
 MAX_DEPTH = 16
 MAX_CAPTURE_BYTES = 256 << 30
-"""As the archive of an image's layer (share/layer.py)."""
+"""The limit of an image layer's archive too (share/layer.py)."""
 
 
 def require_captured_path(path: str) -> str:
-    """Returns `path`. Raises ValueError, which says why, unless a capture may hold a file of this name."""
+    """Returns `path`. If a capture may not hold a file of this name, raises ValueError, which says why."""
     parts = path.split("/")
     if path.startswith("/"):
         raise ValueError(f"is an absolute path: {path!r:.200}")
@@ -91,9 +91,9 @@ def require_captured_path(path: str) -> str:
 
 
 def require_distinct(paths: Iterable[str]) -> None:
-    """Raises ValueError if two paths could be one file, or one leads through another.
+    """Raises ValueError if two paths could be the same file, or one leads through another.
 
-    Some file systems ignore case, so all names in a directory must differ when their case is folded.
+    Some file systems ignore case, so all names in a directory must differ after case folding.
     """
     spelt: dict[str, str] = {}
     files: set[str] = set()
@@ -112,7 +112,7 @@ def require_distinct(paths: Iterable[str]) -> None:
 
 
 def ancestry(path: str) -> Iterator[str]:
-    """Yields ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``; nothing for an empty path."""
+    """Yields ``a``, ``a/b`` and ``a/b/c`` for ``a/b/c``. Yields nothing for an empty path."""
     return accumulate(filter(None, path.split("/")), "{}/{}".format)
 
 
@@ -120,9 +120,9 @@ CapturedPath = Annotated[str, AfterValidator(require_captured_path)]
 
 
 class CapturedFile(Value):
-    """One file: its path below the sandbox's root, its digest, and the mode that it gets when it is restored.
+    """One file: its path below the sandbox's root, its digest, and its mode after restoring.
 
-    `kind` comes from the server's adapter, and decides nothing.
+    `kind` comes from the server's adapter, and is only informative.
     """
 
     path: CapturedPath
@@ -132,7 +132,7 @@ class CapturedFile(Value):
 
     @property
     def mode_bits(self) -> int:
-        """`mode` as ``chmod`` takes it."""
+        """`mode` as a number for ``chmod``."""
         return int(self.mode, 8)
 
 
@@ -144,14 +144,14 @@ class LeftOut(Value):
 
 
 class Proof(Value):
-    """What the proof showed: `counts` of what was compiled, generated and added, and which `witnesses` there were."""
+    """The result of the proof: `counts` of what was compiled, generated and added, and which `witnesses` took part."""
 
     counts: dict[str, Count]
     witnesses: tuple[str, ...]
 
 
 class CaptureReceipt(Document):
-    """See the module's docstring. `files` are sorted by path, each once."""
+    """The receipt of a capture, see the module. `files` are sorted by path, without repetitions."""
 
     schema_: Literal["aotgaudi.capture/1"] = Field(default=CAPTURE_SCHEMA, alias="schema")
     manifest_id: Sha256
@@ -185,5 +185,5 @@ class CaptureReceipt(Document):
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes restoring writes."""
+        """How many bytes are written to restore the capture."""
         return sum(file.digest.size_bytes for file in self.files)

@@ -3,7 +3,7 @@
 ::
 
     <bundle>/
-      aotgaudi.bundle.json                            the index: names the rest by digest; mode 0644
+      aotgaudi.bundle.json                            the index, which names the rest by digest; mode 0644
       manifest.json                                   the manifest's canonical bytes
       receipt.json                                    the receipt's canonical bytes (receipt.py)
       aotgaudi.signature.json                         optional: who vouches for the index (signature.py); mode 0644
@@ -19,8 +19,8 @@ The index is the canonical JSON (RFC 8785) of::
      "counts":      {"programs": int, "units": int, "objects": int, "object_bytes": int},
      "objects":     [digest, ...] sorted, each once}
 
-Versions: 1 (first). To trust the digest of the index is to trust every byte of the bundle, for nothing else may be in it:
-`aotgaudi verify` and `aotgaudi serve` refuse a bundle with any other file.
+Versions: 1 (first). The digest of the index covers every byte of the bundle, because nothing else may be in it: `aotgaudi
+    verify` and `aotgaudi serve` refuse a bundle with any other file.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ OBJECTS_NAME = "objects"
 DOCUMENT_NAMES = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 
 MAX_INDEX_BYTES = 32 << 20
-"""The largest index that we read from others: some 440,000 objects. In memory it takes ten times as much."""
+"""The largest index that we read from others, for some 440,000 objects. In memory it takes ten times as much."""
 
 
 class Counts(Value):
-    """How much a bundle holds: distinct programs, units and objects, and the objects' sizes in bytes."""
+    """How much a bundle holds: distinct programs, units and objects, and the total size of the objects in bytes."""
 
     programs: Count
     units: Count
@@ -59,7 +59,7 @@ class Counts(Value):
 
 
 class BundleIndex(Document):
-    """See the module. `objects` are digests, sorted, each once."""
+    """The index, see the module. `objects` are digests, sorted, without repetitions."""
 
     schema_: Literal["aotgaudi.bundle/1"] = Field(default=BUNDLE_SCHEMA, alias="schema")
     manifest_id: str
@@ -85,7 +85,7 @@ def load_index(data: bytes) -> BundleIndex:
 def stray_paths(bundle: Path, objects: Iterable[Digest]) -> tuple[str, ...]:
     """Returns every file in a bundle that is neither a document nor one of `objects`, sorted.
 
-    Paths are relative to the bundle. Links are not followed: a link to a directory is itself stray. Raises OSError.
+    Paths are relative to the bundle. Links are not followed, so a link to a directory is itself stray. Raises OSError.
     """
     known = {str(bundle / name) for name in DOCUMENT_NAMES}
     known.update(str(object_path(bundle, digest)) for digest in objects)

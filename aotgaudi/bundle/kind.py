@@ -1,4 +1,4 @@
-"""Which kind of bundle a directory says it is. Imports little: `aotgaudi serve` asks before it starts anything."""
+"""Tells which kind of bundle a directory claims to be. Imports little, since `aotgaudi serve` asks first of all."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ RECEIPT_NAME = "receipt.json"
 CAPTURE_SCHEMA: Literal["aotgaudi.capture/1"] = "aotgaudi.capture/1"
 
 _CAPTURE = f'"schema":"{CAPTURE_SCHEMA}"'.encode()
-"""What the canonical bytes of a capture's receipt hold. Where others hold it, too, they are refused for what they are."""
+"""Text that the canonical bytes of a capture's receipt contain. Other files that contain it are refused later."""
 
 
 def says_capture(receipt: bytes) -> bool:
-    """Whether these bytes, if they are a receipt, are a capture's."""
+    """Returns whether these bytes, if they are a receipt, are a capture's."""
     return _CAPTURE in receipt
 
 
 def is_capture(path: Path) -> bool:
-    """Whether the bundle at `path` says that it holds a capture; False if there is none, which opening it explains.
+    """Returns whether the bundle at `path` claims to hold a capture. False if there is no bundle, which opening it explains.
 
-    Decides only who opens it: nothing is verified.
+    This only decides which code opens the bundle. Nothing is verified.
     """
     data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
     return not isinstance(data, Fault) and says_capture(data)

@@ -1,19 +1,20 @@
-"""A launch: everything that decides what a wrapped server compiles, and what its caches take for granted.
+"""A launch: everything that decides what a wrapped server compiles, and everything that its caches assume.
 
-The canonical JSON (RFC 8785) of `Launch`, schema ``aotgaudi.launch/1``, is the manifest of a bundle that holds a capture;
-docs/formats/launch.md has the grammar. Servers mix two classes of components, so that their users cannot tell why a cache is
-not used. A launch keeps them apart (docs/adr/0041-launch.md):
+The canonical JSON (RFC 8785) of `Launch`, schema ``aotgaudi.launch/1``, is the manifest of a bundle that holds a capture.
+docs/formats/launch.md has the grammar. Servers mix two classes of components, so their users cannot tell why a cache is not
+used. A launch keeps the classes apart (docs/adr/0041-launch.md):
 
-* The **key** (`Launch.components`) is what changes code. A flag or a variable counts unless the server's adapter gives a
-  reason why it does not. We put no path, host, user or port into it, but the value of a flag may contain one. Its sha256 is
+* The **key** (`Launch.components`) changes the compiled code. A flag or a variable is part of it unless the server's adapter
+gives
+  a reason why it is not. We put no path, host, user or port into it, but the value of a flag may contain one. Its sha256 is
   the launch's id.
-* The **conditions** (`Launch.conditions`) change no code, but the server's own hash or its files hold them, such as the
-  path of its cache or of its packages. `aotgaudi run` makes them what they were, or names the one that it cannot.
+* The **conditions** (`Launch.conditions`) change no code, but the server's own hash or its files contain them, such as the
+  path of its cache or of its packages. `aotgaudi run` recreates them, or names the one that it cannot recreate.
 
-A server compiles more on the first request of a kind, after it says that it is ready. (Measured on vLLM 0.32: the first
-request with ``logprobs`` compiles a graph.) So a launch also has **warm-up requests** (`WarmUp`, the JSON key
-``exercise``). The same requests are sent in the build, in the proof, and before a restored server is ready, so they are
-part of the key. `aotgaudi.wrap.exercise` makes them.
+A server compiles more on the first request of a kind, after it has reported that it is ready. (Measured on vLLM 0.32: the
+first request with ``logprobs`` compiles a graph.) So a launch also has **warm-up requests** (`WarmUp`, the JSON key
+``exercise``). The same requests are sent in the build, in the proof, and before a restored server is ready, so they are part
+of the key. `aotgaudi.wrap.exercise` makes them.
 
 Versions: 1 (first).
 """
@@ -35,16 +36,16 @@ WarmUpLevel = Literal["none", "smoke", "sampler", "shapes"]
 
 
 class WarmUpRequest(Value):
-    """One kind of request.
+    """One kind of warm-up request.
 
     Attributes:
         name: The kind's name, unique in its launch.
         path: The path of the HTTP request, a POST.
         body: Its JSON without ``model``, which the sender adds.
-        copies: How many are sent at once. All are answered before the next kind is sent; where several answers are streamed,
-            all have run at the same time.
-        is_greedy: The text of the answer is the same in every run, and is compared.
-        beside: The bodies of other requests that are sent at the same time. Not written if there is none.
+        copies: How many are sent at once. All are answered before the next kind is sent. If several answers are streamed,
+            all of them have run at the same time.
+        is_greedy: Whether the text of the answer is the same in every run. If so, it is compared.
+        beside: The bodies of other requests that are sent at the same time. Not written if empty.
     """
 
     name: str
@@ -75,15 +76,15 @@ GuestName = Literal["vllm", "vllm-gaudi", "sglang", "fake"]
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 WORLD = ("tensor_parallel", "pipeline_parallel", "data_parallel", "nodes")
-"""The keys of `Launch.world`; each value is 1 by default."""
+"""The keys of `Launch.world`. Each value is 1 by default."""
 
 
 class ModelIdentity(Value):
-    """The model as far as code depends on it.
+    """The model, as far as compiled code depends on it.
 
     Attributes:
         name: The absolute path of its directory, or its name on the hub. A condition, not part of the key.
-        files: The files in its directory that decide graphs: ``config.json`` and the like, and code. No weights.
+        files: The files in its directory that decide graphs, such as ``config.json`` and code, but not weights.
     """
 
     name: str
@@ -91,13 +92,13 @@ class ModelIdentity(Value):
 
 
 class Place(Value):
-    """Where a launch takes place. It changes no code, but the server's files or its hash may hold any of it.
+    """Where a launch takes place. It changes no code, but the server's files or its hash may contain any of it.
 
     Attributes:
         root: The directory that holds all of the server's caches.
         prefix: ``sys.prefix`` of the server's interpreter.
         site_packages: The directory of the server's packages.
-        variables: The variables that the server hashes although they change no code, with their values.
+        variables: The variables, with values, that the server hashes although they change no code.
     """
 
     root: str
@@ -107,21 +108,22 @@ class Place(Value):
 
 
 class Launch(Document):
-    """See the module.
+    """A launch, see the module.
 
     Attributes:
         guest: The server's name.
         words: The command as it was written, from the interpreter or the script on, without secrets.
-        flags: The given flags that count, by name without dashes: a text, several texts, a switch's bool, or a table.
-        variables: The variables that count. Never a secret.
+        flags: The given flags that are part of the key, by name without dashes. A value is a text, several texts, a switch's
+            bool, or a table.
+        variables: The variables that are part of the key. Never a secret.
         model: The model.
         software: Component -> version, or version and digest.
-        target: The machine that code is compiled for.
+        target: The machine that the code is compiled for.
         world: The number of ranks, by the names in `WORLD`.
         place: Where the launch takes place.
         exercise: The warm-up requests.
         repairs: Ids of the repairs in force, sorted.
-        manifest_id: The manifest that decides the shapes, if there is one.
+        manifest_id: The id of the manifest that decides the shapes, if there is one.
     """
 
     schema_: Literal["aotgaudi.launch/1"] = Field(default=LAUNCH_SCHEMA, alias="schema")
@@ -145,12 +147,12 @@ class Launch(Document):
 
     @property
     def id(self) -> str:
-        """The sha256 of the key, 64 hex digits. The same wherever the launch takes place."""
+        """The sha256 of the key, 64 hex digits. It does not depend on where the launch takes place."""
         return self.key.hex
 
     @property
     def is_aliased(self) -> bool:
-        """Whether the model is a directory. The server is then given an alias for it, and never sees its path."""
+        """Whether the model is a directory. The server then gets an alias for it and never sees its path."""
         return self.model.name.startswith("/")
 
     def components(self) -> tuple[tuple[str, str], ...]:
@@ -171,7 +173,7 @@ class Launch(Document):
         yield "shapes", self.manifest_id or ""
 
     def conditions(self) -> tuple[tuple[str, str], ...]:
-        """Returns what the server's own hash or its files take for granted, as ``(name, value)``."""
+        """Returns the conditions that the server's own hash or its files contain, as ``(name, value)``."""
         variables = ((f"variable.{name}", value) for name, value in sorted(self.place.variables.items()))
         return (
             ("place.root", self.place.root),
@@ -188,7 +190,7 @@ def load_launch(data: bytes) -> Launch:
 
 
 def json_text(value: Any) -> str:
-    """Returns a flag's value as in a key: canonical JSON, which tells the text ``true`` from the switch."""
+    """Returns a flag's value as it is in a key: canonical JSON, which distinguishes the text ``true`` from the switch."""
     return canonical_json(value).decode()
 
 
@@ -197,5 +199,5 @@ def _sha256_of(exercise: WarmUp) -> str:
 
 
 def world(flags: Mapping[str, int]) -> dict[str, int]:
-    """Returns a launch's `world`: what `flags` says, and 1 for the rest."""
+    """Returns a launch's `world`: the numbers in `flags`, and 1 for the rest."""
     return {name: flags.get(name, 1) for name in WORLD}

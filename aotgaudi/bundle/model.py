@@ -1,4 +1,4 @@
-"""The model that a bundle is bound to, or served with: what is bound, and whether a directory holds the bundle's model."""
+"""Binds a bundle to its model, and checks whether a directory holds the bundle's model."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from aotgaudi.spec.parse import value_from_json
 
 
 def bind_model(path: Path, spec: BuildSpec) -> dict[str, Digest]:
-    """Returns the digest of every file that a server reads of the model directory at `path`, by name.
+    """Returns the digest, by name, of every file that a server reads from the model directory at `path`.
 
-    Raises SpecError for a directory that cannot be served with bundles of `spec`.
+    Raises SpecError if the directory cannot be served with bundles of `spec`.
     """
     model = ModelDirectory(path)
     check_model(spec, model)
@@ -38,10 +38,10 @@ def bind_model(path: Path, spec: BuildSpec) -> dict[str, Digest]:
 
 
 def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> ModelDirectory:
-    """Returns the model directory that `bundle` is to be served with; nothing of it has been read.
+    """Returns the model directory to serve `bundle` with. None of its files has been read.
 
-    Raises UntrustedError where its signature must count and does not cover a model, unless `allow_unbound`; and where
-    others may write to the directory. Raises SpecError for a capture.
+    Raises UntrustedError if a signature is required and does not cover a model, unless `allow_unbound`, or if others may
+    write to the directory. Raises SpecError for a capture.
     """
     policy, bound = bundle.policy, bundle.require_programs().model
     if policy.signatures is not None and bound is None and not allow_unbound:
@@ -57,7 +57,7 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
 
 def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
     """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
-    choices = {  # Of the builder's, which no config.json makes.
+    choices = {  # Made by the builder; no config.json has them.
         "batch_invariant": spec.model.batch_invariant,
         "quantization": spec.model.quantization,
         "runner": spec.model.runner,
@@ -76,7 +76,7 @@ def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
 
 
 def model_spec(model: ModelDirectory, dtype: str) -> ModelSpec:
-    """Returns what config.json says, in `dtype`. Raises as the methods of `ModelDirectory` do."""
+    """Returns the model of config.json, in `dtype`. Raises as the methods of `ModelDirectory` do."""
     data = model.read(CONFIG)
     if data is None:
         raise SpecError(str(model.path), f"has no {CONFIG}", "a Hugging Face model directory")

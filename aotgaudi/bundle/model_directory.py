@@ -1,8 +1,8 @@
 """A model directory: which of its files a server reads, and whether they are those that a bundle binds.
 
-A receipt may bind a model: it then names by digest every file of the directory that a server reads, so that what
-signs the bundle signs these, too. A bound file is parsed from the very bytes that were hashed. A file that would be
-read and is not among the bound ones is refused; other files (``README.md``) are never read.
+A receipt may bind a model. It then names by digest every file of the directory that a server reads, so that a signature of
+the bundle covers these files too. A bound file is parsed from exactly the bytes that were hashed. A file that would be read
+but is not bound is refused. Other files (``README.md``) are never read.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
 TEXTS = (CONFIG, GENERATION_CONFIG, TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS, CHAT_TEMPLATE, WEIGHTS_INDEX)
-"""What a server reads of a model directory, where it is there, besides the files of weights."""
+"""The files that a server reads from a model directory if they exist, in addition to the files of weights."""
 
 MAX_TEXT_BYTES = 32 << 20
-"""Of a JSON file, a template, or the header of a file of weights. The largest known index has 15 MB."""
+"""The largest JSON file, template, or header of a file of weights. The largest known index has 15 MB."""
 MAX_TOKENIZER_BYTES = 256 << 20
 
 _PIECE_BYTES = 1 << 20
 
 BASE_PREFIX = "model."
-"""What the names of a decoder's weights begin with, and what checkpoints of models without a head (embeddings) leave out."""
+"""The prefix of the names of a decoder's weights. Checkpoints of models without a head (embeddings) leave it out."""
 
 WEIGHTS_REMEDY = "convert it with: aotgaudi model import SOURCE DIR"
 
 
 @dataclass(frozen=True)
 class ModelDirectory:
-    """The directory at `path`. `bound` are the files that may be read, by name; None: nothing is bound.
+    """The directory at `path`. `bound` are the files that may be read, by name; None if nothing is bound.
 
-    Every method raises SpecError for a file that cannot be read: not a regular one, too large, not what its name says;
-    CorruptError for one that is not what was bound; UntrustedError for one that `owners` does not allow (None: anybody's),
-    or that is not bound where others are. A plain value: it may be sent to another process.
+    Every method raises SpecError for a file that cannot be read (not a regular file, too large, not what its name says),
+    CorruptError for a file that is not the bound one, and UntrustedError for a file that `owners` does not allow (None
+    allows all owners), or that is not bound although others are. A plain value, which may be sent to another process.
     """
 
     path: Path
@@ -67,12 +67,12 @@ class ModelDirectory:
             self.owners.check(self.path, self.path.stat())
             self.owners.check_parents(self.path)
         except FileNotFoundError:
-            return  # Reading config.json reports it.
+            return  # Reading config.json will report it.
         except OSError as error:
             raise store_error("look at", self.path, error) from error
 
     def expected(self, name: str) -> Digest | None:
-        """Returns the digest that the file `name` must have; None if no model is bound, or if there is no such file."""
+        """Returns the digest that the file `name` must have; None if no model is bound or there is no such file."""
         if self.bound is None:
             return None
         digest = self.bound.get(name)
@@ -103,7 +103,7 @@ class ModelDirectory:
         return data
 
     def compare(self, name: str, found: Digest, expected: Digest) -> None:
-        """Raises CorruptError unless the file `name` is what was bound."""
+        """Raises CorruptError unless the file `name` is the bound one."""
         if found != expected:
             raise CorruptError(
                 f"{self.path / name} is not what the bundle binds: it has sha256 {found.sha256[:12]}..., {found.size_bytes}"
@@ -120,7 +120,7 @@ class ModelDirectory:
         return Digest(state.hexdigest(), num_bytes)
 
     def verify(self) -> None:
-        """Compares every bound file, and refuses others that would be read."""
+        """Compares every bound file, and refuses unbound files that would be read."""
         for name in {*TEXTS, WEIGHTS, *(self.bound or ())}:
             expected = None if name == WEIGHTS and self._has_index else self.expected(name)
             try:
@@ -131,7 +131,7 @@ class ModelDirectory:
                 self.compare(name, found, expected)
 
     def describe(self) -> str:
-        """Returns what is bound, for people."""
+        """Returns what is bound, in words."""
         return "not bound" if self.bound is None else f"bound ({len(self.bound)} files)"
 
     @property
@@ -139,12 +139,12 @@ class ModelDirectory:
         return self.bound is not None and WEIGHTS_INDEX in self.bound
 
     def read_object(self, name: str) -> dict[str, Any]:
-        """Returns the JSON object in a file; an empty one if there is no such file."""
+        """Returns the JSON object in a file, or an empty object if there is no such file."""
         data = self.read(name)
         return {} if data is None else load_foreign_object(data, str(self.path / name))
 
     def weight_files(self, wanted: Iterable[str] | None = None) -> list[str]:
-        """Returns the names of the files that hold the tensors `wanted` (None: all), sorted."""
+        """Returns the sorted names of the files that hold the tensors `wanted` (None: all tensors)."""
         data = self.read(WEIGHTS_INDEX)
         if data is None:
             if not (self.path / WEIGHTS).exists():
@@ -169,7 +169,7 @@ def _stored_name(name: str, weight_map: Mapping[str, object]) -> str:
 
 
 def _is_file_name(tensor: str, value: object, where: str) -> bool:
-    """True. Raises SpecError for anything but the name of a file in the directory."""
+    """Returns True if `value` is the name of a file in the directory. Otherwise raises SpecError."""
     if not isinstance(value, str):
         raise SpecError(
             where, f"is not a safetensors index: {tensor!r:.100} is in {value!r:.100}, no file name"

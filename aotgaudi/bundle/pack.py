@@ -1,7 +1,7 @@
-"""Sealing: from a manifest (or a launch), its receipt and the store's objects to a bundle directory.
+"""Seals a bundle directory from a manifest (or a launch), its receipt and the store's objects.
 
-The same inputs give the same bytes in every file, on every machine and at any time. The bundle is written beside its
-destination and renamed into place, so no reader ever sees an unfinished one.
+The same inputs give the same bytes in every file, on every machine and at any time. The bundle is written next to its
+destination and renamed into place, so no reader ever sees an unfinished bundle.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def pack_bundle(
     """Seals a bundle at `out`, signed if `signing` is given, and returns its index.
 
     For a capture, `manifest_bytes` and `manifest_id` are the launch's. If `out` is an intact bundle with the same contents,
-    it stays as it is. Another bundle, or a damaged one, is replaced. Anything else but an empty directory is refused.
-    Objects are copied, not linked, and verified on the way: damage to the store cannot spread to a bundle, nor back.
+    it is left alone. Another bundle, or a damaged one, is replaced. Anything else except an empty directory is refused.
+    Objects are copied, not linked, and verified on the way, so that damage cannot spread from the store to a bundle or back.
 
     Raises:
         ManifestError: The receipt answers another manifest, or lacks a unit that a program calls.
@@ -73,7 +73,7 @@ def pack_bundle(
 
 
 def _needed_objects(receipt: SealedReceipt, objects: ObjectStore) -> tuple[Digest, ...]:
-    """All objects of the bundle, in the order of the index."""
+    """Returns all objects of the bundle, in the order of the index."""
     if isinstance(receipt, CaptureReceipt):
         return tuple(sorted({file.digest for file in receipt.files}, key=str))
     digests = {digest for unit in receipt.units.values() for digest in unit.artifact.values()}
@@ -102,7 +102,7 @@ def _index(
 
 
 def _is_sealed(out: Path, documents: Mapping[str, bytes], digests: Iterable[Digest]) -> bool:
-    """Whether `out` already is the bundle that would be written: complete and intact."""
+    """Returns whether `out` already is the bundle that would be written, complete and intact."""
     with contextlib.suppress(OSError):
         same = all((out / name).read_bytes() == data for name, data in documents.items())
         return (

@@ -1,4 +1,4 @@
-"""A bundle that holds a part of its manifest: what a server of it serves, and what it does outside (docs/adr/0062)."""
+"""A bundle that holds a part of its manifest: what its server serves, and how it treats other requests (docs/adr/0062)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import Chunks, Subset, largest_subset, subset_under
 
 Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
-"""What a server does with a request that the warm entries do not cover; `served_manifest` says what each serves."""
+"""How a server treats a request that the warm entries do not cover. `served_manifest` says what each choice serves."""
 
 
 def sealed_part(manifest: Manifest, warm: Iterable[Entry]) -> SealedPart:
-    """Returns what a receipt records of a part with these entries. Raises NotWarmError if no limits close them."""
+    """Returns what a receipt records about a part with these entries. Raises NotWarmError if no limits close them."""
     has = tuple(warm)
     whole, cut = (largest_subset(manifest, has, chunks) for chunks in ("whole", "cut"))
     if whole is None or cut is None:
@@ -31,10 +31,9 @@ def sealed_part(manifest: Manifest, warm: Iterable[Entry]) -> SealedPart:
 
 
 def proved_part(bundle: Bundle, chunks: Chunks) -> Subset | None:
-    """Returns the part that the bundle holds, proved again; None for a bundle of the whole manifest.
+    """Returns the part that the bundle holds, after proving it again; None for a bundle of the whole manifest.
 
-    Raises CorruptError if its entries are not closed under the limits that it was sealed with; else raises as
-    `Bundle.manifest` does.
+    Raises CorruptError if its entries are not closed under the sealed limits. Otherwise raises as `Bundle.manifest` does.
     """
     receipt, manifest = bundle.require_programs(), bundle.manifest
     if receipt.part is None:
@@ -54,16 +53,17 @@ def proved_part(bundle: Bundle, chunks: Chunks) -> Subset | None:
 
 
 def served_manifest(bundle: Bundle, outside: Outside) -> Manifest:
-    """Returns the entries and limits of a server of the bundle. For a bundle of the whole, they are the manifest's.
+    """Returns the entries and limits that a server of the bundle serves. For a bundle of the whole, they are the manifest's.
 
     ==========  ==================================================================================
-    first-use   the manifest: what no warm entry covers is built when it is needed
+    first-use   the manifest; entries that are not warm are built when they are needed
     refuse      the part, under its limits for the spec's chunks
     chunk       the part, under its limits for shorter chunks
     pad-up      the part, under the limits of the whole, which larger entries must cover
     ==========  ==================================================================================
 
-    Raises NotWarmError if ``pad-up`` is asked for and the part does not cover the whole; else raises as `proved_part` does.
+    Raises NotWarmError if `outside` is ``pad-up`` and the part does not cover the whole. Otherwise raises as `proved_part`
+    does.
     """
     manifest = bundle.manifest
     if outside == "first-use":
@@ -85,7 +85,7 @@ def built_entries(manifest: Manifest, receipt: Receipt) -> tuple[Entry, ...]:
 
 
 def describe_part(part: Subset) -> str:
-    """Returns, in words, how many entries a part has and under which limits it is closed."""
+    """Describes in words how many entries a part has, and under which limits it is closed."""
     num_left, num_all = len(part.settings), len(part.whole.spec.sampler.settings)
     settings = "" if num_left == num_all else f" and {num_left} of {num_all} sampler settings"
     return (

@@ -1,7 +1,7 @@
-"""Who may own or write to the files of a bundle or a model: root, and the user who runs it.
+"""Checks that only root and the current user own and can write to the files of a bundle or a model.
 
-Each file is checked through its descriptor, after it is opened and before it is read. If only root and this user can write
-to it, nobody else can change its bytes after we have verified them.
+Each file is checked through its descriptor, after it is opened and before it is read. Then no other user can change its
+bytes after we have verified them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class OwnerRule:
     trusts_group: bool = False
 
     def check(self, path: Path, status: os.stat_result) -> None:
-        """Raises UntrustedError, naming `path` and the remedy, unless it accepts `status`."""
+        """Raises UntrustedError, with `path` and the remedy, unless the rule accepts `status`."""
         mode = stat.S_IMODE(status.st_mode)
         if status.st_uid not in (0, self.uid):
             who = f"root, or to uid {self.uid}" if self.uid else "root"
@@ -46,7 +46,7 @@ class OwnerRule:
             )
 
     def check_parents(self, path: Path) -> None:
-        """Raises UntrustedError if everybody may replace `path` by something else, and OSError."""
+        """Raises UntrustedError if anybody may replace `path` by something else, and OSError."""
         parent = replaceable_in(path)
         if parent is not None:
             raise UntrustedError(
@@ -58,8 +58,8 @@ class OwnerRule:
 def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -> None:
     """Checks `root`, the directories above it, and those `on_the_way` to its objects. Links are not followed.
 
-    Files are checked when they are opened, and verifying refuses all others. Raises UntrustedError, and StoreError if the
-    system refuses to let us look.
+    Files are checked when they are opened, and `verify_bundle` refuses all others. Raises UntrustedError, and StoreError if
+    the system does not let us look.
     """
     try:
         rule.check(root, root.stat())
@@ -71,7 +71,7 @@ def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -
 
 
 def _check_name(path: Path, rule: OwnerRule) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying reports what is missing.
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying reports missing objects.
         status = path.lstat()
         if not stat.S_ISLNK(status.st_mode):
             rule.check(path, status)

@@ -1,8 +1,8 @@
-"""The programs of a bundle: parsing one, what it needs, and whether it can run.
+"""Parses the programs of a bundle, and checks what they need and whether they can run.
 
 `aotgaudi verify` and `aotgaudi serve` both check programs here before anything is loaded, so they agree. A program can run
-if every binding names something that is there when it is needed, if calls of one unit have one arity, and if its inputs,
-outputs and caches are those that the server gives to its entries.
+if every binding names something that exists when it is needed, if all calls of a unit have the same arity, and if its
+inputs, outputs and caches are those that the server gives to its entries.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def load_program(data: bytes, digest: Digest) -> Program:
 
 
 def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
-    """Returns the objects that `program` needs: its constants, its units' files and the receipt's recipes, each once.
+    """Returns the objects that `program` needs, without repetitions: its constants, its units' files, the receipt's recipes.
 
-    Raises ManifestError if the receipt lacks one of its units, or a digest cannot be read.
+    Raises ManifestError if the receipt lacks one of its units, or if a digest is malformed.
     """
     try:
         digests = [] if program.constants is None else [Digest.parse(program.constants)]
@@ -79,7 +79,7 @@ def program_objects(program: Program, receipt: Receipt) -> tuple[Digest, ...]:
 
 
 class ProgramChecks:
-    """Checks the programs of one bundle. Units and caches are shared, so their arities and shapes must agree in all."""
+    """Checks the programs of one bundle. They share units and caches, so arities and shapes must agree in all of them."""
 
     def __init__(self, spec: BuildSpec) -> None:
         self._spec, self._is_flat = spec, dialect_of(spec).name == "hpu"
@@ -87,7 +87,7 @@ class ProgramChecks:
         self._caches: tuple[CacheSpec, ...] = ()
 
     def problem(self, program: Program) -> str | None:
-        """Returns what keeps `program` from running on any server, or None. `verify` compares `constants_of`."""
+        """Returns what keeps `program` from running on any server, or None. Constants are checked in verify.py."""
         return next(self._problems(program), None)
 
     def entry_problem(self, program: Program, entry: Entry) -> str | None:
@@ -163,9 +163,9 @@ def _layer_of(cache: CacheSpec) -> str:
 
 
 def _takes_slots(cache: CacheSpec, have_tokens: Container[str], block_size: int) -> bool:
-    """Whether a layer's main cache has a row for each token of a block.
+    """Returns whether a layer's main cache has a row for each token of a block.
 
-    It may have more rows if another cache of the layer has just those.
+    It may have more rows if another cache of the layer has exactly one for each token.
     """
     if "." in cache.name:
         return True
@@ -174,9 +174,10 @@ def _takes_slots(cache: CacheSpec, have_tokens: Container[str], block_size: int)
 
 
 def split_problems(spec: BuildSpec, programs: Mapping[Entry, Program]) -> Iterator[tuple[Entry, str]]:
-    """Yields each step that does not call the hyper-connection unit of its class in all its layers, with what is wrong.
+    """Yields each step that does not call the hyper-connection unit of its class in all layers, and what is wrong.
 
-    A class's unit is the one that its ``mhc`` entries name. Of a class without such an entry in `programs` nothing is said.
+    The unit of a class is the one that its ``mhc`` entries call. Classes without such an entry in `programs` are not
+    checked.
     """
     splits = StepSplits.of(spec)
     if splits is None:
@@ -208,7 +209,7 @@ def constants_of(program: Program) -> frozenset[str]:
 
 
 def tensor_names(data: bytes) -> frozenset[str]:
-    """Returns the names in a safetensors object's header; none if that is malformed."""
+    """Returns the names in a safetensors object's header; empty if the header is malformed."""
     size = int.from_bytes(data[:_SAFETENSORS_LENGTH_BYTES], "little")
     try:
         header = json.loads(data[_SAFETENSORS_LENGTH_BYTES : _SAFETENSORS_LENGTH_BYTES + size])
@@ -221,7 +222,7 @@ def _tensor_problems(kind: str, specs: Iterable[TensorSpec | CacheSpec]) -> Iter
     seen: dict[str, TensorSpec | CacheSpec] = {}
     for spec in specs:
         first = seen.setdefault(spec.name, spec)
-        # A weight is tied where two units read it: embedding and head, say.
+        # Two units may read the same (tied) weight, such as embedding and head.
         is_tied = kind == "weight" and first == spec
         if first is not spec and not is_tied:
             yield f"it lists the {kind} {spec.name!r:.80} twice"
@@ -232,7 +233,7 @@ def _tensor_problems(kind: str, specs: Iterable[TensorSpec | CacheSpec]) -> Iter
 
 
 def _given_bindings(program: Program) -> set[str]:
-    """What a program's calls may bind from the start, weights and constants aside."""
+    """Returns what a program's calls may bind from the start, without weights and constants."""
     return {
         *(f"step:{spec.name}" for spec in program.inputs),
         *(f"kv:{spec.name}" for spec in program.caches),
@@ -255,7 +256,7 @@ def _call_problems(
 def _interface(
     entry: Entry, program: Program, spec: BuildSpec
 ) -> tuple[Mapping[str, TensorSpec] | None, int | None]:
-    """The inputs that a server gives to `entry`, and the number of outputs that it takes; None where that is not known."""
+    """Returns the inputs that a server gives to `entry`, and the number of outputs that it takes. None means unknown."""
     block_size, dialect = spec.limits.block_size, dialect_of(spec)
     kinds = [kind for kind in (MaskKind.of(given.name) for given in program.inputs) if kind]
     windows = [kind.window for kind in kinds if kind.every is None]
@@ -285,7 +286,7 @@ def _interface(
 
 
 def _compressions(program: Program, kinds: Iterable[MaskKind], block_size: int) -> tuple[Compression, ...]:
-    """How layers make entries, as the program's masks and windows say. The caches' rows decide what an indexer is for."""
+    """Returns how layers compress, from the program's masks and windows. The caches' rows decide what an indexer is for."""
     shapes = {given.name.removeprefix(TAIL): given.shape for given in program.inputs}
     found = (
         (kind.every, kind.window, shapes.get(f"windows_r{kind.every}", ()))
