@@ -144,7 +144,7 @@ class LeftOut(Value):
 
 
 class Proof(Value):
-    """The result of the proof: `counts` of what was compiled, generated and added, and which `witnesses` took part."""
+    """The result of the proof: `counts` of what was compiled, generated and added, and the sources (`witnesses`)."""
 
     counts: dict[str, Count]
     witnesses: tuple[str, ...]

@@ -3,7 +3,7 @@
 ``receipt.json`` is the canonical JSON (RFC 8785) of::
 
     {"schema":      "aotgaudi.receipt/1",
-     "manifest_id": id of the manifest that is answered,
+     "manifest_id": id of the manifest that the artifacts answer,
      "target":      what the artifacts were compiled for (backends.base.Target),
      "programs":    {entry id: digest of the program's JSON},
      "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float,
@@ -13,19 +13,19 @@
      "builder":     {component: version},
      "model":       {file name: digest},     absent where no model is bound
      "part":        {"limits":   limits, under which the entries that have programs are closed,
-                     "chunked":  limits, where prompts may be computed in shorter chunks,
+                     "chunked":  limits, if prompts may be computed in shorter chunks,
                      "settings": [place of a sampler setting in the spec, ...]}}    absent where all entries have programs
     limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
 
-Versions: 1 (first; `model`, `layouts`, `part` and `recipes`, which may be absent, came later: receipts without them have the
-bytes that they always had).
+Versions: 1 (first). `model`, `layouts`, `part` and `recipes` came later and may be absent. The bytes of receipts without
+    them have not changed.
 
-A receipt is sealed, so it holds nothing that two builds of the same inputs could disagree in: no times, no
-host, no measurement (docs/adr/0002-receipt-and-bundle.md). What was measured is in `UnitRecord`, which the
-store's records keep beside the artifact.
+A receipt is sealed, so it holds nothing that could differ between two builds of the same inputs: no times, no host, no
+measurement (docs/adr/0002-receipt-and-bundle.md). Measurements are in `UnitRecord`, which the store's records keep with the
+artifact.
 
-A bundle holds either programs, which `aotgaudi serve` runs, or a capture: the caches of a wrapped server
-(capture_receipt.py). The schema of its receipt says which, and `SealedReceipt` is either.
+A bundle holds either programs, which `aotgaudi serve` runs, or a capture of the caches of a wrapped server
+(capture_receipt.py). The schema of its receipt says which. `SealedReceipt` is either of the two.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _FILE_NAME = re.compile(r"(?:[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,127}/){0,4}[A-Za-z0
 
 
 def require_file_name(name: str) -> str:
-    """Returns `name`. Raises ValueError unless a receipt may hold it, see `FileName`."""
+    """Returns `name`. Raises ValueError if a receipt may not hold it, see `FileName`."""
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"not a plain relative file name: {name!r:.100}")
     return name
@@ -64,18 +64,18 @@ def require_file_name(name: str) -> str:
 
 EntryId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\z")]
 FileName = Annotated[str, AfterValidator(require_file_name)]
-"""Relative, at most five parts of ``[A-Za-z0-9._+-]``, none of which begins with a dot."""
+"""A relative path of at most five parts of ``[A-Za-z0-9._+-]``, none of which begins with a dot."""
 InputNumber = Annotated[str, StringConstraints(pattern=r"^(0|[1-9][0-9]{0,5})\z")]
 LayoutName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,32}\z")]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SealedUnit(Value):
-    """One unit in a receipt: its files by relative name, and the tolerance that it was checked against.
+    """One unit in a receipt: its files by relative name, and the tolerance of its check.
 
-    `tolerance` is the largest absolute difference from eager that the check allowed. A unit that exceeds it is never
-    recorded, so a recorded unit has passed the check. `layouts` gives, by the number of the input, the layout of each weight
-    that the unit takes in another form than the checkpoint's; the loader prepares these weights (`Runtime.prepare`).
+    `tolerance` is the largest absolute difference from eager PyTorch that the check allowed. A unit that exceeds it is never
+    recorded, so every recorded unit has passed the check. `layouts` maps numbers of inputs to layouts, for the weights that
+    the unit takes in another form than the checkpoint's. The loader prepares these weights (`Runtime.prepare`).
     """
 
     artifact: Annotated[dict[FileName, DigestField], Field(min_length=1)]
@@ -91,10 +91,10 @@ class SealedUnit(Value):
 
 
 class UnitRecord(SealedUnit):
-    """What the builder knows of a compiled unit, measurements included. Not sealed; kept in the store.
+    """What the builder knows about a compiled unit, including measurements. It is kept in the store, and not sealed.
 
-    `label` is for people (the entry that happened to need the unit first); `compile_seconds` and
-    `max_abs_error` (largest absolute difference from eager found by the check) differ from build to build.
+    `label` is for people, and names the entry that happened to need the unit first. `compile_seconds` and `max_abs_error`
+    (the largest absolute difference from eager PyTorch that the check found) differ from build to build.
     """
 
     label: str
@@ -102,7 +102,7 @@ class UnitRecord(SealedUnit):
     max_abs_error: Measure
 
     def sealed(self) -> SealedUnit:
-        """Returns the part that is equal in every build."""
+        """Returns the part of the record that is equal in every build."""
         return SealedUnit(artifact=self.artifact, tolerance=self.tolerance, layouts=self.layouts)
 
 
@@ -110,7 +110,7 @@ Limit = Annotated[int, Field(ge=1, le=LARGEST_LIMIT)]
 
 
 class ClosedUnder(Value):
-    """Limits under which a part is closed, in place of those of the manifest."""
+    """Limits under which a part is closed. They replace those of the manifest."""
 
     max_model_len: Annotated[int, Field(ge=2, le=LARGEST_LIMIT)]
     max_num_batched_tokens: Limit
@@ -119,27 +119,27 @@ class ClosedUnder(Value):
 
     @classmethod
     def of(cls, limits: ServingLimits) -> ClosedUnder:
-        """Returns those of `limits`."""
+        """Returns the corresponding values of `limits`."""
         return cls(**{name: getattr(limits, name) for name in cls.model_fields})
 
     def lowering(self, limits: ServingLimits) -> ServingLimits:
-        """Returns `limits` with these in their place."""
+        """Returns `limits` with these values in their place."""
         return limits.model_copy(update=self.model_dump())
 
     def is_within(self, limits: ServingLimits) -> bool:
-        """Whether none of them is larger than that of `limits`, and a sequence of these lengths can be held."""
+        """Returns whether no value exceeds that of `limits`, and a sequence of these lengths fits the blocks."""
         lowered = self.lowering(limits)
         return lowered.max_blocks_per_seq <= self.num_blocks and all(
             getattr(self, name) <= getattr(limits, name) for name in type(self).model_fields
         )
 
     def __str__(self) -> str:
-        """The limits in words, e.g. ``max_model_len 256, max_num_batched_tokens 128, ...``."""
+        """Returns the limits in words, e.g. ``max_model_len 256, max_num_batched_tokens 128, ...``."""
         return ", ".join(f"{name} {getattr(self, name):,}" for name in type(self).model_fields)
 
 
 class SealedPart(Value):
-    """What a receipt that answers only some entries says about them (docs/adr/0062).
+    """What a receipt that answers only some entries records about them (docs/adr/0062).
 
     A server of the part proves it again (bundle/part.py).
     """
@@ -157,11 +157,11 @@ class SealedPart(Value):
 
 
 class Receipt(Document):
-    """See the module. `units` may be given as records; they are reduced to what is sealed.
+    """The receipt of programs, see the module. `units` may be given as records, which are reduced to what is sealed.
 
-    `builder` maps components of the builder to versions; neither hosts nor times belong there. `model` names every file of
-    a model directory that a server reads, where the bundle is bound to one (bundle/model_directory.py). `part` says what is
-    served where entries were left out on purpose; without it every entry is demanded.
+    `builder` maps components of the builder to versions, without hosts or times. `model` names every file of a model
+    directory that a server reads, if the bundle is bound to one (bundle/model_directory.py). `part` says what is served if
+    entries were left out on purpose. Without it, every entry is required.
     """
 
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
@@ -190,12 +190,12 @@ class Receipt(Document):
         return {key: unit.sealed() if isinstance(unit, UnitRecord) else unit for key, unit in units.items()}
 
     def missing(self, entries: Iterable[Entry]) -> tuple[Entry, ...]:
-        """Returns the entries that have no program here, in order."""
+        """Returns the entries without a program in this receipt, in order."""
         return tuple(entry for entry in entries if entry.id not in self.programs)
 
 
 def loads(data: bytes) -> Receipt:
-    """Parses a receipt's canonical bytes. Raises ManifestError, which names the place."""
+    """Parses a receipt's canonical bytes. Raises ManifestError, which names the place of the fault."""
     return load_document(data, Receipt, "receipt")
 
 
@@ -203,7 +203,7 @@ SealedReceipt: TypeAlias = Union[Receipt, CaptureReceipt]
 
 
 def load_sealed(data: bytes) -> SealedReceipt:
-    """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place."""
+    """Parses the canonical bytes of a receipt of either kind. Raises ManifestError, which names the place of the fault."""
     if says_capture(data):
         return load_document(data, CaptureReceipt, "receipt")
     return cast("SealedReceipt", load_one_of(data, (Receipt, CaptureReceipt), "receipt"))

@@ -3,11 +3,11 @@
 The envelope (DSSE v1: secure-systems-lab/dsse, protocol.md and envelope.md)::
 
     {"payload":     base64 of the signed bytes,
-     "payloadType": what they are,
+     "payloadType": their type,
      "signatures":  [{"keyid": hint, "sig": base64}, ...]}
 
-What is signed is not this JSON but the pre-authentication encoding of payload and type. As DSSE asks, unknown keys
-of the JSON are ignored, base64 may be of either alphabet, and a ``keyid`` is a hint that decides nothing.
+The signature does not cover this JSON but the pre-authentication encoding of payload and type. As DSSE requires, unknown
+keys of the JSON are ignored, base64 may use either alphabet, and a ``keyid`` is only a hint.
 
 The payload (in-toto Statement v1: in-toto/attestation, spec/v1/statement.md) is the canonical JSON (RFC 8785) of::
 
@@ -24,7 +24,7 @@ The payload (in-toto Statement v1: in-toto/attestation, spec/v1/statement.md) is
 
 Versions of the predicate: v1 (first).
 
-Everything but the epoch follows from the bundle, so the same bundle, epoch and key give the same bytes. The epoch is a
+Everything except the epoch follows from the bundle, so the same bundle, epoch and key give the same bytes. The epoch is a
 number that the signer may raise, so that older bundles can be refused (``--minimum-epoch``).
 """
 
@@ -65,7 +65,7 @@ MAX_SIGNATURES = 64
 
 @dataclass(frozen=True, slots=True, order=True)
 class Signature:
-    """A signature, and the id of the key that is said to have made it."""
+    """A signature, and the id of the key that claims to have made it."""
 
     key_id: str
     value: bytes
@@ -73,14 +73,14 @@ class Signature:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """Signed bytes, what they are, and the signatures over both."""
+    """Signed bytes, their type, and the signatures over both."""
 
     payload: bytes
     payload_type: str
     signatures: tuple[Signature, ...]
 
     def signed_bytes(self) -> bytes:
-        """Returns what the signatures are over: the pre-authentication encoding (PAE) of type and payload."""
+        """Returns the bytes that the signatures cover: the pre-authentication encoding (PAE) of type and payload."""
         kind = self.payload_type.encode()
         return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(self.payload), self.payload)
 
@@ -97,7 +97,7 @@ class _EnvelopeJson(ForeignValue):
 
 
 def dump_envelope(envelope: Envelope) -> bytes:
-    """Returns the envelope's JSON in canonical form, signatures sorted: equal envelopes have equal bytes."""
+    """Returns the envelope's JSON in canonical form with sorted signatures, so that equal envelopes have equal bytes."""
     rows = [{"keyid": row.key_id, "sig": _encoded(row.value)} for row in sorted(envelope.signatures)]
     return canonical_json(
         {"payload": _encoded(envelope.payload), "payloadType": envelope.payload_type, "signatures": rows}
@@ -105,7 +105,7 @@ def dump_envelope(envelope: Envelope) -> bytes:
 
 
 def load_envelope(data: bytes) -> Envelope:
-    """Parses an envelope. Raises ManifestError in one line; also where one signature is there twice."""
+    """Parses an envelope. Raises ManifestError of one line, also for a repeated signature."""
     if len(data) > MAX_ENVELOPE_BYTES:
         raise ManifestError(f"signature: has more than {MAX_ENVELOPE_BYTES} bytes")
     try:
@@ -137,14 +137,14 @@ class SubjectDigest(Value):
 
 
 class Subject(Value):
-    """The file that is signed for: the index, which names everything else."""
+    """The signed file, which is the index. It names everything else."""
 
     name: Literal["aotgaudi.bundle.json"] = INDEX_NAME
     digest: SubjectDigest
 
 
 class Predicate(Value):
-    """What the signed bundle is; see the module."""
+    """The description of the signed bundle, see the module."""
 
     manifest_id: str
     manifest: DigestField
@@ -156,7 +156,7 @@ class Predicate(Value):
 
 
 class Statement(Document):
-    """See the module."""
+    """The signed statement, see the module."""
 
     type_: Literal["https://in-toto.io/Statement/v1"] = Field(default=STATEMENT_TYPE, alias="_type")
     subject: Annotated[tuple[Subject, ...], Field(min_length=1, max_length=1)]
@@ -167,7 +167,7 @@ class Statement(Document):
 
     @classmethod
     def of(cls, index_bytes: bytes, index: BundleIndex, receipt: SealedReceipt, epoch: int) -> Statement:
-        """Returns what is signed of the bundle with these documents."""
+        """Returns the statement to sign for the bundle with these documents."""
         return cls(
             subject=(Subject(digest=SubjectDigest(sha256=sha256_bytes(index_bytes))),),
             predicate=Predicate(
@@ -183,15 +183,15 @@ class Statement(Document):
 
     @property
     def index_sha256(self) -> str:
-        """The sha256 of the index that is signed for, 64 hex digits."""
+        """The sha256 of the signed index, 64 hex digits."""
         return self.subject[0].digest.sha256
 
     @property
     def epoch(self) -> int:
-        """The number below which ``--minimum-epoch`` refuses."""
+        """The bundle's epoch. ``--minimum-epoch`` refuses smaller ones."""
         return self.predicate.epoch
 
 
 def load_statement(data: bytes) -> Statement:
-    """Parses the canonical bytes of a statement. Raises ManifestError, which names the place."""
+    """Parses the canonical bytes of a statement. Raises ManifestError, which names the place of the fault."""
     return load_document(data, Statement, "signed statement")

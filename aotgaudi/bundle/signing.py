@@ -1,4 +1,4 @@
-"""Signing a bundle: private keys, and ``aotgaudi.signature.json`` beside the index (format in signature.py). Offline.
+"""Signs bundles: handles private keys, and writes ``aotgaudi.signature.json`` (format in signature.py). Offline.
 
 A private key is an ed25519 key in a PEM file (PKCS 8) that only its owner may read. ed25519 is deterministic and the
 statement holds no time, so signing twice gives the same bytes.
@@ -47,7 +47,7 @@ class SigningKey:
 def generate_key(path: Path) -> TrustedKey:
     """Writes a new private key to `path` (mode 0600) and its public key to ``<path>.pub`` (mode 0644).
 
-    Raises SpecError if either exists or cannot be written, and then writes neither.
+    Raises SpecError, and writes neither, if either file exists or cannot be written.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
@@ -111,7 +111,7 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 @dataclass(frozen=True)
 class Signing:
-    """The keys that sign, and the epoch that they sign for. There is at least one key; a repeated key signs once."""
+    """The keys that sign (at least one), and the epoch that they sign for. A repeated key signs once."""
 
     keys: tuple[SigningKey, ...]
     epoch: int = 0
@@ -127,9 +127,9 @@ def add_signatures(
 ) -> bytes:
     """Returns the signature file `existing` with signatures by `keys` added. A key that has signed does not sign again.
 
-    `statement` describes the bundle, for any epoch; `epoch` None keeps the epoch of `existing`. Existing signatures are kept
-    unverified: the verifier decides whom to trust. Raises ManifestError if `existing` is malformed or is about another
-    bundle, and SpecError if it is for another epoch.
+    `statement` describes the bundle; its epoch does not matter. `epoch` None keeps the epoch of `existing`. Existing
+    signatures are kept without verification, because the verifier decides which keys to trust. Raises ManifestError if
+    `existing` is malformed or about another bundle, and SpecError if it is for another epoch.
     """
     envelope = load_envelope(existing)
     if envelope.payload_type != PAYLOAD_TYPE:

@@ -1,13 +1,13 @@
-"""Assembles a bundle beside its destination NAME, and moves it there by one rename.
+"""Assembles a bundle next to its destination NAME, and moves it there by one rename.
 
 ::
 
     .NAME.pull       the staging directory of a transfer; after an interruption the next transfer continues it
-    .NAME.tmp-PID    what a process is assembling, or the old bundle that it has exchanged and now removes
+    .NAME.tmp-PID    a bundle that a process is assembling, or the old bundle that it has exchanged and now removes
     .NAME.old-PID    the old bundle, moved aside on a system that cannot exchange two names
 
-A process locks (flock) its directories, and the lock dies with the process. The next writer to NAME removes what dead
-processes left behind.
+A process locks (flock) its directories, and the lock ends with the process. The next writer to NAME removes the leftovers of
+dead processes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _NUM_THREADS = 8
 
 @contextlib.contextmanager
 def staging_directory(out: Path) -> Iterator[Path]:
-    """Yields the locked staging directory of a bundle at `out`. It stays there unless the block publishes it.
+    """Yields the locked staging directory of a bundle at `out`. The directory stays unless the block publishes it.
 
-    An OSError in the block becomes a StoreError. Raises StoreError if `out` is neither a bundle nor empty, cannot be written
-    to, or is being written by another process.
+    An OSError in the block becomes a StoreError. Raises StoreError if `out` is neither a bundle nor empty, cannot be
+    written, or is being written by another process.
     """
     refuse_foreign(out)
     sweep_abandoned(out)
@@ -55,7 +55,7 @@ def staging_directory(out: Path) -> Iterator[Path]:
 
 
 def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
-    """Renames `staging` to `out`, replacing an older bundle. Removes all but the documents `names` and `objects` first.
+    """Renames `staging` to `out`, and replaces an older bundle. First removes all but the documents `names` and `objects`.
 
     Raises OSError.
     """
@@ -65,7 +65,7 @@ def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Di
 
 
 def refuse_foreign(out: Path) -> None:
-    """Raises StoreError unless `out` is a bundle, an empty directory or missing: nothing else is overwritten."""
+    """Raises StoreError unless `out` is a bundle, an empty directory or missing, since nothing else may be overwritten."""
     refusal = f"cannot seal a bundle at {out}: it is"
     try:
         if out.is_symlink() or (out.exists() and not out.is_dir()):
@@ -86,13 +86,13 @@ def refuse_foreign(out: Path) -> None:
 
 @contextlib.contextmanager
 def building_directory(out: Path) -> Iterator[Path]:
-    """Yields a new, locked directory beside `out`, and removes it at the end unless `exchange_directory` moved it.
+    """Yields a new, locked directory next to `out`, and removes it at the end unless `exchange_directory` moved it.
 
     Raises OSError.
     """
     sweep_abandoned(out)
     building = _private(out, "tmp")
-    shutil.rmtree(building, ignore_errors=True)  # A dead process had our number.
+    shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our id.
     building.mkdir(mode=_DIRECTORY_MODE, parents=True)
     try:
         with try_lock_directory(building):
@@ -102,13 +102,13 @@ def building_directory(out: Path) -> Iterator[Path]:
 
 
 def exchange_directory(building: Path, out: Path) -> None:
-    """Renames the directory `building` to `out`, and exchanges it for one that is there and not empty.
+    """Renames the directory `building` to `out`, in exchange for a directory that is there and not empty.
 
-    Something is at `out` at every moment, except between two renames on a system without RENAME_EXCHANGE. A reader that has
-    the old directory open keeps it. Raises OSError, and then leaves the old directory at `out`.
+    There is a bundle at `out` at every moment, except between two renames on a system without RENAME_EXCHANGE. A reader that
+    has the old directory open keeps it. On an error, raises OSError and leaves the old directory at `out`.
     """
     private = _private(out, "tmp")
-    # Under the name of a staging directory, another process would continue the old bundle as a transfer.
+    # If the old bundle got the name of a staging directory, another process would continue it as a transfer.
     if building != private:
         shutil.rmtree(private, ignore_errors=True)
         os.rename(building, private)
@@ -121,9 +121,9 @@ def exchange_directory(building: Path, out: Path) -> None:
 
 
 def sweep_abandoned(out: Path) -> None:
-    """Removes what dead processes left beside `out`. Puts an old bundle back if its process died between two renames.
+    """Removes the leftovers of dead processes next to `out`. Restores an old bundle if its process died between two renames.
 
-    Never fails: the next writer tries again to remove what cannot be removed now.
+    Never fails. If something cannot be removed now, the next writer tries again.
     """
     name = re.compile(rf"\.?{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})")
     with contextlib.suppress(OSError):
@@ -154,9 +154,9 @@ def _exchange_in_steps(building: Path, out: Path) -> None:
 
 
 def _is_abandoned(path: Path, process_id: int) -> bool:
-    """Whether the process is gone and no process on any machine holds the directory's lock. False without locks.
+    """Returns whether the process is gone and no process on any machine holds the directory's lock. False without locks.
 
-    If the number is our own (1, in a container), the lock alone decides.
+    If the id is our own (1, in a container), only the lock decides.
     """
     if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
         return False
@@ -175,9 +175,9 @@ def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> Non
 
 
 def settle(root: Path) -> None:
-    """Syncs every file, then every name, and gives directories their mode. Removes empty ones. Raises OSError."""
+    """Syncs every file, then every name. Sets the mode of directories, and removes empty ones. Raises OSError."""
     paths = [Path(parent, name) for parent, _, names in os.walk(root) for name in names]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # Several at once: the device takes them together.
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # In parallel, since the device syncs several together.
         for _ in pool.map(_sync_file, paths):
             pass
         directories = [Path(parent) for parent, _, _ in os.walk(root, topdown=False)]
@@ -201,6 +201,6 @@ def _settle_directory(path: Path) -> None:
 def _is_in_use(path: Path) -> bool:
     try:
         os.rmdir(path)
-    except OSError:  # Not empty: it holds what belongs there.
+    except OSError:  # It is not empty.
         return True
     return False

@@ -1,13 +1,13 @@
-"""Which bundles may be used: who owns their files, and who signed them.
+"""Decides which bundles may be used, by the owners of their files and by signatures.
 
 A trusted key is an ed25519 public key in a PEM file (SubjectPublicKeyInfo). We verify the signatures before we parse
-anything else of a bundle. The envelope is read once; the statement that we parse is the payload that was verified, and it
-must name the very bytes of the index that we read. A key id is shown to people and decides nothing: we try every signature
-with every trusted key, and each key counts once.
+anything else of a bundle. The envelope is read once. We parse the payload that was verified, and its statement must name
+exactly the bytes of the index that we read. Key ids are only shown to people. We try every signature with every trusted key,
+and each key counts once.
 
-`cryptography` does the mathematics. securesystemslib, which signs, goes by key ids when it verifies, and imports other
-installed packages (boto3, for example), so it stays offline. To keep `aotgaudi serve` quick to start, this module imports
-the formats and `cryptography` only when there is something to verify.
+`cryptography` does the mathematics. securesystemslib, which signs, selects keys by id when it verifies, and imports other
+installed packages (boto3, for example), so it is used offline only. To keep the start of `aotgaudi serve` fast, this module
+imports the formats and `cryptography` only when there is something to verify.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_KEY_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """Which bundles may be used. `owners` None accepts anybody's files, `signatures` None accepts unsigned bundles."""
+    """Which bundles may be used. `owners` None accepts files of all owners, `signatures` None accepts unsigned bundles."""
 
     owners: OwnerRule | None = None
     signatures: SignaturePolicy | None = None
@@ -49,16 +49,16 @@ class TrustPolicy:
         *,
         allow_unsafe_permissions: bool = False,
     ) -> TrustPolicy:
-        """Returns what ``aotgaudi verify`` and ``aotgaudi serve`` demand.
+        """Returns the policy of ``aotgaudi verify`` and ``aotgaudi serve``.
 
         Args:
-            trusted_keys: Public keys (PEM files) whose signatures count; without any, unsigned bundles are accepted.
-            threshold: How many of these keys must have signed; None: 1.
-            minimum_epoch: The oldest epoch to accept; None: any.
+            trusted_keys: Public keys (PEM files) whose signatures count. Without any, unsigned bundles are accepted.
+            threshold: How many of these keys must have signed. None is 1.
+            minimum_epoch: The oldest epoch to accept. None accepts any.
             allow_unsafe_permissions: Accept files that users other than this one and root own or may write to.
 
         Raises:
-            SpecError: a file holds no public key; the keys cannot meet `threshold`; or `threshold` or `minimum_epoch` is
+            SpecError: a file holds no public key, the keys cannot meet `threshold`, or `threshold` or `minimum_epoch` is
                 given without keys.
         """
         owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
@@ -73,7 +73,7 @@ class TrustPolicy:
         return cls(owners)
 
     def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
-        """Returns what trusted keys signed of the index; None if no key is demanded. Raises UntrustedError."""
+        """Returns the statement that trusted keys signed about the index; None if not required. Raises UntrustedError."""
         if self.signatures is None:
             return None
         if signature is None:
@@ -85,12 +85,12 @@ class TrustPolicy:
 
     @property
     def examine(self) -> Examine:
-        """Checks a file of the bundle before it is read. Raises UntrustedError."""
+        """A function that checks a file of the bundle before it is read. It raises UntrustedError."""
         return accept_any if self.owners is None else self.owners.check
 
     @property
     def model_owners(self) -> OwnerRule | None:
-        """Who may own a model directory: as for bundles, but its group may write to it, as to a store."""
+        """The rule for owners of a model directory. It is that of bundles, but the group may write, as for a store."""
         return None if self.owners is None else OwnerRule(self.owners.uid, trusts_group=True)
 
 
@@ -99,7 +99,7 @@ ANY_BUNDLE = TrustPolicy()
 
 @dataclass(frozen=True)
 class SignaturePolicy:
-    """Demands signatures by `threshold` distinct `keys`, for an epoch of at least `minimum_epoch`.
+    """Requires signatures by `threshold` distinct `keys`, for an epoch of at least `minimum_epoch`.
 
     Raises SpecError if there are fewer distinct keys than `threshold`.
     """
@@ -109,7 +109,7 @@ class SignaturePolicy:
     minimum_epoch: int = 0
 
     def __post_init__(self) -> None:
-        """Checks that the keys can meet the demand."""
+        """Checks that there are enough distinct keys."""
         if not 1 <= self.threshold <= len(self.keys):
             raise SpecError(
                 "--threshold",
@@ -118,7 +118,7 @@ class SignaturePolicy:
             )
 
     def verify(self, envelope_bytes: bytes, index_bytes: bytes, bundle: Path) -> Statement:
-        """Returns the statement that trusted keys signed of the index. Raises UntrustedError in one line."""
+        """Returns the statement that trusted keys signed about the index. Raises UntrustedError of one line."""
         from aotgaudi.bundle.signature import load_envelope, load_statement
 
         try:
@@ -165,7 +165,7 @@ class SignaturePolicy:
 
 
 def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:
-    """Raises UntrustedError, naming the field, unless the signed statement describes exactly this bundle."""
+    """Raises UntrustedError, which names the field, unless the signed statement describes exactly this bundle."""
     signed, found = statement.predicate.model_dump(), expected.predicate.model_dump()
     differing = [name for name in found if signed[name] != found[name]]
     if differing or statement != expected:
@@ -181,12 +181,12 @@ class TrustedKey:
 
     @property
     def key_id(self) -> str:
-        """Securesystemslib's default key id: the sha256 of the key's canonical JSON, 64 hex digits."""
+        """The default key id of securesystemslib: the sha256 of the key's canonical JSON, 64 hex digits."""
         keyval = {"public": self.raw.hex()}
         return sha256_bytes(canonical_json({"keytype": "ed25519", "scheme": "ed25519", "keyval": keyval}))
 
     def has_signed(self, signature: bytes, data: bytes) -> bool:
-        """Whether this key made `signature` over `data`."""
+        """Returns whether this key made `signature` over `data`."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -215,7 +215,7 @@ def load_trusted_key(path: Path) -> TrustedKey:
 
 
 def trusted(key: Ed25519PublicKey) -> TrustedKey:
-    """Returns `key` as our own value."""
+    """Returns `key` as a `TrustedKey`."""
     return TrustedKey(key.public_bytes_raw())
 
 

@@ -1,4 +1,4 @@
-"""Proves that every byte of an opened bundle is what was sealed, and keeps what was proved in sealed memory.
+"""Proves that every byte of an opened bundle is what was sealed, and keeps the proved objects in sealed memory.
 
 Each object is opened once and hashed through its descriptor, in threads (hashing releases the interpreter lock). The server
 loads the programs that were parsed here, and the sealed copies of the objects that were hashed here. It never looks up a
@@ -40,7 +40,7 @@ _MAX_ROWS = 10
 
 @dataclass(frozen=True, slots=True)
 class MissingEntry:
-    """An entry (its label) that cannot run because something was never built, or has been removed."""
+    """An entry (its label) that cannot run because something was never built or has been removed."""
 
     entry: str
     reason: str
@@ -48,7 +48,7 @@ class MissingEntry:
 
 @dataclass(frozen=True, slots=True)
 class CorruptObject:
-    """An object that is not what its digest says, and the labels of the entries that need it."""
+    """An object that does not match its digest, and the labels of the entries that need it."""
 
     path: str
     reason: str
@@ -57,10 +57,10 @@ class CorruptObject:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What verifying found. `extra` are files in the bundle that its index does not list.
+    """The result of verifying a bundle. `extra` are files in the bundle that its index does not list.
 
-    The entries of a capture (`kind`) are its files, by path. A file that is absent counts as corrupt, because it was there
-    when the capture was proved.
+    The entries of a capture (`kind`) are its files, by path. An absent file counts as corrupt, because it existed when the
+    capture was proved.
     """
 
     num_entries: int
@@ -73,13 +73,13 @@ class Report:
 
     @property
     def is_intact(self) -> bool:
-        """Whether every entry can run, and nothing else is there."""
+        """Whether every entry can run and there are no extra files."""
         return not (self.missing or self.corrupt or self.extra)
 
     def raise_if_bad(self, bundle_path: Path) -> None:
-        """Raises CorruptError when bytes differ or are unaccounted for, else NotWarmError when entries miss.
+        """Raises CorruptError if bytes differ or there are extra files, else NotWarmError if entries are missing.
 
-        The message is a plain table of the first rows (entry, state, reason) and the command that mends it.
+        The message is a plain table of the first rows (entry, state, reason) and the command that repairs the bundle.
         """
         if self.is_intact:
             return
@@ -106,19 +106,19 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBundle:
-    """What can be loaded from a bundle: programs, parsed from the bytes that were hashed, and sealed objects.
+    """The loadable contents of a bundle: programs, parsed from the bytes that were hashed, and sealed objects.
 
-    `objects` are all that were found intact, but for programs. Close them when everything is loaded.
+    `objects` are all intact objects except programs. Close them when everything is loaded.
     """
 
     bundle: Bundle
     report: Report
     programs: Mapping[Digest, Program]
-    """Digest -> program, of the sound ones."""
+    """Digest -> program, for sound programs."""
     objects: SealedObjects
 
     def program(self, entry_id: str) -> Program:
-        """Returns how a sound entry runs. Raises NotWarmError where it has no program, KeyError where it is unsound."""
+        """Returns the program of a sound entry. Raises NotWarmError if it has none, KeyError if it is unsound."""
         return self.programs[self.bundle.program_digest(entry_id)]
 
     def read(self, digest: Digest) -> bytes:
@@ -131,12 +131,12 @@ class VerifiedBundle:
 
 
 def verify_bundle(bundle: Bundle) -> Report:
-    """Re-hashes every object, checks every program, and says which entries can run and why the others cannot.
+    """Hashes every object again, checks every program, and reports which entries can run and why the others cannot.
 
     For a capture, checks every file. Reads each object's file once.
 
     Raises:
-        StoreError: the system refuses to let us look.
+        StoreError: the system does not let us look.
         UntrustedError: the bundle's policy does not allow a file.
         ManifestError, CorruptError: the manifest cannot be used (as `Bundle.manifest`).
     """
@@ -146,9 +146,9 @@ def verify_bundle(bundle: Bundle) -> Report:
 
 
 def hold_bundle(bundle: Bundle) -> VerifiedBundle:
-    """As `verify_bundle`, and keeps every intact object in sealed memory for loading. Raises as `verify_bundle` does.
+    """Verifies a bundle as `verify_bundle` does, with the same errors, and keeps every intact object in sealed memory.
 
-    First raises this process's limit of open files by the number of objects; raises StoreError if that is not allowed.
+    First raises this process's limit of open files by the number of objects. Raises StoreError if that is not allowed.
     """
     allow_open_files(len({*bundle.index.objects} - {*bundle.require_programs().programs.values()}))
     held = SealedObjects()
@@ -182,7 +182,7 @@ def _verify(bundle: Bundle, held: SealedObjects | None) -> tuple[Report, Mapping
 
 @dataclass(frozen=True, slots=True)
 class _CheckedPrograms:
-    """The programs that can be parsed, the objects that each needs, and what is wrong with the others."""
+    """The programs that can be parsed, the objects that each needs, and the faults of the others."""
 
     programs: Mapping[Digest, Program]
     needs: Mapping[Digest, tuple[Digest, ...]]
@@ -232,7 +232,7 @@ def _check_constants(
     faults: Mapping[Digest, Fault],
     held: SealedObjects | None,
 ) -> dict[Digest, Fault]:
-    """What is wrong with programs that bind constants which their intact constants object lacks."""
+    """Returns the faults of programs that bind constants which their intact object of constants lacks."""
     found: dict[Digest, Fault] = {}
     names: dict[Digest, frozenset[str]] = {}
     for digest, program in programs.items():
@@ -293,7 +293,7 @@ def _find_faults(
 def _users(
     receipt: Receipt, entries: Mapping[str, str], needs: Mapping[Digest, Iterable[Digest]]
 ) -> Mapping[Digest, tuple[str, ...]]:
-    """The labels of the entries that need each object, in the order of `entries`."""
+    """Returns the labels of the entries that need each object, in the order of `entries`."""
     users: defaultdict[Digest, list[str]] = defaultdict(list)
     for entry_id, label in entries.items():
         program = receipt.programs.get(entry_id)
@@ -310,7 +310,7 @@ def _missing(
     faults: Mapping[Digest, Fault],
     users: Mapping[Digest, tuple[str, ...]],
 ) -> tuple[MissingEntry, ...]:
-    """One row an entry, in the order of `entries`; then a row for each absent object that no entry needs."""
+    """Returns a row for each missing entry, in the order of `entries`, then one for each absent object that none needs."""
     absent = {digest: fault for digest, fault in faults.items() if fault.state == "missing"}
     reasons: dict[str, str] = {}
     for digest, fault in absent.items():

@@ -1,1 +1,1 @@
-"""Where stores and bundles are shared: directories, object stores and registries; moving many objects to and from them."""
+"""Shares stores and bundles through directories, object stores and registries, and transfers objects to and from them."""

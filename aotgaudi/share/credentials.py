@@ -1,7 +1,7 @@
-"""Passwords for registries, each for the host that it was configured for, and for no other.
+"""Finds passwords for registries. Each password is for the host that it was configured for, and for no other.
 
-They come from the caller (`Login`), or from files as ``docker login`` and ``podman login`` write them
-(docker/cli, cli/config/configfile)::
+Passwords come from the caller (`Login`), or from files in the format of ``docker login`` and ``podman login`` (docker/cli,
+cli/config/configfile)::
 
     {"auths":       {HOST: {"auth": base64 of "user:password"}},
      "credHelpers": {HOST: name of a helper},
@@ -24,7 +24,7 @@ from typing import Any
 from aotgaudi.errors import SpecError
 
 _DOCKER_HUB = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io", "auth.docker.io"})
-"""One registry under four names. ``docker login`` stores its password for ``https://index.docker.io/v1/``."""
+"""The four names of one registry. ``docker login`` stores its password for ``https://index.docker.io/v1/``."""
 _IDENTITY_TOKEN = "<token>"  # noqa: S105 - the user name that marks an OAuth2 refresh token, which is no password
 _HELPER_SECONDS = 60.0
 
@@ -40,9 +40,9 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Where passwords are looked up: `logins` first, then `config_files` in order; files that do not exist are skipped.
+    """Looks up passwords in `logins`, and then in `config_files` in order. Files that do not exist are skipped.
 
-    `token_hosts` are further hosts that may see a registry's password, since it fetches its tokens there.
+    `token_hosts` are further hosts that may see a registry's password, because the registry's tokens come from there.
     """
 
     logins: tuple[Login, ...] = ()
@@ -50,9 +50,9 @@ class Credentials:
     token_hosts: frozenset[str] = frozenset()
 
     def basic(self, host: str) -> str | None:
-        """Returns the value of the ``Authorization`` header for `host`; None where there is no password for it.
+        """Returns the value of the ``Authorization`` header for `host`; None if there is no password for it.
 
-        Raises SpecError for a file that cannot be read as one of credentials.
+        Raises SpecError if a file cannot be read or does not have the expected format.
         """
         for login in self.logins:
             if is_same_registry(login.host, host):
@@ -60,7 +60,7 @@ class Credentials:
         return next(filter(None, (_find(path, host) for path in self.config_files)), None)
 
     def may_see(self, token_host: str, registry_host: str) -> bool:
-        """Whether the password for `registry_host` may be sent to `token_host`."""
+        """Returns whether the password for `registry_host` may be sent to `token_host`."""
         return is_same_registry(token_host, registry_host) or token_host in self.token_hosts
 
 
@@ -68,7 +68,7 @@ NO_CREDENTIALS = Credentials()
 
 
 def is_same_registry(host: str, other: str) -> bool:
-    """Whether two hosts are one registry: equal, or both names of Docker Hub."""
+    """Returns whether two hosts are the same registry: equal, or both names of Docker Hub."""
     return host == other or {host, other} <= _DOCKER_HUB
 
 
@@ -94,7 +94,7 @@ def _find(path: Path, host: str) -> str | None:
 
 
 def _entries(config: dict[str, Any], section: str, host: str) -> Iterator[tuple[str, Any]]:
-    """The rows of a section that are for `host`, whose keys may be URLs."""
+    """Yields the rows of a section that are for `host`. Their keys may be URLs."""
     rows = config.get(section)
     for key, value in (rows if isinstance(rows, dict) else {}).items():
         if is_same_registry(key.partition("://")[2].partition("/")[0] or key, host):
@@ -110,7 +110,7 @@ def _checked(path: Path, auth: str) -> str:
 
 
 def _ask_helper(name: str, key: str) -> str | None:
-    """Asks the program for the password of `key`; None where there is no such program, or it has none."""
+    """Returns the password of `key` from a helper program; None if there is no such program, or it has no password."""
     try:
         done = subprocess.run(
             [f"docker-credential-{name}", "get"],

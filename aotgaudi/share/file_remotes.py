@@ -5,15 +5,15 @@
     objects/sha256/xx/<hex>   as in a store
     records/xx/<key>.json     as in a store
     bundles/<name>            pointers (remote.py)
-    tmp/                      what is being written to a directory
+    tmp/                      unfinished files of a directory
 
-A directory (on a shared file system, a mounted volume, a memory stick) is written as a store is: each file whole or not at
+A directory (on a shared file system, a mounted volume, a memory stick) is written like a store, each file whole or not at
 all.
 
-An object store is S3, or what else fsspec speaks. fsspec's file systems raise whatever their libraries raise; all of that
-becomes RemoteError here. Errors that are not known to be final count as transient, and are retried a bounded number of
-times. Objects are read in parts, with a total time for each. fsspec reads a part whole before it gives it to us, so the
-store is trusted to send no more than the range that it was asked for.
+An object store is S3 or any other that fsspec supports. fsspec's file systems raise the errors of their libraries, which all
+become RemoteError here. Errors that are not known to be final count as transient, and are retried a limited number of times.
+Objects are read in parts, each with a total time limit. fsspec reads a part whole before it returns it, so we trust the
+store to send no more than the requested range.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
 _CHUNK_BYTES = 1 << 20
 _PART_BYTES = 8 << 20
-"""One request to an object store, and what one thread holds in memory."""
+"""The size of one request to an object store, and of what one thread holds in memory."""
 _RECORD_MODE, _POINTER_MODE = 0o444, 0o644
 _FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
 
@@ -65,13 +65,13 @@ T = TypeVar("T")
 
 
 class _FileRemote(ABC):
-    """What both have in common: the names of small files, and what is in them."""
+    """The common part of both: the names and contents of small files."""
 
     label: str
 
     @abstractmethod
     def _read_small(self, name: str, max_bytes: int) -> bytes | None:
-        """Returns the bytes of a file; None if there is none. Raises RemoteError, also if it is larger."""
+        """Returns the bytes of a file; None if there is none. Raises RemoteError, also if it exceeds `max_bytes`."""
 
     @abstractmethod
     def _write_small(self, name: str, data: bytes) -> None:
@@ -108,7 +108,7 @@ def _pointer(name: str) -> str:
 
 
 class DirectoryRemote(_FileRemote):
-    """The remote at `root`, which is made when something is first put there. See `remote.Remote`."""
+    """The remote at `root`, which is created with the first upload. See `remote.Remote`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
@@ -177,7 +177,7 @@ def _refusal(doing: str, path: Path, error: OSError, needed_bytes: int = 0) -> R
 class ObjectStoreRemote(_FileRemote):
     """The remote at `url`, e.g. ``s3://bucket/prefix``. See `remote.Remote`.
 
-    Raises RemoteError where fsspec, or what it needs for this kind of URL, is missing.
+    Raises RemoteError if fsspec, or a package that it needs for this kind of URL, is missing.
     """
 
     def __init__(self, url: str, *, limits: Limits = DEFAULT_LIMITS) -> None:
@@ -198,13 +198,13 @@ class ObjectStoreRemote(_FileRemote):
         try:
             first = self._part(path, offset, stop)
         except RemoteError as error:
-            if offset and _is_past_end(error.__cause__):  # It is shorter than what we have of it.
+            if offset and _is_past_end(error.__cause__):  # The object is shorter than what we already have.
                 yield Download(0, iter(()))
                 return
             raise
         if first is None:
             raise MissingObjectError(f"{self.label} has no object {digest}")
-        if len(first) > stop - offset:  # A server without ranges has sent the whole object.
+        if len(first) > stop - offset:  # A server without ranges sends the whole object.
             yield Download(0, iter((first[: digest.size_bytes],)))
         else:
             yield Download(offset, self._parts(digest, first, offset))
@@ -221,7 +221,7 @@ class ObjectStoreRemote(_FileRemote):
                 raise MissingObjectError(f"{self.label} has no object {digest}")
 
     def _part(self, path: str, start: int, stop: int) -> bytes | None:
-        """Returns the bytes of a range; None if nothing has that name."""
+        """Returns the bytes of a range; None if there is no such file."""
         read = partial(self._files.cat_file, path, start=start, end=stop)
         found = self._find(read, stop - start)
         return None if found is None else bytes(found)
@@ -253,7 +253,7 @@ class ObjectStoreRemote(_FileRemote):
         return f"{self._prefix}/{name}"
 
     def _find(self, action: Callable[[], T], num_bytes: int = 0) -> T | None:
-        """As `_run`; None if nothing has that name."""
+        """Runs `action` as `_run` does, but returns None if there is no such file."""
         try:
             return self._run(action, num_bytes)
         except RemoteError as error:
@@ -262,7 +262,7 @@ class ObjectStoreRemote(_FileRemote):
             raise
 
     def _run(self, action: Callable[[], T], num_bytes: int = 0) -> T:
-        """Runs `action`, which transfers `num_bytes`, within their time. Turns every error into RemoteError."""
+        """Runs `action`, which transfers `num_bytes`, within the time for them. Turns every error into RemoteError."""
         try:
             return within(self._limits.seconds_for(num_bytes), action)
         except Exception as error:
@@ -278,7 +278,7 @@ class ObjectStoreRemote(_FileRemote):
 
 
 def _is_past_end(error: BaseException | None) -> bool:
-    """Whether a range was refused since the file ends before it: aiohttp's error, or s3fs's."""
+    """Returns whether `error` (aiohttp's or s3fs's) says that the file ends before the range."""
     return getattr(error, "status", None) == 416 or getattr(error, "errno", None) == errno.EINVAL
 
 

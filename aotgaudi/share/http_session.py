@@ -1,4 +1,4 @@
-"""HTTP sessions as we want them: no hidden passwords, redirects or retries, and a total time for everything they do."""
+"""HTTP sessions without hidden passwords, redirects or retries, and with a total time limit for all that they do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a remote may take. `connect_seconds` is for each address, `answer_seconds` for an answer without a body.
+    """How long a remote may take: `connect_seconds` for each address, `answer_seconds` for an answer without a body.
 
     A transfer of n bytes may take `answer_seconds` + n / `least_bytes_per_second` in all.
     """
@@ -43,10 +43,10 @@ DEFAULT_LIMITS = Limits()
 
 
 def within(seconds: float, action: Callable[[], T]) -> T:
-    """Returns what `action` returns within `seconds`. Raises what it raises, and TimeoutError.
+    """Runs `action`, and returns its result within `seconds`. Raises what it raises, and TimeoutError.
 
-    The time limits of HTTP libraries are for one read each, so a server that sends a byte now and then could keep us waiting
-    without end. After a timeout the thread that runs `action` is left to itself; it is a daemon and holds only a connection.
+    The time limits of HTTP libraries apply to single reads, so a server that sends a byte now and then could make us wait
+    for ever. After a timeout, the thread that runs `action` is abandoned. It is a daemon and holds only a connection.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -68,9 +68,9 @@ def within(seconds: float, action: Callable[[], T]) -> T:
 
 
 class FileBody:
-    """A file as the body of a request, read again each time it is sent: a challenge makes a request go out twice.
+    """A file as the body of a request. It is read again for each sending, because a challenge makes us send a request twice.
 
-    `failure` is what was wrong with the file, if that made sending fail.
+    `failure` is the file's error, if that made the sending fail.
     """
 
     def __init__(self, path: Path, size_bytes: int) -> None:
@@ -78,7 +78,7 @@ class FileBody:
         self.failure: StoreError | None = None
 
     def __len__(self) -> int:
-        """Bytes."""
+        """Returns the size in bytes."""
         return self._size_bytes
 
     def __iter__(self) -> Iterator[bytes]:
@@ -107,22 +107,22 @@ def open_session(*, is_local: bool) -> Session:
 
     class UnledSession(requests.Session):  # type: ignore[misc]
         def get_redirect_target(self, _: Any) -> None:
-            """There is none: requests would read the whole body of a redirect, even one that it does not follow."""
+            """Returns None, since requests would read the whole body of a redirect, even of one that it does not follow."""
 
     session = UnledSession()
     adapter = HTTPAdapter(pool_connections=_POOL_SIZE, pool_maxsize=_POOL_SIZE)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
-    session.trust_env = not is_local  # No proxy lies between us and ourselves.
-    session.auth = lambda request: request  # No password of ~/.netrc takes the place of ours.
+    session.trust_env = not is_local  # There is no proxy within this machine.
+    session.auth = lambda request: request  # Keeps passwords of ~/.netrc from replacing ours.
     return session
 
 
 def origin_of(url: str) -> tuple[str, str]:
     """Returns scheme and ``HOST[:PORT]`` of a URL, in lower case, without the port that the scheme implies.
 
-    urllib3, which connects, also parses, so both mean the same host. A URL with a user or with a backslash, which other
-    parsers read differently, is refused. Raises RemoteError.
+    urllib3 does both the parsing and the connecting, so both mean the same host. A URL with a user or a backslash, which
+    other parsers read differently, is refused. Raises RemoteError.
     """
     from urllib3.exceptions import LocationParseError
     from urllib3.util import parse_url
@@ -139,13 +139,13 @@ def origin_of(url: str) -> tuple[str, str]:
 
 
 def host_of(url: str) -> str:
-    """Returns ``HOST[:PORT]`` of a URL; see `origin_of`."""
+    """Returns ``HOST[:PORT]`` of a URL. See `origin_of`."""
     return origin_of(url)[1]
 
 
 @contextlib.contextmanager
 def translated(label: str) -> Iterator[None]:
-    """Turns what requests and urllib3 raise into TransientError and RemoteError, one line that begins with `label`."""
+    """Turns errors of requests and urllib3 into TransientError or RemoteError, with one line that begins with `label`."""
     from requests import exceptions
     from urllib3.exceptions import HTTPError
 
@@ -162,7 +162,7 @@ def translated(label: str) -> Iterator[None]:
 
 
 def _inner(error: BaseException) -> str:
-    """The innermost reason: the outer ones repeat the URL, and whatever it holds."""
+    """Returns the innermost reason, because the outer ones repeat the URL with all that it contains."""
     reason: Any = error
     for _ in range(5):
         inner = getattr(reason, "reason", None) or next(

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub: what their ids look like, and how their files get here."""
+"""Recognizes ids of models on the Hugging Face hub, and fetches the models' files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ _ANSWER_SECONDS = 5.0
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether `text` is the id of a model, ``ORG/NAME``, and no path: ``./a/b``, ``/a``, ``a/b/c`` are paths."""
+    """Returns whether `text` is the id of a model, ``ORG/NAME``, and not a path such as ``./a/b``, ``/a`` or ``a/b/c``."""
     return _ID.fullmatch(text) is not None
 
 
 def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = None) -> Path:
     """Returns a directory with the files of a model that match `patterns`, from the hub or from its cache.
 
-    A hub that does not answer within five seconds is not asked again. With ``HF_HUB_OFFLINE`` set only the cache is
-    looked at.
+    A hub that does not answer within five seconds is not asked again. With ``HF_HUB_OFFLINE``, only the cache is used.
 
-    Raises RemoteError where neither has the model.
+    Raises RemoteError if neither has the model.
     """
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

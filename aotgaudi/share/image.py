@@ -1,11 +1,11 @@
-"""A bundle as an OCI image: writing it, pushing it, and taking the bundle out of one, from a registry or a layout.
+"""Writes and pushes a bundle as an OCI image, and extracts the bundle from an image in a registry or a layout.
 
-A bundle alone is a data-only image, which Kubernetes mounts as an image volume and ``COPY --from`` copies. On a base
-image it is one more layer: the base's configuration stays (entry point, environment, user, history), and its layers are
-copied.
+Without a base, the image holds only data. Kubernetes can mount it as an image volume, and ``COPY --from`` can copy it. On a
+base image, the bundle is one more layer. The base's configuration stays (entry point, environment, user, history), and its
+layers are copied.
 
-Before we receive a layer, we read its first files: the index, which must be the one that the image names, and the
-signature, which must be a trusted key's if one is demanded. They say how large the layer may be.
+Before we receive a layer, we read its first files. The index must be the one that the image names, and the signature must be
+that of a trusted key if one is required. They say how large the layer may be.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Base:
-    """An image to build on: where it lies, its manifest, and its configuration as JSON."""
+    """An image to build on: its layout, its manifest, and its configuration as JSON."""
 
     layout: Layout
     image: Image
@@ -80,7 +80,7 @@ class Base:
 
 @dataclass(frozen=True)
 class WrittenImage:
-    """What was written: the digests of the manifest and of the bundle's layer."""
+    """The digests of a written image's manifest and of its layer with the bundle."""
 
     manifest: Digest
     layer: Layer
@@ -89,8 +89,8 @@ class WrittenImage:
 def read_base(root: Path, tag: str | None, bundle: Bundle) -> Base:
     """Reads the image to build on from a layout.
 
-    Raises StoreError and ManifestError if it is not a layout or not an image, SpecError if there is no such tag or the
-    base already holds a bundle, TargetError if its architecture is not the bundle's.
+    Raises StoreError or ManifestError if it is not a layout or not an image, SpecError if there is no such tag or the base
+    already holds a bundle, and TargetError if its architecture is not the bundle's.
     """
     layout, architecture = Layout(root), architecture_of(bundle)
     image = layout.find(tag, architecture)
@@ -107,9 +107,9 @@ def read_base(root: Path, tag: str | None, bundle: Bundle) -> Base:
 def write_image(
     bundle: Bundle, out: Path, *, tag: str, compression: Compression = "zstd", base: Base | None = None
 ) -> WrittenImage:
-    """Writes `bundle` as an image `tag` of a layout at `out`, which then holds nothing else.
+    """Writes `bundle` as the image `tag` of a layout at `out`, which then holds nothing else.
 
-    Raises CorruptError where the bundle, or the base, is damaged, and StoreError.
+    Raises CorruptError if the bundle or the base is damaged, and StoreError.
     """
     labels = bundle_labels(bundle)
     with new_layout(out) as writer:
@@ -127,7 +127,7 @@ def write_image(
 
 
 def bundle_labels(bundle: Bundle) -> dict[str, str]:
-    """Returns the labels of an image that holds `bundle`: what it answers, for what, and how much there is."""
+    """Returns the labels of an image that holds `bundle`: what it answers, for which target, and how much it holds."""
     counts, target = bundle.index.counts, bundle.receipt.target
     return {
         MANIFEST_ID: bundle.index.manifest_id,
@@ -142,7 +142,7 @@ def bundle_labels(bundle: Bundle) -> dict[str, str]:
 
 
 def _contents(bundle: Bundle) -> dict[str, str]:
-    """What there is of programs or, of a capture, of files; and how others may place it."""
+    """Returns labels with the numbers of programs or, for a capture, the number of files and KServe's labels."""
     counts = bundle.index.counts
     if isinstance(bundle.receipt, CaptureReceipt):
         return {f"{LABEL_PREFIX}.files": str(counts.units), **_kserve_labels(bundle)}
@@ -154,11 +154,11 @@ def _contents(bundle: Bundle) -> dict[str, str]:
 
 
 def _kserve_labels(bundle: Bundle) -> dict[str, str]:
-    """The labels by which KServe's Kernel Manager places an image of caches (redhat-et/GKM: mcv/pkg/cacheplan).
+    """Returns the labels by which KServe's Kernel Manager places an image of caches (redhat-et/GKM: mcv/pkg/cacheplan).
 
-    The type is one of our own, for a bundle is no directory that a server could read: who knows only ``torch-compile`` must
-    say so (UnsupportedCacheTypeError there), and not mount what no server finds. Subpath and variable say where the bundle
-    belongs.
+    We use our own cache type, because no server can read a bundle as a directory. A manager that knows only
+    ``torch-compile`` must report that (UnsupportedCacheTypeError there) instead of mounting files that no server finds.
+    Subpath and variable say where the bundle belongs.
     """
     return {
         f"{KSERVE_PREFIX}/framework": bundle.launch.guest,
@@ -174,7 +174,7 @@ def _told(**values: str) -> dict[str, str]:
 
 
 def architecture_of(bundle: Bundle) -> str:
-    """Returns OCI's name of the machine that the bundle is for; amd64, Gaudi's hosts, where it is for none."""
+    """Returns OCI's name of the bundle's machine; amd64, as Gaudi's hosts have, if the bundle is for no particular one."""
     return _ARCHITECTURES.get(bundle.receipt.target.machine, "amd64")
 
 
@@ -200,7 +200,7 @@ def _read_config(layout: Layout, image: Image) -> dict[str, Any]:
 
 
 def _config(base: Base | None, architecture: str, labels: dict[str, str], layer: Layer) -> dict[str, Any]:
-    """The configuration: the base's with labels, a layer and a line of history more."""
+    """Returns the image's configuration: the base's, with added labels, a layer and a line of history."""
     if base is None:
         config: dict[str, Any] = {
             "architecture": architecture,
@@ -219,7 +219,7 @@ def _config(base: Base | None, architecture: str, labels: dict[str, str], layer:
 
 
 def _copy_base(base: Base | None, writer: LayoutWriter) -> list[dict[str, Any]]:
-    """Copies the base's layers; returns their descriptors."""
+    """Copies the base's layers, and returns their descriptors."""
     if base is None:
         return []
     rows = base.image.manifest.layers
@@ -234,7 +234,7 @@ def _layer_row(layer: Layer, labels: dict[str, str]) -> dict[str, Any]:
 
 
 class ImageSource(Protocol):
-    """An image with a bundle in it: which layer that is, and how to get its blob."""
+    """An image that holds a bundle: the layer with the bundle, and how to get its blob."""
 
     layer: BundleLayer
     label: str
@@ -270,7 +270,7 @@ class RegistryImage:
 
 
 class LayoutImage:
-    """The image of a layout that has the tag; None: the only image. Raises as `Layout.find` does."""
+    """The image of a layout with a tag (None: the only image). Raises as `Layout.find` does."""
 
     def __init__(self, root: Path, tag: str | None) -> None:
         self._layout = Layout(root)
@@ -297,13 +297,13 @@ class LayoutImage:
 
 
 class _Chunks:
-    """As much of a file as a decompressor asks for, of what comes in chunks."""
+    """A readable file over bytes that come in chunks, for a decompressor."""
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._rest, self._position = chunks, b"", 0
 
     def read(self, size: int = -1) -> bytes:
-        """Returns at most `size` bytes; none at the end."""
+        """Returns at most `size` bytes; empty at the end."""
         if not self._rest:
             self._rest = next(self._chunks, b"")
         data = self._rest if size < 0 else self._rest[:size]
@@ -312,7 +312,7 @@ class _Chunks:
         return data
 
     def tell(self) -> int:
-        """How much was read, in bytes."""
+        """Returns how many bytes were read."""
         return self._position
 
 
@@ -322,10 +322,13 @@ def pull_image(
     policy: TrustPolicy = ANY_BUNDLE,
     expect: Callable[[int], None] = lambda _: None,
 ) -> Bundle:
-    """Makes `out` the bundle in the image, and returns it opened. What an interrupted pull has received is used.
+    """Replaces `out` by the bundle in the image, and returns the opened bundle. Continues an interrupted pull.
 
-    Raises CorruptError for a layer that is not that of one whole bundle, or of another than the image says, or larger than
-    the bundle; UntrustedError where `policy` does not allow it: then nothing was written; RemoteError, and StoreError.
+    Raises:
+        CorruptError: the layer does not hold exactly one whole bundle, holds another than the image says, or is larger than
+            the bundle can be.
+        UntrustedError: `policy` does not allow the bundle. Then nothing was written.
+        RemoteError, StoreError: the image cannot be read, or `out` cannot be written.
     """
     max_bytes = _accepted_bytes(source, out, policy)
     expect(source.layer.blob.size_bytes)
@@ -350,9 +353,9 @@ def pull_image(
 def push_image(
     layout: Layout, written: WrittenImage, remote: RegistryRemote, tag: str, conduct: Conduct
 ) -> tuple[str, int]:
-    """Uploads what the registry lacks of the image that was written, config and layers, then its manifest as `tag`.
+    """Uploads the config and layers of the written image that the registry lacks, and then its manifest as `tag`.
 
-    Returns how to refer to just that image, and how many bytes were uploaded. Raises CorruptError, RemoteError.
+    Returns a reference to exactly this image, and how many bytes were uploaded. Raises CorruptError, RemoteError.
     """
     image = layout.find(None)
     digests = {row.content for row in (image.manifest.config, *image.manifest.layers)}
@@ -365,7 +368,7 @@ def push_image(
 
 
 def find_image(remote: RegistryRemote, name: str, conduct: Conduct) -> RegistryImage | None:
-    """Returns the image that `name` means in a registry, where it is one that holds a bundle; None otherwise.
+    """Returns the image that `name` means in a registry; None if it does not hold a bundle.
 
     Raises RemoteError.
     """
@@ -379,9 +382,9 @@ def _head_of(file: BinaryIO, layer: BundleLayer) -> Head:
 
 
 def _accepted_bytes(source: ImageSource, out: Path, policy: TrustPolicy) -> int:
-    """Returns the most that the layer's archive may have, by its index.
+    """Returns how many bytes the layer's archive may have, according to its index.
 
-    Raises CorruptError, UntrustedError or StoreError where the layer should not be received, or cannot be.
+    Raises CorruptError, UntrustedError or StoreError if the layer must not or cannot be received.
     """
     layer, head = source.layer, source.read_head()
     if sha256_bytes(head.index_bytes) != layer.index_sha256:
@@ -389,7 +392,7 @@ def _accepted_bytes(source: ImageSource, out: Path, policy: TrustPolicy) -> int:
     policy.require_signature(head.signature, head.index_bytes, Path(source.label))
     index = load_index(head.index_bytes)
     num_bytes = largest_archive_bytes(index)
-    largest = num_bytes + num_bytes // 64  # What does not compress becomes a little larger.
+    largest = num_bytes + num_bytes // 64  # Incompressible data becomes a little larger.
     if num_bytes > MAX_ARCHIVE_BYTES or layer.blob.size_bytes > largest:
         raise CorruptError(
             f"{source.label}: claims a layer of {layer.blob.size_bytes} bytes for a bundle of"
@@ -400,14 +403,14 @@ def _accepted_bytes(source: ImageSource, out: Path, policy: TrustPolicy) -> int:
 
 
 def _unpack(blob: Path, layer: BundleLayer, staging: Path, max_bytes: int) -> bytes:
-    """Unpacks into `staging`, at most `max_bytes`; returns the bytes of the index."""
+    """Unpacks at most `max_bytes` into `staging`, and returns the bytes of the index."""
     with blob.open("rb") as file, open_layer(file, layer.media_type, max_bytes) as archive:
         unpack_bundle(archive, DirectorySink(staging))
     return (staging / INDEX_NAME).read_bytes()
 
 
 def _clear(staging: Path) -> None:
-    """Removes what an earlier attempt has unpacked, and keeps what was received."""
+    """Removes the files that an earlier attempt unpacked, but keeps those that it received."""
     shutil.rmtree(staging / OBJECTS_NAME, ignore_errors=True)
     for name in DOCUMENT_NAMES:
         with contextlib.suppress(FileNotFoundError):

@@ -1,18 +1,18 @@
-"""A bundle as one layer of an image: writes the compressed archive, and takes a bundle out of one that anybody made.
+"""A bundle as one layer of an image: writes the compressed archive, and extracts the bundle from an untrusted one.
 
 Writing: the same bundle gives the same bytes. Names are sorted, times are 0, everything belongs to 0:0, modes are fixed,
-headers are plain ustar, and the compressor's settings are fixed here. (Another version of zlib or libzstd may compress to
-other bytes; the uncompressed digest, which identifies the layer in an image, stays.) The layer holds only files that the
-bundle's index names, and all are hashed on the way: a damaged bundle gives no layer.
+    headers are plain ustar, and the compressor's settings are fixed here. (Another version of zlib or libzstd may give other
+    compressed bytes. The uncompressed digest, which identifies the layer in an image, does not change.) The layer holds only
+    files that the bundle's index names. All are hashed on the way, so a damaged bundle gives no layer.
 
 Reading: the archive is not trusted. The decompressor stops at a ratio and at a size. `tarfile` reads the archive as a
-stream, and nothing is extracted by name. Each header is checked before tarfile acts on it. Only plain files and directories
-are accepted: links, devices, FIFOs and extension headers (whose content tarfile would read into memory) are refused by
-their type, and so are setuid, setgid and sticky bits. The first file must be the index. Each other file must be one that
-the index names, once and with its size; its digest decides where it is written. So no name can lead outside, and no file
-can be larger than the index says. Between the files and after them only zeros are allowed. Every fault is one
-CorruptError, in one line. The first files of a layer, index and signature, tell whether to read the rest and how large it
-may be: `read_head`.
+    stream, and nothing is extracted by name. Each header is checked before tarfile acts on it. Only plain files and
+    directories are accepted. Links, devices, FIFOs and extension headers (whose content tarfile would read into memory) are
+    refused by their type, and setuid, setgid and sticky bits are refused too. The first file must be the index. Each other
+    file must be one that the index names, once and with its size. Its digest decides where it is written. So no name can
+    lead outside, and no file can be larger than the index says. Between and after the files, only zeros are allowed. Every
+    fault raises a CorruptError of one line. The first files of a layer, the index and the signature, tell whether to read
+    the rest and how large it may be (`read_head`).
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from aotgaudi.share.push_pull import bundle_files
 from aotgaudi.store.cas import object_path, verified_chunks
 
 MAX_RATIO = 250
-"""Compiled code compresses about 4:1, with stretches of zeros maybe 20:1. Bombs begin at 1000:1."""
+"""Compiled code compresses about 4:1, or maybe 20:1 with stretches of zeros. Bombs begin at 1000:1."""
 MAX_ARCHIVE_BYTES = 256 << 30
 
 _SLACK_BYTES = 1 << 20
 _MAX_WINDOW_BYTES = 128 << 20
-"""What zstd may take: the largest window of its levels below --ultra, and of --long=27."""
+"""The memory that zstd may use: the largest window of its levels below --ultra, and of --long=27."""
 _READ_BYTES = 128 << 10
 
 Compression = Literal["zstd", "gzip"]
@@ -63,7 +63,7 @@ _BLOCK_BYTES = tarfile.BLOCKSIZE
 _ZSTD_LEVEL = 3
 _GZIP_LEVEL = 6
 _GZIP_WINDOW_BITS = 31
-"""A window of 32 KiB within a gzip header, whose time is 0."""
+"""A window of 32 KiB, with a gzip header whose time is 0."""
 _FILE_MODE, _OBJECT_MODE, _DIRECTORY_MODE = 0o644, 0o444, 0o755
 
 
@@ -82,7 +82,7 @@ class _Compressor(Protocol):
 
 
 class _Writer:
-    """Hashes what it is given, compresses it, hashes that, and writes it."""
+    """Hashes bytes, compresses them, hashes the result, and writes it."""
 
     def __init__(self, file: Temporary, compressor: _Compressor) -> None:
         self._file, self._compressor = file, compressor
@@ -105,13 +105,13 @@ class _Writer:
 
 
 def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> Layer:
-    """Writes the layer to `file`. Raises CorruptError where the bundle is damaged, StoreError, and OSError."""
+    """Writes the layer to `file`. Raises CorruptError if the bundle is damaged, StoreError, and OSError."""
     writer = _Writer(file, _compressor(compression))
     files = {
         path.relative_to(bundle.path).as_posix(): digest for digest, path in bundle_files(bundle)[0].items()
     }
     members = {f"{BUNDLE_ROOT}/{name}": (name, digest) for name, digest in files.items()}
-    # Sorted, the index is the first file, and a folder comes before its own.
+    # In sorted order, the index is the first file, and a folder comes before its contents.
     for path in sorted({*members, *_directories(members)}):
         if path not in members:
             writer.write(_header(path, tarfile.DIRTYPE, _DIRECTORY_MODE, 0))
@@ -127,7 +127,7 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
 
 
 class LayerReader:
-    """The bytes of an archive. `read` raises CorruptError where the compressed bytes are bad, or a bound is passed."""
+    """The bytes of an archive. `read` raises CorruptError if the compressed bytes are bad or a limit is exceeded."""
 
     def __init__(self, compressed: BinaryIO, archive: Any, max_bytes: int = MAX_ARCHIVE_BYTES) -> None:
         self._compressed, self._archive, self._max_bytes = compressed, archive, max_bytes
@@ -146,7 +146,7 @@ class LayerReader:
 
 @contextlib.contextmanager
 def open_layer(file: BinaryIO, media_type: str, max_bytes: int = MAX_ARCHIVE_BYTES) -> Iterator[LayerReader]:
-    """Yields what the compressed `file` holds. Raises CorruptError for a media type that we do not read."""
+    """Yields a reader of the archive in the compressed `file`. Raises CorruptError for an unsupported media type."""
     if media_type == LAYER_TYPES["gzip"]:
         with gzip.GzipFile(fileobj=file, mode="rb") as archive:
             yield LayerReader(file, archive, max_bytes)
@@ -172,7 +172,7 @@ def _compressor(compression: Compression) -> _Compressor:
 
 
 def _directories(names: Iterable[str]) -> frozenset[str]:
-    """The directories that hold these files."""
+    """Returns the directories that hold these files."""
     return frozenset(str(parent) for name in names for parent in PurePosixPath(name).parents if parent.name)
 
 
@@ -198,7 +198,7 @@ def _decompressed(archive: Any, size: int) -> bytes:
 
 _CHUNK_BYTES = 1 << 20
 _TRAILING_BYTES = 1 << 20
-"""More zeros at the end of an archive than any writer of tar adds."""
+"""A limit on the zeros at the end of an archive, above what any writer of tar adds."""
 _SPECIAL_BITS = 0o7000
 _KINDS = {
     tarfile.SYMTYPE: "a symbolic link",
@@ -220,17 +220,17 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """Where a bundle's files go. It verifies their digests."""
+    """The destination of a bundle's files. It verifies their digests."""
 
     def write(self, name: str, digest: Digest | None, chunks: Iterator[bytes]) -> None:
-        """Writes the file `name` of the bundle; `digest` is None for the signature, which the index does not name."""
+        """Writes the file `name` of the bundle. `digest` is None for the signature, which the index does not name."""
         ...
 
 
 def unpack_bundle(source: Source, sink: Sink) -> BundleIndex:
-    """Reads an archive, and gives each file of the bundle in it to `sink`. Returns the bundle's index.
+    """Reads an archive, passes each file of its bundle to `sink`, and returns the bundle's index.
 
-    Raises CorruptError for anything but the archive of one whole bundle, and what `sink` raises.
+    Raises CorruptError for anything except an archive of exactly one whole bundle, and what `sink` raises.
     """
     with _archive(source) as files:
         index_bytes = _read_index_bytes(files)
@@ -245,14 +245,14 @@ def unpack_bundle(source: Source, sink: Sink) -> BundleIndex:
 
 @dataclass(frozen=True)
 class Head:
-    """The bytes of the first files of a layer: the index, and the signature if it follows."""
+    """The bytes of a layer's first files: the index, and the signature if it follows."""
 
     index_bytes: bytes
     signature: bytes | None
 
 
 def read_head(source: Source) -> Head:
-    """Reads the beginning of an archive. Parses none of it, because it is not verified yet. Raises CorruptError."""
+    """Reads the first files of an archive. Does not parse them, because they are not verified yet. Raises CorruptError."""
     with _archive(source) as files:
         index_bytes = _read_index_bytes(files)
         member = files.next_file(_ROOT_DIRECTORIES)
@@ -263,7 +263,7 @@ def read_head(source: Source) -> Head:
 
 
 def largest_archive_bytes(index: BundleIndex) -> int:
-    """Returns the most that an archive of this bundle can have: its files, headers, directories and end."""
+    """Returns how many bytes an archive of this bundle can have at most: files, headers, directories and end."""
     files = _files(index)
     content = sum(digest.size_bytes for digest in files.values()) + MAX_INDEX_BYTES + MAX_ENVELOPE_BYTES
     return content + 2 * _BLOCK_BYTES * (len(files) + len(_directories(files)) + 5) + _TRAILING_BYTES
@@ -297,7 +297,7 @@ def _read_files(files: _Files, index: BundleIndex, sink: Sink) -> None:
 
 
 def _files(index: BundleIndex) -> dict[str, Digest]:
-    """What must follow the index, by its name in the archive."""
+    """Returns the files that must follow the index, by their names in the archive."""
     root = Path(BUNDLE_ROOT)
     files = {str(object_path(root, digest)): digest for digest in index.objects}
     files[f"{BUNDLE_ROOT}/{MANIFEST_NAME}"] = index.manifest
@@ -306,7 +306,7 @@ def _files(index: BundleIndex) -> dict[str, Digest]:
 
 
 class _PlainMember(tarfile.TarInfo):
-    """A header that is refused, before tarfile acts on it, unless it is that of a plain file or directory."""
+    """A header of a plain file or directory. Others are refused before tarfile acts on them."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _PlainMember:
@@ -330,10 +330,10 @@ class _PlainMember(tarfile.TarInfo):
 
 @contextlib.contextmanager
 def _archive(source: Source) -> Iterator[_Files]:
-    """Opens an archive; turns tarfile's errors in the block into CorruptError."""
+    """Opens an archive, and turns tarfile's errors in the block into CorruptError."""
     try:
         with tarfile.open(
-            fileobj=cast("Any", source),  # It only reads.
+            fileobj=cast("Any", source),  # tarfile only calls read().
             mode="r|",
             tarinfo=_PlainMember,
             encoding="utf-8",
@@ -345,7 +345,7 @@ def _archive(source: Source) -> Iterator[_Files]:
 
 
 class _Files:
-    """The plain files of an archive, in order. Each name is taken once."""
+    """The plain files of an archive, in order. A repeated name is refused."""
 
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
@@ -353,7 +353,7 @@ class _Files:
         self._seen: set[str] = set()
 
     def next_file(self, directories: frozenset[str]) -> tarfile.TarInfo | None:
-        """Returns the next plain file; None after the last. Passes over `directories`."""
+        """Returns the next plain file; None after the last. Skips `directories`."""
         while (member := self._archive.next()) is not None:
             self._archive.members.clear()  # type: ignore[attr-defined] # It would keep them all.
             if member.name in self._seen:
@@ -367,7 +367,7 @@ class _Files:
         return None
 
     def content(self, member: tarfile.TarInfo) -> Iterator[bytes]:
-        """Yields a file's bytes. Read it to the end before the next header."""
+        """Yields a file's bytes. Read all of them before you ask for the next file."""
         file = self._archive.extractfile(member)
         rest = member.size
         while file is not None and rest:
@@ -388,7 +388,7 @@ class _Files:
 
 
 def _check_name(name: str) -> None:
-    """Refuses by the reason what would be refused anyway, for no bundle has such a name."""
+    """Refuses names that no bundle has, with the reason. Without this check, they would be refused without one."""
     parts = name.split("/")
     if name.startswith("/"):
         raise _refusal(f"{name!r:.200} is an absolute path")
@@ -408,7 +408,7 @@ def _refusal(reason: str) -> CorruptError:
 
 
 class DirectorySink:
-    """Writes a bundle's files below `root`, a new directory of ours, not durably. Raises CorruptError and OSError."""
+    """Writes a bundle's files below `root`, a new directory of ours, without syncing. Raises CorruptError and OSError."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,10 +1,10 @@
-"""Where a remote is, as people write it, and opening it.
+"""Parses locations of remotes, and opens the remotes.
 
 ::
 
     HOST/REPOSITORY[:TAG][@sha256:...]    a repository of an OCI registry   (also oci://...)
     ./DIR  ../DIR  /DIR  ~/DIR            a directory                       (also file:///DIR)
-    s3://BUCKET/PREFIX                    an object store: whatever fsspec speaks
+    s3://BUCKET/PREFIX                    an object store, of any kind that fsspec supports
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EXPECTED = "HOST/REPOSITORY[:TAG], a URL such as s3://BUCKET/PREFIX, or a direc
 
 @dataclass(frozen=True)
 class NamedRemote:
-    """A remote, and the bundle's name where the location gives one (a registry's tag)."""
+    """A remote, and the bundle's name if the location has one (a registry's tag)."""
 
     remote: Remote
     name: str | None = None
@@ -36,9 +36,9 @@ class NamedRemote:
 def open_remote(
     text: str, credentials: Credentials = NO_CREDENTIALS, *, allow_http: bool = False
 ) -> NamedRemote:
-    """Returns the remote at `text`; sends nothing. Raises SpecError where `text` is not a location, and RemoteError.
+    """Returns the remote at `text`, without sending anything. Raises SpecError if `text` is not a location, and RemoteError.
 
-    `credentials` and `allow_http` (plain http with other machines) are for registries.
+    `credentials` and `allow_http` (plain http to other machines) apply to registries.
     """
     if _is_path(text):
         return NamedRemote(DirectoryRemote(Path(text).expanduser()))
@@ -55,7 +55,7 @@ def open_remote(
 
 
 def registry_host(text: str) -> str | None:
-    """Returns ``HOST[:PORT]`` where `text` names a repository of a registry; None where it names anything else."""
+    """Returns ``HOST[:PORT]`` if `text` names a repository of a registry; else None."""
     found = _SCHEME.match(text)
     if _is_path(text) or is_layout(text) or (found is not None and found["scheme"] != "oci"):
         return None
@@ -64,7 +64,7 @@ def registry_host(text: str) -> str | None:
 
 
 def is_layout(text: str) -> bool:
-    """Whether `text` names an image layout (``oci:DIR[:TAG]``), which is not a remote: see oci.py."""
+    """Returns whether `text` names an image layout (``oci:DIR[:TAG]``), which is not a remote. See oci.py."""
     return text.startswith("oci:") and not text.startswith("oci://")
 
 
@@ -95,5 +95,5 @@ def _by_url(text: str, scheme: str, *, allow_http: bool) -> Remote:
 
 
 def _shown(text: str) -> str:
-    """How a location is repeated to people."""
+    """Returns a location as messages show it."""
     return without_password(text)[:200]

@@ -1,6 +1,6 @@
 """OCI images: their JSON documents (opencontainers/image-spec, v1.1: manifest.md, config.md) and layouts (image-layout.md).
 
-Reading follows the specification: unknown keys are ignored, and the only hash is sha256. We write canonical JSON, so the
+As the specification says, unknown keys are ignored when we read. The only hash is sha256. We write canonical JSON, so the
 same image has the same digest. A layout is a directory::
 
     oci-layout             {"imageLayoutVersion":"1.0.0"}
@@ -29,7 +29,7 @@ from aotgaudi.files import Temporary, place, temporary_file, write_atomic
 from aotgaudi.store.cas import Fault, read_blob, read_bounded, verified_chunks
 
 MAX_MANIFEST_BYTES = 4 << 20
-"""What registries accept as a manifest."""
+"""The largest manifest that registries accept."""
 
 IMAGE_MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 IMAGE_INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
@@ -50,7 +50,7 @@ BUNDLE_INDEX = f"{LABEL_PREFIX}.bundle-index"
 BUNDLE_PATH = f"{LABEL_PREFIX}.bundle-path"
 KSERVE_PREFIX = "io.kserve.km"
 BUNDLE_ROOT = "opt/aotgaudi/bundle"
-"""Where a bundle lies in an image."""
+"""The path of a bundle in an image."""
 
 _DIGEST = r"^sha256:[0-9a-f]{64}\z"
 _Annotations = dict[str, str]
@@ -59,7 +59,7 @@ M = TypeVar("M", bound=ForeignValue)
 
 
 class Platform(ForeignValue):
-    """Where an image runs."""
+    """The platform that an image runs on."""
 
     architecture: str = ""
     os: str = ""
@@ -81,7 +81,7 @@ class Descriptor(ForeignValue):
 
 
 class ImageManifest(ForeignValue):
-    """An image, or an artifact: a config and layers."""
+    """The manifest of an image or an artifact: a config and layers."""
 
     schema_version: Annotated[int, Field(alias="schemaVersion", ge=2, le=2)]
     media_type: Annotated[str | None, Field(alias="mediaType")] = None
@@ -92,14 +92,14 @@ class ImageManifest(ForeignValue):
 
 
 class ImageIndex(ForeignValue):
-    """Several manifests: of a layout, or of one image on several platforms."""
+    """An index of several manifests: those of a layout, or those of one image for several platforms."""
 
     schema_version: Annotated[int, Field(alias="schemaVersion", ge=2, le=2)]
     manifests: tuple[Descriptor, ...]
 
 
 def load_document(data: bytes, model: type[M], noun: str) -> M:
-    """Parses a document. Raises ManifestError in one line that begins with `noun`."""
+    """Parses a document. Raises ManifestError with one line that begins with `noun`."""
     if len(data) > MAX_MANIFEST_BYTES:
         raise ManifestError(f"{noun} has more than {MAX_MANIFEST_BYTES} bytes")
     try:
@@ -111,7 +111,7 @@ def load_document(data: bytes, model: type[M], noun: str) -> M:
 def descriptor(
     media_type: str, digest: Digest, annotations: dict[str, str] | None = None, **more: Any
 ) -> dict[str, Any]:
-    """Returns a descriptor, as JSON."""
+    """Returns a descriptor as JSON."""
     row = {"mediaType": media_type, "digest": f"sha256:{digest.sha256}", "size": digest.size_bytes, **more}
     return row | {"annotations": annotations} if annotations else row
 
@@ -122,7 +122,7 @@ def dump_manifest(
     annotations: dict[str, str],
     artifact_type: str | None = None,
 ) -> bytes:
-    """Returns the bytes of an image manifest. Raises ManifestError where it is larger than registries accept."""
+    """Returns the bytes of an image manifest. Raises ManifestError if it is larger than registries accept."""
     document: dict[str, Any] = {
         "schemaVersion": 2,
         "mediaType": IMAGE_MANIFEST_TYPE,
@@ -140,7 +140,7 @@ def dump_manifest(
 
 
 def is_sha256(text: str) -> bool:
-    """Whether `text` reads ``sha256:<64 hex>``, as OCI writes digests."""
+    """Returns whether `text` is a digest in OCI's form, ``sha256:<64 hex>``."""
     return re.fullmatch(r"sha256:[0-9a-f]{64}", text) is not None
 
 
@@ -152,7 +152,7 @@ _BLOB_MODE = 0o644
 
 @dataclass(frozen=True)
 class LayoutPlace:
-    """Where an image layout is, and the tag of the image in it (None: the only one)."""
+    """The path of an image layout, and the tag of an image in it (None: the only image)."""
 
     root: Path
     tag: str | None
@@ -169,7 +169,7 @@ def parse_layout(text: str) -> LayoutPlace:
 
 @dataclass(frozen=True)
 class Image:
-    """An image of a layout: its manifest, as parsed and as bytes."""
+    """An image of a layout: its manifest, parsed and as bytes."""
 
     descriptor: Descriptor
     manifest: ImageManifest
@@ -183,11 +183,11 @@ class Layout:
         self.root = root
 
     def blob_path(self, digest: Digest) -> Path:
-        """Returns where a blob lies."""
+        """Returns the path of a blob."""
         return self.root / "blobs" / "sha256" / digest.sha256
 
     def read(self, digest: Digest) -> bytes:
-        """Returns a blob of a document's size. Raises CorruptError, StoreError, ManifestError."""
+        """Returns the bytes of a blob of a document's size. Raises CorruptError, StoreError, ManifestError."""
         if digest.size_bytes > MAX_MANIFEST_BYTES:
             raise ManifestError(f"{self.blob_path(digest)} has more than {MAX_MANIFEST_BYTES} bytes")
         data = read_blob(self.blob_path(digest), digest)
@@ -208,9 +208,9 @@ class Layout:
         return load_document(data, ImageIndex, str(self.root / INDEX_NAME))
 
     def find(self, tag: str | None, architecture: str | None = None) -> Image:
-        """Returns the image with that tag; without a tag, the only image. Raises SpecError if there is none.
+        """Returns the image with this tag or, without a tag, the only image. Raises SpecError if there is none.
 
-        Of an image for several platforms, the one for Linux on `architecture` is returned.
+        For an image for several platforms, returns the one for Linux on `architecture`.
         """
         rows = [row for row in self.index().manifests if tag is None or _tag_of(row) == tag]
         tags = ", ".join(filter(None, map(_tag_of, self.index().manifests))) or "none"
@@ -237,7 +237,7 @@ class Layout:
 
 
 class LayoutWriter:
-    """Writes a layout into a fresh directory; `commit` makes it one."""
+    """Writes the files of a layout into a new directory. `commit` completes the layout."""
 
     def __init__(self, root: Path) -> None:
         self._layout = Layout(root)
@@ -245,7 +245,7 @@ class LayoutWriter:
 
     @contextlib.contextmanager
     def new_blob(self) -> Iterator[Temporary]:
-        """A file to write a blob to; `add` gives it its name."""
+        """Yields a file to write a blob to. `add` gives it its name."""
         with temporary_file(self._root / "tmp") as file:
             yield file
 
@@ -264,7 +264,7 @@ class LayoutWriter:
         return digest
 
     def add_from(self, source: Layout, digest: Digest) -> None:
-        """Copies a blob, verified on the way. Raises CorruptError, StoreError and OSError."""
+        """Copies a blob and verifies it on the way. Raises CorruptError, StoreError and OSError."""
         with self.new_blob() as file:
             for chunk in verified_chunks(source.blob_path(digest), digest):
                 file.write(chunk)
@@ -280,9 +280,9 @@ class LayoutWriter:
 
 @contextlib.contextmanager
 def new_layout(out: Path) -> Iterator[LayoutWriter]:
-    """A layout that appears at `out`, whole, when the block ends without an error.
+    """Yields the writer of a layout that appears at `out`, whole, when the block ends without an error.
 
-    Replaces an empty directory, and a layout that holds only images of bundles. Raises StoreError.
+    Replaces an empty directory, or a layout that holds only images of bundles. Raises StoreError.
     """
     refuse_foreign_layout(out)
     try:
@@ -294,7 +294,7 @@ def new_layout(out: Path) -> Iterator[LayoutWriter]:
 
 
 def refuse_foreign_layout(out: Path) -> None:
-    """Raises StoreError unless `out` is missing, empty, or a layout with nothing but bundles' images."""
+    """Raises StoreError unless `out` is missing, empty, or a layout that holds only images of bundles."""
     refusal = f"cannot write an image layout at {out}: it is"
     try:
         if out.is_symlink() or (out.exists() and not out.is_dir()):

@@ -1,8 +1,8 @@
 """Pushes a bundle to a remote, and pulls it from one or several: documents first, then every object by its digest.
 
-Nothing of a bundle is trusted until it is verified. The pointer names the index by digest, and the index names everything
-else. If a signature is demanded, it is verified before anything but the index is requested. So the sizes of all objects are
-the signed ones, and they are compared with the free space.
+Nothing of a bundle is trusted before it is verified. The pointer names the index by digest, and the index names everything
+else. If a signature is required, it is verified before anything except the index is requested. So the sizes of all objects
+are signed. They are compared with the free space.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DOCUMENT_MODE = 0o644
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push did: how to refer to just this bundle, and what had to be uploaded."""
+    """The result of a push: a reference to exactly this bundle, and how much was uploaded."""
 
     reference: str
     num_objects: int
@@ -49,7 +49,7 @@ class Pushed:
 def push_bundle(
     bundle: Bundle, remote: Remote, name: str, conduct: Conduct, *, overwrite: bool = False
 ) -> Pushed:
-    """Uploads what `remote` lacks of the bundle, and points `name` at it. Raises CorruptError, RemoteError."""
+    """Uploads the files of the bundle that `remote` lacks, and points `name` at it. Raises CorruptError, RemoteError."""
     files, pointer = bundle_files(bundle)
     num_uploaded, uploaded_bytes = send(remote, files, conduct, overwrite=overwrite)
     reference = conduct.retry.call(lambda: remote.publish(name, pointer, tuple(files)))
@@ -74,15 +74,15 @@ def pull_bundle(
     policy: TrustPolicy = ANY_BUNDLE,
     expect: Callable[[int], None] = lambda _: None,
 ) -> Bundle:
-    """Makes `out` the bundle that `name` means, and returns it opened.
+    """Replaces `out` by the bundle that `name` means, and returns the opened bundle.
 
-    `expect` is told the size in bytes once it is known. What an interrupted pull received is used again.
+    Calls `expect` with the size in bytes once it is known. Continues an interrupted pull.
 
     Raises:
         RemoteError: no remote can be used, or none knows `name`.
         MissingObjectError, CorruptError: no remote has an object, or none has it intact.
         UntrustedError: `policy` does not allow the bundle. Then no object was received.
-        StoreError: `out` is not ours to replace, or cannot be written.
+        StoreError: `out` may not be replaced, or cannot be written.
     """
     pointers = list(_pointers(sources, name))
     with staging_directory(out) as staging:
@@ -97,7 +97,7 @@ def pull_bundle(
 
 
 def _pointers(sources: Sources, name: str) -> Iterator[Pointer]:
-    """Yields what each remote means by `name`, each once, in order. Raises RemoteError where none knows it."""
+    """Yields the remotes' pointers for `name`, in order, without repetitions. Raises RemoteError if there are none."""
     found: list[Pointer] = []
     for remote in sources.usable:
         pointer = sources.ask(remote, partial(remote.resolve, name))
@@ -111,7 +111,7 @@ def _pointers(sources: Sources, name: str) -> Iterator[Pointer]:
 
 
 def _received_bytes(staging: Path) -> int:
-    """What an interrupted pull has left there of objects, which is used again."""
+    """Returns the bytes of objects that an interrupted pull has left, which are used again."""
     folders = (staging / OBJECTS_NAME, staging / PARTIAL_NAME)
     return sum(path.lstat().st_size for folder in folders for path in folder.rglob("*") if not path.is_dir())
 
@@ -119,7 +119,7 @@ def _received_bytes(staging: Path) -> int:
 def _receive_documents(
     sources: Sources, pointers: list[Pointer], staging: Path, policy: TrustPolicy
 ) -> Pointer:
-    """Receives the documents of the first bundle of `pointers` whose documents can be had."""
+    """Receives the documents of the first bundle of `pointers` for which this is possible, and returns its pointer."""
     for position, pointer in enumerate(pointers, start=1):
         try:
             index = _receive_index(sources, pointer, staging, policy)
@@ -135,10 +135,10 @@ def _receive_documents(
 
 
 def _receive_index(sources: Sources, pointer: Pointer, staging: Path, policy: TrustPolicy) -> BundleIndex:
-    """Receives the index and the signature. Raises UntrustedError where `policy` demands another one."""
+    """Receives the index and the signature. Raises UntrustedError if `policy` does not accept the signature."""
     _receive_named(sources, INDEX_NAME, pointer.index, staging, MAX_INDEX_BYTES)
     if pointer.signature is None:
-        (staging / SIGNATURE_NAME).unlink(missing_ok=True)  # Of an earlier, interrupted pull.
+        (staging / SIGNATURE_NAME).unlink(missing_ok=True)  # From an earlier, interrupted pull.
     else:
         _receive_named(sources, SIGNATURE_NAME, pointer.signature, staging, MAX_ENVELOPE_BYTES)
     index_bytes = (staging / INDEX_NAME).read_bytes()
@@ -174,7 +174,7 @@ def _receive_object(sources: Sources, digest: Digest, staging: Path, older: Path
 
 
 def _copy(path: Path, digest: Digest, file: Partial, sources: Sources) -> bool:
-    """Copies an object from the bundle that is being replaced; False if that bundle lacks it, or has it damaged."""
+    """Copies an object from the bundle that is being replaced. Returns False if it is absent or damaged there."""
     if file.size_bytes or not path.is_file():
         return False
     try:

@@ -1,9 +1,9 @@
 """A repository of an OCI registry as a remote (opencontainers/distribution-spec, v1.1).
 
-A tag is resolved once, and what it named is then fetched by digest. We hash the bytes of a manifest; they must have the
-digest that we asked for, and the one that the registry names.
+A tag is resolved once, and its manifest is from then on fetched by digest. We hash the bytes of a manifest. They must have
+the digest that we asked for and the one that the registry states.
 
-Objects are blobs; bundles and records are artifacts whose layers are these objects. A bundle is an artifact manifest::
+Objects are blobs. Bundles and records are artifacts whose layers are these objects. A bundle is an artifact manifest::
 
     config   the bundle's index                    application/vnd.aotgaudi.bundle.index.v1+json
     layers   manifest, receipt and every object    application/vnd.aotgaudi.bundle.object.v1
@@ -14,8 +14,8 @@ and a record, under the tag ``record-<key>``::
     config   the record                            application/vnd.aotgaudi.record.v1+json
     layers   every object that it names            application/vnd.aotgaudi.bundle.object.v1
 
-Layers are listed so that a registry that collects garbage keeps them. An image that `build image` wrote holds a bundle
-too: its layer is annotated with the digest of the bundle's index.
+Objects are listed as layers so that the registry's garbage collection keeps them. An image that `build image` wrote also
+holds a bundle. Its layer is annotated with the digest of the bundle's index.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _manifest(reference: str) -> str:
 
 
 def _with_digest(location: str, digest: Digest) -> str:
-    """The place of an upload, which may carry a query of the registry's own, with the digest."""
+    """Returns the URL of an upload with the digest added. The URL may already have a query."""
     parts = urlsplit(location)
     query = "&".join(filter(None, (parts.query, urlencode({"digest": f"sha256:{digest.sha256}"}))))
     return urlunsplit(parts._replace(query=query))
@@ -90,7 +90,7 @@ def _check_named(label: str, response: Any, digest: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class BundleLayer:
-    """The layer of an image that holds a bundle, and the sha256 of that bundle's index (64 hex digits)."""
+    """The layer of an image that holds a bundle, and the sha256 of the bundle's index (64 hex digits)."""
 
     blob: Digest
     media_type: str
@@ -98,7 +98,7 @@ class BundleLayer:
 
 
 class RegistryRemote:
-    """See `remote.Remote`. A reference with a digest is read-only, and gives that bundle alone. Safe in threads."""
+    """A registry as a `remote.Remote`. A reference with a digest is read-only and means only that bundle. Thread-safe."""
 
     def __init__(self, client: RegistryClient) -> None:
         self.client = client
@@ -119,14 +119,14 @@ class RegistryRemote:
         with self.client.request("GET", _blob(digest), (200, 206, 404, 416), headers=headers) as response:
             if response.status_code == 404:
                 raise MissingObjectError(f"{self.label} has no object {digest}")
-            if response.status_code == 416:  # It is shorter than what we have of it: from the start, then.
+            if response.status_code == 416:  # The blob is shorter than what we have. Start again.
                 yield Download(0, iter(()))
                 return
             start = _range_start(response) if response.status_code == 206 else 0
             yield Download(start, self.client.chunks(response, digest.size_bytes - max(start, 0)))
 
     def put(self, digest: Digest, path: Path) -> None:
-        """See `Remote.put`. The file goes in one piece, and the registry hashes what it gets."""
+        """See `Remote.put`. The file is sent in one piece, and the registry hashes it."""
         self._require_tag()
         body = FileBody(path, digest.size_bytes)
         try:
@@ -137,7 +137,7 @@ class RegistryRemote:
             raise
 
     def put_bytes(self, digest: Digest, body: Body) -> None:
-        """Uploads a blob; the registry hashes it."""
+        """Uploads a blob, which the registry hashes."""
         with self.client.request("POST", "blobs/uploads/", (202,)) as response:
             location = response.headers.get("Location", "")
         if not location:
@@ -180,7 +180,7 @@ class RegistryRemote:
         manifest = self._parse(found, record_tag(key))
         record = manifest.config.content
         if manifest.config.media_type != RECORD_TYPE or record.size_bytes > LARGEST_RECORD_BYTES:
-            return b""  # The tag names something else, which is no record.
+            return b""  # The tag names something that is not a record.
         with self.read(record) as download:
             data = b""
             for chunk in download.chunks:
@@ -203,7 +203,7 @@ class RegistryRemote:
         return None if manifest is None else pointer_of(manifest, f"{self.label}:{name}")
 
     def find_layer(self, name: str) -> BundleLayer | None:
-        """Returns the layer that holds a bundle, where `name` is an image that has one; None otherwise."""
+        """Returns the layer that holds a bundle if `name` is an image with one; else None."""
         manifest = self._manifest(name)
         return None if manifest is None else bundle_layer_of(manifest)
 
@@ -213,7 +213,7 @@ class RegistryRemote:
         return f"{self.label}@{self.put_manifest(check_name(name), dump_bundle(pointer, digests))}"
 
     def _manifest(self, name: str) -> ImageManifest | None:
-        """What `name`, or the digest of the reference, means; resolved once, and then remembered."""
+        """Returns the manifest that `name`, or the digest of the reference, means. Resolves it only once."""
         reference = self._digest or check_name(name)
         if reference not in self._manifests:
             found = self.get_manifest(reference)
@@ -244,7 +244,7 @@ def record_tag(key: str) -> str:
 
 
 def dump_bundle(pointer: Pointer, digests: Iterable[Digest]) -> bytes:
-    """Returns the artifact manifest of a bundle. `digests` are all its files. Raises ManifestError: too many."""
+    """Returns the artifact manifest of a bundle. `digests` are all its files. Raises ManifestError if there are too many."""
     own = {pointer.index, pointer.signature}
     layers = [
         descriptor(BUNDLE_OBJECT_TYPE, digest) for digest in sorted_digests(digests) if digest not in own
@@ -261,7 +261,7 @@ def dump_record_manifest(record: Digest, digests: Iterable[Digest]) -> bytes:
 
 
 def pointer_of(manifest: ImageManifest, label: str) -> Pointer:
-    """Returns the pointer to the bundle that an artifact manifest describes. Raises RemoteError if it describes none."""
+    """Returns the pointer to the bundle that an artifact manifest describes. Raises RemoteError if it is not a bundle's."""
     if manifest.config.media_type != BUNDLE_INDEX_TYPE:
         raise RemoteError(f"{label} is no bundle: its config is of type {manifest.config.media_type!r:.100}")
     signatures = [row.content for row in manifest.layers if row.media_type == SIGNATURE_TYPE]
@@ -269,7 +269,7 @@ def pointer_of(manifest: ImageManifest, label: str) -> Pointer:
 
 
 def bundle_layer_of(manifest: ImageManifest) -> BundleLayer | None:
-    """Returns the layer of an image that is marked as a bundle's, the last of them; None where none is."""
+    """Returns the last layer of an image that is marked as a bundle's; None if there is none."""
     marked = [(row, _marked_index(row)) for row in manifest.layers]
     layers = [
         BundleLayer(row.content, row.media_type, sha256) for row, sha256 in marked if sha256 is not None
@@ -278,7 +278,7 @@ def bundle_layer_of(manifest: ImageManifest) -> BundleLayer | None:
 
 
 def sorted_digests(digests: Iterable[Digest]) -> list[Digest]:
-    """Returns each digest once, in a fixed order."""
+    """Returns the digests in a fixed order, without repetitions."""
     return sorted(set(digests), key=lambda digest: digest.sha256)
 
 

@@ -1,4 +1,4 @@
-"""HTTP with a registry: where requests may go, and the two ways in which registries authenticate.
+"""HTTP with a registry: decides where requests may go, and authenticates in the two ways that registries use.
 
 A registry that requires authentication answers 401 with a challenge: ``Basic``, or ``Bearer`` with the URL (the realm) of a
 token service and the scope that the request needs (distribution-spec, and docs.docker.com: token authentication). The
@@ -6,10 +6,10 @@ client answers the challenge once and keeps the answer for later requests.
 
 A password goes only to the registry that it was configured for. It does not follow a redirect or an upload to another
 host, and it goes to a realm on another host only if the user allowed that host. Plain http is used only with a registry on
-this machine, or where the user allowed it. No error message contains a password.
+this machine, or if the user allowed it. No error message contains a password.
 
 A reference is ``HOST[:PORT]/REPOSITORY[:TAG][@sha256:...]``. The grammar is that of distribution/reference, except that the
-host is required: there is no default registry.
+host is required, because there is no default registry.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _CHUNK_BYTES = 1 << 20
 _MAX_ERROR_BYTES = 64 << 10
 _MAX_TOKEN_BYTES = 1 << 20
 _MAX_ANSWERS = 3
-"""How often one request may be asked who we are: another thread's token may be for less than this request needs."""
+"""How many challenges one request may get. A token that another thread fetched may not cover what this request needs."""
 _MAX_REDIRECTS = 5
 _REST_SECONDS = 2.0
-"""For the words of a refusal and the end of an answer, which are not worth a longer wait."""
+"""Time limit for the text of a refusal and the end of an answer, which are not worth a longer wait."""
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _KEEPS_METHOD = frozenset({307, 308})
 _PARAMETER = re.compile(r'([A-Za-z]+)="([^"]*)"')
@@ -65,7 +65,7 @@ _MAX_REPOSITORY = 255
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A repository in a registry, and, where they are given, a tag and the digest of a manifest."""
+    """A repository in a registry, and optionally a tag and the digest of a manifest."""
 
     host: str
     repository: str
@@ -84,7 +84,7 @@ class Reference:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``HOST[:PORT]`` is this machine."""
+    """Returns whether ``HOST[:PORT]`` is this machine."""
     name = host.rpartition(":")[0] if re.search(r":[0-9]+$", host) else host
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -95,7 +95,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_host(text: str) -> bool:
-    """Whether the part before the first slash reads as a host: it has a dot or a port, or is localhost."""
+    """Returns whether `text`, the part before the first slash, is a host: it has a dot or a port, or is localhost."""
     return text == "localhost" or "." in text or ":" in text
 
 
@@ -110,7 +110,7 @@ def parse_reference(text: str) -> Reference:
 
 
 class RegistryClient:
-    """Requests to one repository. Safe in threads. Nothing is sent before the first request."""
+    """Sends requests to one repository. Thread-safe. Nothing is sent before the first request."""
 
     def __init__(
         self,
@@ -120,13 +120,13 @@ class RegistryClient:
         allow_http: bool = False,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """Plain http is spoken on this machine; with others only where `allow_http`."""
+        """Uses plain http on this machine, and with other machines only if `allow_http`."""
         self.reference = reference
         self.limits = limits
         self.is_plain = reference.is_loopback or allow_http
         self._allow_http = allow_http
         self._credentials = credentials
-        self._lock = threading.RLock()  # A token is asked for with it held.
+        self._lock = threading.RLock()  # Held while a token is requested.
         self._session: Session | None = None
         self._authorization: str | None = None
         self._foreign_realm: str | None = None
@@ -141,9 +141,9 @@ class RegistryClient:
         headers: Mapping[str, str] | None = None,
         data: Body | None = None,
     ) -> Iterator[Response]:
-        """Yields the response, its body unread, whose status is one of `expected`.
+        """Yields the response, whose status is one of `expected`, with its body unread.
 
-        `path` is below ``/v2/REPOSITORY/``, or a URL that the registry gave. Raises TransientError and RemoteError.
+        `path` is below ``/v2/REPOSITORY/``, or a URL from the registry. Raises TransientError and RemoteError.
         """
         url = urljoin(f"{self._origin}/v2/{self.reference.repository}/", path)
         with self._translated():
@@ -156,13 +156,13 @@ class RegistryClient:
             _read_rest(response)
 
     def read_document(self, response: Response, max_bytes: int) -> bytes:
-        """Returns a response's body, at most a byte more than `max_bytes` of it."""
+        """Returns a response's body, cut after `max_bytes` and one byte more."""
         return within(self.limits.answer_seconds, lambda: _read(response, max_bytes + 1))
 
     def chunks(self, response: Response, num_bytes: int) -> Iterator[bytes]:
-        """Yields a response's body as it comes. It stops after `num_bytes` if the body does not say how long it is."""
+        """Yields a response's body as it comes. Stops after `num_bytes` if the response does not state a length."""
         ends = time.monotonic() + self.limits.seconds_for(num_bytes)
-        is_open = response.raw.length_remaining is None  # Its end may never come, so we do not wait for it.
+        is_open = response.raw.length_remaining is None  # Its end may never come, so do not wait for it.
         while num_bytes > 0 or not is_open:
             chunk = within(
                 ends - time.monotonic(), lambda: response.raw.read1(_CHUNK_BYTES, decode_content=False)
@@ -177,7 +177,7 @@ class RegistryClient:
         return f"{'http' if self.is_plain else 'https'}://{self.reference.host}"
 
     def _send(self, method: str, url: str, headers: dict[str, str], data: Body | None) -> Response:
-        """Sends the request; sends it again for as long as the registry challenges it and we have another answer."""
+        """Sends the request, and sends it again as long as the registry challenges it and we have another answer."""
         size = len(data) if data is not None else 0
         ends = time.monotonic() + self.limits.seconds_for(size)
 
@@ -204,9 +204,9 @@ class RegistryClient:
         ends: float,
         data: Body | None = None,
     ) -> Response:
-        """Sends a request, follows redirects, and sends to each URL what `authorize` says. All of it ends before `ends`.
+        """Sends a request and follows redirects, until `ends` at the latest. `authorize` returns the header for each URL.
 
-        The body of a redirect is not read.
+        The bodies of redirects are not read.
         """
         for _ in range(_MAX_REDIRECTS + 1):
             self._refuse_clear_text(url)
@@ -240,10 +240,10 @@ class RegistryClient:
             return self._session
 
     def _answer(self, challenge: str, sent: str | None) -> str:
-        """Returns the header that authorises requests from now on. Raises RemoteError if that header was already sent."""
+        """Returns the header that authorizes requests from now on. Raises RemoteError if that header was already sent."""
         with self._lock:
             if self._authorization is not None and self._authorization != sent:
-                return self._authorization  # Another thread has answered meanwhile.
+                return self._authorization  # Another thread answered in the meantime.
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "basic":
                 answer = self._credentials.basic(self.reference.host)
@@ -255,7 +255,7 @@ class RegistryClient:
             return answer
 
     def _fetch_token(self, parameters: Mapping[str, str]) -> str | None:
-        """Asks the realm for a token: with the password if it may be sent there, else anonymously."""
+        """Requests a token from the realm, with the password if it may be sent there, else anonymously."""
         realm = parameters.get("realm", "")
         if not realm:
             return None
@@ -272,7 +272,7 @@ class RegistryClient:
             return _token_in(self.read_document(response, _MAX_TOKEN_BYTES))
 
     def _password_at(self, url: str) -> str | None:
-        """The password for a token service: the registry's own, where the service may see it; else that of its host."""
+        """Returns the password for a token service: the registry's if the service may see it, else that of its host."""
         host = host_of(url)
         if self._credentials.may_see(host, self.reference.host):
             return self._credentials.basic(self.reference.host)
@@ -282,11 +282,11 @@ class RegistryClient:
         return own
 
     def _is_ours(self, url: str) -> bool:
-        """Whether `url` is on the very registry: scheme, name and port."""
+        """Returns whether `url` is on the registry itself, with the same scheme, name and port."""
         return origin_of(url) == origin_of(self._origin)
 
     def _refuse_clear_text(self, url: str) -> None:
-        """Raises RemoteError unless `url` is encrypted, or plain http was allowed, or nothing leaves this machine."""
+        """Raises RemoteError unless `url` is encrypted, plain http was allowed, or the request stays on this machine."""
         scheme, host = origin_of(url)
         is_plain = self.is_plain and (self._allow_http or is_loopback(host))
         if scheme != "https" and not (scheme == "http" and is_plain):
@@ -305,7 +305,7 @@ class RegistryClient:
         return TransientError(text, float(after) if after.isdecimal() and len(after) < 6 else None)
 
     def _reason(self, response: Response) -> str:
-        """The registry's own words, as one line of printable characters."""
+        """Returns the registry's error message as one line of printable characters."""
         text = _read_rest(response).decode("utf-8", "replace")
         found = re.search(r'"message"\s*:\s*"([^"]{1,200})"', text)
         words = found[1] if found else str(response.reason or "")
@@ -328,7 +328,7 @@ class RegistryClient:
 
 @contextlib.contextmanager
 def _closing(response: Response) -> Iterator[None]:
-    """Closes the response at the end, unless a read of it timed out: closing would wait for the thread that reads."""
+    """Closes the response at the end, unless a read timed out, since closing would wait for the thread that reads."""
     try:
         yield
     except BaseException as error:
@@ -348,7 +348,7 @@ def _read(response: Response, max_bytes: int) -> bytes:
 
 
 def _read_rest(response: Response) -> bytes:
-    """Reads a short body that comes soon. A connection can be used again once its answer is read to the end."""
+    """Returns a short body, if it comes soon. A connection can be reused once its answer is read to the end."""
     from urllib3.exceptions import HTTPError
 
     data = b""

@@ -1,11 +1,11 @@
 """Transfers objects to and from remotes: in parallel, with retries, from the first remote that has them intact.
 
-An object is received into a partial file, which a later run continues, and gets its name only when it is verified. We hash
-bytes as we write them, and never write more than the digest allows. A partial file from an earlier run is hashed first and
-then continued; if the whole does not match the digest, we start again once, because the file may belong to another
-transfer. The process that fills a partial file locks it; another process waits, and then finds the object.
+An object is received into a partial file, and gets its name only when it is verified. We hash bytes as we write them, and
+never write more than the digest allows. A partial file from an earlier run is hashed first and then continued. If the whole
+does not match the digest, we start again once, because the file may belong to another transfer. The process that fills a
+partial file locks it. Another process waits, and then finds the object.
 
-Remotes are asked in order. A remote that cannot be used is not asked again; a remote with one bad object is still asked for
+Remotes are asked in order. A remote that cannot be used is not asked again. A remote with one bad object is still asked for
 others. Each such remote gives one warning, and the transfer fails only if no remote has an object.
 """
 
@@ -38,7 +38,7 @@ from aotgaudi.store.cas import find_fault
 _CHUNK_BYTES = 1 << 20
 _MODE = 0o444
 _PROGRESS_BYTES = 1 << 20
-"""A connection that brought this much before it broke is not counted as a failed attempt."""
+"""A connection that broke after this much data does not count as a failed attempt."""
 
 Fill = Callable[["Partial"], None]
 
@@ -47,7 +47,7 @@ class Partial:
     """A file being received. Methods raise OSError."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
-        """Hashes what is there already."""
+        """Hashes the bytes that the file has already."""
         self.path = path
         self._descriptor = descriptor
         self._state, self.size_bytes = hashlib.sha256(), 0
@@ -64,37 +64,37 @@ class Partial:
         self.size_bytes += len(chunk)
 
     def restart(self) -> None:
-        """Forgets all that was received."""
+        """Drops all received bytes."""
         os.ftruncate(self._descriptor, 0)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         self._state, self.size_bytes = hashlib.sha256(), 0
 
     def is_whole(self, digest: Digest) -> bool:
-        """Whether what was received is what `digest` names."""
+        """Returns whether the received bytes match `digest`."""
         return Digest(self._state.hexdigest(), self.size_bytes) == digest
 
     def set_mode(self, mode: int) -> None:
-        """Gives the file its mode."""
+        """Sets the file's mode."""
         os.fchmod(self._descriptor, mode)
 
     def sync(self) -> None:
-        """Puts its bytes on the device."""
+        """Syncs the file to the device."""
         os.fsync(self._descriptor)
 
 
 def receive(digest: Digest, partial: Path, path: Path, fill: Fill, *, is_staged: bool = False) -> bool:
-    """Has `fill` complete the file `partial`, and renames it to `path`.
+    """Calls `fill` to complete the file `partial`, and renames it to `path`.
 
-    Returns False if there was nothing to do because the object is already there, intact. A file that `fill` leaves
-    unfinished stays, to be continued. On return the object is durable and was read back; with `is_staged` the caller
-    does that, for all files at once. Raises StoreError, and what `fill` raises.
+    Returns False if the object was already there, intact. A file that `fill` leaves unfinished stays, to be continued. On
+    return, the object is durable and was read back. With `is_staged`, the caller does both for all files together. Raises
+    StoreError, and what `fill` raises.
     """
     if find_fault(path, digest) is None:
         return False
     try:
         make_directories(partial.parent)
         with _locked(partial) as file:
-            if find_fault(path, digest) is None:  # Another process was quicker.
+            if find_fault(path, digest) is None:  # Another process was faster.
                 partial.unlink()
                 return False
             require_room(partial.parent, digest.size_bytes - file.size_bytes)
@@ -113,9 +113,9 @@ def receive(digest: Digest, partial: Path, path: Path, fill: Fill, *, is_staged:
 
 
 def require_room(directory: Path, num_bytes: int) -> None:
-    """Raises StoreError unless `num_bytes` more fit below `directory`, which need not be there yet.
+    """Raises StoreError unless `num_bytes` more fit below `directory`, which need not exist yet.
 
-    What a remote claims is compared with the disk before a byte is asked for, not when the disk is full.
+    This compares the size that a remote claims with the free space before the transfer, not when the disk is full.
     """
     while not directory.exists():
         directory = directory.parent
@@ -134,10 +134,10 @@ def require_room(directory: Path, num_bytes: int) -> None:
 def fill_from(
     remote: Remote, digest: Digest, partial: Partial, retry: Retry, advance: Callable[[int], None]
 ) -> None:
-    """Completes `partial` from `remote`, continuing where an attempt broke off.
+    """Completes `partial` from `remote`, and continues where an attempt broke off.
 
-    `advance` gets the number of bytes that came, or, negative, that were dropped again. Raises CorruptError if the remote's
-    bytes do not match the digest, RemoteError, and MissingObjectError.
+    Calls `advance` with the number of bytes that were received or (negative) dropped again. Raises CorruptError if the
+    remote's bytes do not match the digest, RemoteError, and MissingObjectError.
     """
     is_continued, may_restart, attempt = partial.size_bytes > 0, True, 0
     began = retry.clock()
@@ -163,7 +163,7 @@ def fill_from(
 
 
 def _receive_rest(remote: Remote, digest: Digest, partial: Partial, advance: Callable[[int], None]) -> None:
-    """One attempt, to the end of what the remote has, at most to a byte too much. Raises TransientError."""
+    """Makes one attempt to receive all that the remote has, up to one byte too much. Raises TransientError."""
     with remote.read(digest, partial.size_bytes) as download:
         if download.offset != partial.size_bytes:
             _drop(partial, advance)
@@ -195,7 +195,7 @@ def _locked(path: Path) -> Iterator[Partial]:
     while True:
         descriptor = os.open(path, flags, 0o600)
         try:
-            with contextlib.suppress(OSError):  # A file system without locks: two may fill it, one verifies.
+            with contextlib.suppress(OSError):  # Without locks, two may fill it; verifying finds that.
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _is_at(path, descriptor):
                 yield Partial(path, descriptor)
@@ -205,7 +205,7 @@ def _locked(path: Path) -> Iterator[Partial]:
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
-    """Whether the name still means the open file: its former owner may have renamed it, being done."""
+    """Returns whether the name still means the open file. The process that held the lock may have renamed it."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -213,23 +213,23 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 NUM_THREADS = 8
-"""Transfers wait for networks: more than there are cores, few enough for a registry."""
+"""More threads than cores, because transfers wait for networks, but few enough for a registry."""
 
 T = TypeVar("T")
 Item = TypeVar("Item")
 
 
 class StoppedError(RemoteError):
-    """A transfer that was told to stop, because another one failed or the user wants it."""
+    """A transfer was stopped, because another one failed or the user interrupted it."""
 
 
 def _ignore(_: object) -> None:
-    """Shows nothing."""
+    """Does nothing."""
 
 
 @dataclass(frozen=True)
 class Conduct:
-    """How transfers run and report. `advance` gets numbers of bytes, also from threads; `warn` gets one line."""
+    """How transfers run and report. `advance` is called with numbers of bytes, from any thread, `warn` with one line."""
 
     retry: Retry = field(default_factory=Retry)
     num_threads: int = NUM_THREADS
@@ -240,10 +240,10 @@ class Conduct:
 def in_threads(
     action: Callable[[Item], T], items: Iterable[Item], num_threads: int, stop: threading.Event | None = None
 ) -> list[T]:
-    """Runs `action` on each item, in threads; returns the results in order. Raises the first error.
+    """Runs `action` on each item, in threads, and returns the results in order. Raises the first error.
 
-    After an error no further item begins, `stop` is set, and running items are waited for. Ctrl-C does not wait: the threads
-    may hang in a connection. They are daemons, and nothing is lost by leaving them.
+    After an error, no further item begins, `stop` is set, and running items are awaited. Ctrl-C does not wait, because the
+    threads may hang in a connection. They are daemons, and nothing is lost if they are abandoned.
     """
     stop = stop or threading.Event()
     rows = list(items)
@@ -278,7 +278,7 @@ def in_threads(
 
 
 class Sources:
-    """Remotes to receive from, in order of preference. Safe in threads."""
+    """Remotes to receive from, in order of preference. Thread-safe."""
 
     def __init__(self, remotes: Sequence[Remote], conduct: Conduct) -> None:
         self.conduct = conduct
@@ -293,7 +293,7 @@ class Sources:
         return tuple(remote for remote in self._remotes if remote.label not in self._unusable)
 
     def ask(self, remote: Remote, action: Callable[[], T]) -> T | None:
-        """Runs `action` on `remote`, with retries; None, and a warning, where the remote cannot be used."""
+        """Returns the result of `action` on `remote`, with retries. If the remote cannot be used, warns and returns None."""
         try:
             return self.conduct.retry.call(action)
         except MissingObjectError:
@@ -305,8 +305,8 @@ class Sources:
     def fill(self, digest: Digest, partial: Partial, *, is_counted: bool = True) -> None:
         """Completes `partial` from the first remote that has the object intact, and counts the bytes as done.
 
-        Raises CorruptError if some had it and none had it intact, MissingObjectError if none has it, RemoteError if
-        none could be used.
+        Raises CorruptError if some have it but none has it intact, MissingObjectError if none has it, and RemoteError if no
+        remote could be used.
         """
         failures: list[AotGaudiError] = []
         advance = self._advance if is_counted else self._check
@@ -327,12 +327,12 @@ class Sources:
         raise self._failure(digest, failures)
 
     def require_usable(self) -> None:
-        """Raises what went wrong where no remote can be used any more."""
+        """Raises the error of the remotes if none can be used any more."""
         if not self.usable:
             raise next(iter(self._unusable.values()))
 
     def each(self, action: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-        """Runs `action`, which receives, on each item in threads; see `in_threads`. After an error, never again."""
+        """Runs `action`, which receives, on each item as `in_threads` does. After an error, no further call is possible."""
         return in_threads(action, items, self.conduct.num_threads, self._stop)
 
     def _advance(self, num_bytes: int) -> None:
@@ -340,7 +340,7 @@ class Sources:
         self.conduct.advance(num_bytes)
 
     def _check(self, num_bytes: int) -> None:
-        """Counts nothing."""
+        """Raises StoppedError if the transfers were stopped. A replacement of `_advance` that counts no bytes."""
         if self._stop.is_set():
             raise StoppedError("stopped")
 
@@ -365,9 +365,9 @@ class Sources:
 def send(
     remote: Remote, files: Mapping[Digest, Path], conduct: Conduct, *, overwrite: bool = False
 ) -> tuple[int, int]:
-    """Uploads those `files` that `remote` lacks, largest first; all of them where it is to `overwrite`.
+    """Uploads the `files` that `remote` lacks (with `overwrite`, all of them), largest first.
 
-    Returns how many were uploaded, and their bytes. Raises CorruptError for a file that is not what its digest says,
+    Returns how many were uploaded, and their bytes. Raises CorruptError for a file that does not match its digest,
     RemoteError, and StoreError.
     """
 
