@@ -1,1 +1,1 @@
-"""The builder's persistent store: content-addressed objects, and an index of what gave them."""
+"""The builder's persistent store: content-addressed objects, and records of the keys that produced them."""

@@ -1,8 +1,8 @@
-"""Who may have written to a directory.
+"""Checks who may have written to a store.
 
-Anybody who can write to a store decides what code runs from the bundles made with it. So a store's directory must
-belong to us or to root, and must not be writable or replaceable by everybody. A group may write to it: users who share
-a store trust that group.
+Anybody who can write to a store decides what code runs from the bundles made with it. So a store's directory must belong to
+us or to root, and must not be writable or replaceable by everybody. A group may write to it, since users who share a store
+trust that group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _CHECKED = ("", "objects", "objects/sha256", "records", "roots")
 
 
 def refuse_unsafe(root: Path) -> None:
-    """Raises StoreError when others than root, us and our groups could have written to the store at `root`."""
+    """Raises StoreError if others than root, us and our groups could have written to the store at `root`."""
     try:
         resolved = root.resolve(strict=True)
         for path in (resolved / name for name in _CHECKED):
@@ -34,9 +34,9 @@ def refuse_unsafe(root: Path) -> None:
 
 
 def replaceable_in(path: Path) -> Path | None:
-    """Returns the nearest directory above `path` in which any user could replace it; None if no user can.
+    """Returns the nearest directory above `path` in which any user could replace it; None if there is none.
 
-    In a sticky directory only the owner can. Links are followed. Raises OSError.
+    In a sticky directory, only the owner can. Links are followed. Raises OSError.
     """
     for parent in path.resolve(strict=True).parents:
         mode = parent.stat().st_mode

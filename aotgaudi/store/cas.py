@@ -1,14 +1,14 @@
-"""Content-addressed objects: immutable files that are named by the sha256 of their bytes, and read by that name.
+"""Content-addressed objects: immutable files that are named by the sha256 of their bytes.
 
 Layout (version history in docs/formats/store.md)::
 
     objects/sha256/<first 2 hex digits>/<64 hex digits>    mode 0444
 
-An object is whole or absent, even after a power cut (files.py). Writers need no lock: two writers of one digest write the
-same bytes, and the last rename wins.
+An object is whole or absent, even after a power cut (files.py). Writers need no lock, because two writers of one digest
+write the same bytes, and the last rename wins.
 
-Readers open regular files only (`files.open_descriptor`); anything else at an object's path is a fault. They compare the
-size first, so a truncated file costs one ``fstat``, and never read more than ``size + 1`` bytes.
+Readers open only regular files (`files.open_descriptor`). Anything else at an object's path is a fault. They compare the
+size first, so that a truncated file costs one ``fstat``, and never read more than ``size + 1`` bytes.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _CHUNK_BYTES = 1 << 20
 
 ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR)
 MOVED_ERRORS = frozenset({errno.ESTALE, errno.EBUSY})
-"""On a network file system: the file that had this name is gone, or about to be; its name is looked up again."""
+"""Errors of a network file system for a file that is gone or about to go. Its name is then looked up again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is wrong with one blob: it is not there, or it is not what its digest says."""
+    """The fault of one blob: it is missing, or does not match its digest."""
 
     state: Literal["missing", "corrupt"]
     reason: str
 
 
 def damage_of(error: OSError) -> str | None:
-    """Returns what is wrong with the file, where `error` says that; None where the system refuses to let us look."""
+    """Returns what is wrong with the file if `error` tells that; None if the system does not let us look."""
     if isinstance(error, NotRegularError):
         return error.strerror
     return "cannot be read: input/output error" if error.errno == errno.EIO else None
 
 
 class _UnwritableError(Exception):
-    """What is copied could not be written, which says nothing about what is read."""
+    """The copy could not be written, which says nothing about the original."""
 
     def __init__(self, reason: OSError) -> None:
         super().__init__(str(reason))
@@ -70,10 +70,10 @@ class _UnwritableError(Exception):
 
 
 def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
-    """Reads the file once and returns what is wrong with it, or None when it is intact.
+    """Reads the file once and returns its fault, or None if it is intact.
 
-    Safe in threads: hashing releases the interpreter lock. Raises StoreError where the system refuses to
-    let us look (permissions, file descriptors), which says nothing about the bytes, and what `examine` raises.
+    Useful in threads, since hashing releases the interpreter lock. Raises StoreError if the system does not let us look
+    (permissions, file descriptors), which says nothing about the bytes, and what `examine` raises.
     """
     found = hold_blob(path, digest, examine)
     if isinstance(found, Fault):
@@ -83,10 +83,10 @@ def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fau
 
 
 def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int | Fault:
-    """Reads the file once. Returns the descriptor through which it was found intact, or what is wrong with it.
+    """Reads the file once, and returns the descriptor through which it was found intact, or its fault.
 
-    The descriptor is open for reading; the caller closes it. While it is open, the caller can read and map the file that was
-    hashed, even if the path names another file by then. Raises as `find_fault` does.
+    The descriptor is open for reading, and the caller closes it. While it is open, the caller can read and map the file that
+    was hashed, even if the path names another file by then. Raises as `find_fault` does.
     """
     try:
         return again(lambda: _hold(path, digest, examine), retry_on=MOVED_ERRORS)
@@ -95,10 +95,9 @@ def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int 
 
 
 def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept_any) -> Fault | None:
-    """Reads the file once, hashing what it writes to the open file `target`; returns what is wrong with it.
+    """Reads and hashes the file once, copies it to the open file `target`, and returns the file's fault or None.
 
-    What was written is of no use where something is. Raises as `find_fault` does, and OSError where `target` cannot be
-    written to.
+    If there is a fault, the copy is useless. Raises as `find_fault` does, and OSError if `target` cannot be written.
     """
 
     def copy() -> Fault | None:
@@ -118,9 +117,9 @@ def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept
 
 
 def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> bytes | Fault:
-    """Returns the file's bytes if they are those that `digest` names, else what is wrong with them.
+    """Returns the file's bytes if they match `digest`, else the file's fault.
 
-    The bytes returned are the very bytes that were hashed. Raises as `find_fault` does.
+    The returned bytes are exactly the bytes that were hashed. Raises as `find_fault` does.
     """
     try:
         data = again(lambda: _read(path, digest.size_bytes, examine, digest), retry_on=MOVED_ERRORS)
@@ -130,7 +129,7 @@ def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> byte
 
 
 def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> bytes | Fault:
-    """Returns a file's bytes, of any content, or why not: a fault too where there are more than `max_bytes`.
+    """Returns a file's bytes, whatever they are, or its fault. More than `max_bytes` is a fault too.
 
     Raises as `find_fault` does.
     """
@@ -144,9 +143,9 @@ def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> b
 
 
 def hash_descriptor(descriptor: int, digest: Digest, target: int | None = None) -> Fault | None:
-    """Reads an open file from where it is at; returns how it differs from `digest`. Raises OSError.
+    """Reads an open file from its current position, and returns how it differs from `digest`, or None. Raises OSError.
 
-    What is hashed is written to the open file `target`, if one is given.
+    The hashed bytes are written to the open file `target`, if it is given.
     """
     with io.FileIO(descriptor, "rb", closefd=False) as file:
         return _compare(_hash(file, digest.size_bytes, target), digest)
@@ -155,7 +154,7 @@ def hash_descriptor(descriptor: int, digest: Digest, target: int | None = None) 
 def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[bytes]:
     """Yields exactly the bytes that `digest` names. Raises CorruptError, with the `remedy`, and StoreError.
 
-    The file is verified before the first piece is given, and again with the last, for it may change meanwhile.
+    The file is verified before the first piece, and again with the last, because it may change in between.
     """
     found = hold_blob(path, digest)
     if isinstance(found, Fault):
@@ -188,7 +187,7 @@ def _hold(path: Path, digest: Digest, examine: Examine, target: int | None = Non
 
 
 def _read(path: Path, size_bytes: int, examine: Examine, digest: Digest | None = None) -> bytes | Fault:
-    """At most a byte more than `size_bytes`; nothing where the size is not that of `digest`."""
+    """Returns at most one byte more than `size_bytes`, or a fault. Reads nothing if the size is not that of `digest`."""
     descriptor = open_descriptor(path, examine=examine)
     try:
         fault = None if digest is None else _check_size(descriptor, digest)
@@ -249,19 +248,19 @@ _OBJECT_MODE = 0o444
 
 
 def object_path(root: Path, digest: Digest) -> Path:
-    """Returns where an object with this digest lies under `root` (a store's or a bundle's)."""
+    """Returns the path of the object with this digest under `root` (a store's or a bundle's)."""
     return Path(_object_name(str(root), digest))
 
 
 class ObjectStore:
     """The objects under `root`, and behind them those of the read-only layers `lower`, in order.
 
-    Safe in threads and between processes. A look-up uses the first layer that has the object. A write goes to
-    `root`, unless a layer already has the same bytes intact. Putting bytes that are already stored re-hashes the
-    stored object, keeps it if it is intact and replaces it if it is damaged: only then are the right bytes at hand.
+    Safe in threads and between processes. A look-up uses the first layer that has the object. A write goes to `root`, unless
+    a layer already has the same bytes intact. Storing bytes that are already stored hashes the stored object again. It is
+    kept if intact, and replaced if damaged, since only then are the right bytes at hand.
 
-    With `heals`, an object in `root` that `read` or `verify` finds corrupt is moved to quarantine, so that the next
-    look-up is a plain miss.
+    With `heals`, an object in `root` that `read` or `verify` finds corrupt is moved to quarantine, so that the next look-up
+    is a plain miss.
     """
 
     def __init__(self, root: Path, lower: Iterable[Path] = (), *, heals: bool = False) -> None:
@@ -272,7 +271,7 @@ class ObjectStore:
         self._names = tuple(map(str, (root, *self.lower)))
 
     def put_bytes(self, data: bytes) -> Digest:
-        """Stores `data` and returns its digest. Raises StoreError; then nothing is left behind."""
+        """Stores `data` and returns its digest. If it raises StoreError, nothing is left behind."""
         digest = Digest.of(data)
         try:
             if self._is_intact(digest):
@@ -287,8 +286,8 @@ class ObjectStore:
     def put_file(self, path: Path) -> Digest:
         """Stores a copy of the file at `path` and returns the digest of the copy.
 
-        Raises StoreError if `path` is not a readable regular file or the store cannot be written to, and then leaves nothing
-        behind.
+        Raises StoreError, and leaves nothing behind, if `path` is not a readable regular file or the store cannot be
+        written.
         """
         with _open_source(path) as source:
             size_bytes = os.fstat(source.fileno()).st_size
@@ -303,26 +302,26 @@ class ObjectStore:
         return digest
 
     def has(self, digest: Digest) -> bool:
-        """Whether a layer has a regular file of the right size. One ``lstat`` a layer; does not read it."""
+        """Returns whether a layer has a regular file of the right size, without reading it. One ``lstat`` per layer."""
         return self._layer_with(digest) is not None
 
     def has_all(self, sizes: Mapping[str, Any]) -> bool:
-        """Whether every object is there; `sizes` maps sha256 to size in bytes. As `has`."""
+        """Returns whether every object is there, as `has` does. `sizes` maps sha256 to size in bytes."""
         return all(self._layer_with(Digest(sha256, size)) for sha256, size in sizes.items())
 
     def path(self, digest: Digest) -> Path:
-        """Returns the path of an object that `has` finds; its bytes are not verified.
+        """Returns the path of an object that `has` finds. Its bytes are not verified.
 
-        Raises StoreError when it is absent and CorruptError when it has another size or is not a file.
+        Raises StoreError if it is absent, and CorruptError if it has another size or is not a file.
         """
         layer = self._layer_with(digest)
         if layer is None:
             self.verify(digest)
-            layer = self._names[0]  # It was published between the two looks.
+            layer = self._names[0]  # It was published in between.
         return Path(_object_name(layer, digest))
 
     def read(self, digest: Digest) -> bytes:
-        """Returns an object's bytes, verified. Raises StoreError (absent) and CorruptError."""
+        """Returns an object's verified bytes. Raises StoreError (absent) and CorruptError."""
         faults = []
         for layer in (self.root, *self.lower):
             data = read_blob(object_path(layer, digest), digest)
@@ -332,9 +331,9 @@ class ObjectStore:
         raise self._error(digest, faults)
 
     def copy_to(self, digest: Digest, target: int) -> None:
-        """Writes an object's bytes to the open file `target`, verified on the way. Raises as `read` does.
+        """Copies an object to the open file `target`, and verifies it on the way. Raises as `read` does.
 
-        What was written is of no use where it raises.
+        If it raises, the copy is useless.
         """
         faults = []
         for layer in (self.root, *self.lower):
@@ -345,14 +344,14 @@ class ObjectStore:
         raise self._error(digest, faults)
 
     def verify(self, digest: Digest) -> None:
-        """Re-hashes one object, in the layer that `path` names. Raises StoreError (absent) and CorruptError."""
+        """Hashes an object again, in the layer of `path`. Raises StoreError (absent) and CorruptError."""
         layer = Path(self._layer_with(digest) or self._names[0])
         fault = find_fault(object_path(layer, digest), digest)
         if fault is not None:
             raise self._error(digest, [self._noted(layer, digest, fault)])
 
     def discard(self, digest: Digest) -> None:
-        """Removes an object from `root` if it is there, so that the next build makes it again. Raises StoreError."""
+        """Removes an object from `root`, if it is there, so that the next build makes it again. Raises StoreError."""
         path = object_path(self.root, digest)
         try:
             path.unlink(missing_ok=True)
@@ -360,9 +359,9 @@ class ObjectStore:
             raise store_error("remove", path, error) from error
 
     def digests(self) -> Iterator[Digest]:
-        """Yields the digest that each object in `root` claims by name and size, unverified and unordered.
+        """Yields the digest that each object in `root` claims by name and size, unverified and in no order.
 
-        Other files are skipped: a store tolerates files that it did not write.
+        Other files are skipped, since a store tolerates files that it did not write.
         """
         for path in (self.root / "objects" / "sha256").glob("[0-9a-f][0-9a-f]/*"):
             with contextlib.suppress(ValueError, FileNotFoundError):

@@ -2,15 +2,17 @@
 
 A collector removes, in this order:
 
-1. always: objects that neither a record nor a root names (dead writers left them), and partly received pulls, since no pull
-   runs now;
-2. until the store is small enough, what was used longest ago: records, each with the objects that no other record names;
-   logs; tool caches.
+1. Always: objects that neither a record nor a root names (leftovers of dead writers), and partly received pulls, since no
+pull
+   runs now.
+2. Until the store is small enough, least recently used first: records, each with the objects that no other record names,
+logs,
+   and tool caches.
 
-Times of use decide only the order, so a wrong clock costs a rebuild at worst. A record is removed before its objects: a
-collector that dies leaves objects without a record, never a record without objects. Builders and pulls share the store's
-lock and a collector holds it exclusively, so nothing is removed while they run. A reader without the lock (on another host
-that does not see our locks, say) finds an object absent, which is a miss.
+Times of use decide only the order, so at worst a wrong clock costs a rebuild. A record is removed before its objects, so
+that a collector that dies leaves objects without a record, never a record without objects. Builders and pulls share the
+store's lock, and a collector holds it exclusively, so nothing is removed while they run. For a reader without the lock (for
+example on another host that does not see our locks), a removed object is absent, which is a miss.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ KINDS = (
     "toolcache",
     "locks",
 )
-"""Directories that are counted by name; everything else is counted together, as "scratch"."""
+"""Directories that are counted by name. Everything else is counted together as "scratch"."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ class Usage:
     size_bytes: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        """Returns both together."""
+        """Returns the sum."""
         return Usage(self.num_files + other.num_files, self.size_bytes + other.size_bytes)
 
 
@@ -77,13 +79,13 @@ class StoreUsage:
 
     @property
     def total(self) -> Usage:
-        """Everything together."""
+        """The sum over all kinds."""
         return sum(self.kinds.values(), Usage())
 
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """A record as the collector sees it: its key, its file and the objects that it names."""
+    """A record: its key, its file, and the objects that it names."""
 
     key: str
     stamp: Stamp
@@ -91,7 +93,7 @@ class StoredRecord:
 
     @property
     def used(self) -> float:
-        """When it was last used (seconds)."""
+        """When it was last used, in seconds."""
         return self.stamp.used
 
 
@@ -105,7 +107,7 @@ class Eviction:
 
 @dataclass(frozen=True)
 class Contents:
-    """All that a store holds, and what its roots keep. `bad_records` are left for fsck."""
+    """The contents of a store, and what its roots keep. `bad_records` are left for fsck."""
 
     records: tuple[StoredRecord, ...]
     objects: frozenset[Digest]
@@ -116,7 +118,7 @@ class Contents:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects, records, logs, tool caches and unfinished pulls: what a limit applies to."""
+        """Bytes of all objects, records, logs, tool caches and unfinished pulls, which a limit applies to."""
         return sum(
             (
                 sum(digest.size_bytes for digest in self.objects),
@@ -128,7 +130,7 @@ class Contents:
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What is to be removed, in order, and the bytes before and after."""
+    """What to remove, in order, and the bytes before and after."""
 
     orphans: tuple[Digest, ...]
     evicted: tuple[Eviction, ...]
@@ -138,13 +140,13 @@ class CollectionPlan:
 
     @property
     def objects(self) -> tuple[Digest, ...]:
-        """All objects that are to be removed."""
+        """All objects to remove."""
         return (*self.orphans, *(digest for eviction in self.evicted for digest in eviction.objects))
 
 
 @dataclass(frozen=True)
 class Collection:
-    """What a collector did; `swept` counts the files of dead writers that it removed."""
+    """The result of a collection. `swept` counts the removed files of dead writers."""
 
     plan: CollectionPlan
     kept_bytes: int
@@ -153,7 +155,7 @@ class Collection:
 
 
 def measure_store(store: Store) -> StoreUsage:
-    """Counts what is in `store`, without its lower layers. Files that disappear meanwhile are not counted."""
+    """Counts the contents of `store`, without its lower layers. Files that disappear meanwhile are not counted."""
     kinds = dict.fromkeys((*KINDS, "scratch"), Usage())
     for path in store.root.iterdir():
         kind = path.name if path.name in KINDS else "scratch"
@@ -226,7 +228,7 @@ def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
 def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collection:
     """Shrinks `store` to at most `max_bytes`, as far as its roots allow.
 
-    With `dry_run` nothing is removed, and builders may be at work.
+    With `dry_run`, nothing is removed, and builders may run meanwhile.
 
     Raises:
         StoreError: A build or a seal is running, the file system has no locks, or a file cannot be removed.
@@ -242,7 +244,7 @@ def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collectio
 
 
 def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ()) -> Collection | None:
-    """Collects as `collect` does, but does nothing and returns None while a build or a seal runs. `kept`: more roots."""
+    """Collects as `collect` does, but does nothing and returns None while a build or a seal runs. `kept` are more roots."""
     with store.locks.exclusive() as is_alone:
         if not is_alone:
             return None

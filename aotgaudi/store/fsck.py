@@ -1,6 +1,6 @@
-"""Checks a whole store: reads and re-hashes every object and record, and moves damaged ones to quarantine.
+"""Checks a whole store: hashes every object and record again, and moves damaged ones to quarantine.
 
-It needs no lock, so builders may run meanwhile. A damaged file is moved and then checked again; if a builder mended it in
+It needs no lock, so builders may run meanwhile. A damaged file is moved and then checked again. If a builder repaired it in
 between, it is moved back.
 """
 
@@ -25,17 +25,17 @@ from aotgaudi.store.store import Store
 _HEX = re.compile(r"[0-9a-f]{64}")
 _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 _NFS_REMOVED = ".nfs"
-"""NFS gives this prefix to a file that was removed while open; the file disappears by itself."""
+"""NFS gives this prefix to a file that was removed while open. The file disappears by itself."""
 
 Problem = Callable[[Path, Path], "str | None"]
-"""Returns what is wrong with the bytes at the first path, which were found at the second; None if nothing is."""
+"""Returns what is wrong with the bytes at the first path, which were found at the second; None if they are intact."""
 
 
 @dataclass(frozen=True)
 class Damage:
     """A file whose content does not match its name: its path (relative to the store), the reason, and where it is now.
 
-    `moved_to` is None for a file that stays in place: a root, or any file if nothing is to be moved.
+    `moved_to` is None for a file that stays in place, which is a root, or any file if nothing may be moved.
     """
 
     path: str
@@ -45,7 +45,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Loss:
-    """A result whose objects are missing, so that it no longer counts. The next build makes it again."""
+    """A result that no longer counts, because its objects are missing. The next build makes it again."""
 
     key: str
     value: dict[str, Any]
@@ -54,7 +54,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class FsckReport:
-    """What was read, what was damaged, and what the next build restores."""
+    """The files that were read, those that are damaged, and the results that the next build restores."""
 
     num_objects: int
     num_records: int
@@ -64,16 +64,16 @@ class FsckReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether every file matches its name. Missing objects do not count as damage."""
+        """Whether every file matches its name. Missing objects are no damage."""
         return not self.damage
 
 
 def check_store(store: Store, num_threads: int = 1, *, move: bool = True) -> FsckReport:
-    """Re-hashes everything in `store` (not its lower layers) with `num_threads` threads.
+    """Hashes everything in `store` (not in its lower layers) again, with `num_threads` threads, and reports the damage.
 
     Damaged files are moved to quarantine unless `move` is False or the store is read-only.
 
-    Raises StoreError if the store cannot be read, or a damaged file cannot be moved.
+    Raises StoreError if the store cannot be read or a damaged file cannot be moved.
     """
     move = move and not store.read_only
     objects = _files(store.root / "objects" / "sha256")
@@ -91,7 +91,7 @@ def check_store(store: Store, num_threads: int = 1, *, move: bool = True) -> Fsc
 
 
 def _files(directory: Path) -> tuple[Path, ...]:
-    """Every file in the fan-out directories, and whatever else lies beside these directories; sorted."""
+    """Returns every file in the fan-out directories, and everything else next to these directories, sorted."""
     return tuple(sorted(path for path in _leaves(directory) if not path.name.startswith(_NFS_REMOVED)))
 
 
@@ -118,7 +118,7 @@ def _object_problem(place: Path, path: Path) -> str | None:
     try:
         status = place.lstat()
     except FileNotFoundError:
-        return None  # Collected, or mended by another process, since it was listed.
+        return None  # Collected or repaired by another process since it was listed.
     fault = find_fault(place, Digest(path.name, status.st_size))
     return fault.reason if fault is not None and fault.state == "corrupt" else None
 

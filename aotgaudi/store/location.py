@@ -1,4 +1,4 @@
-"""Where the store is by default, and what kind of file system a place is on."""
+"""Finds the default store, and the kind of file system that a path is on."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NETWORK_FILE_SYSTEMS = frozenset(
         "fuse.sshfs",
     }
 )
-"""Types in /proc/self/mountinfo of file systems that several hosts can mount."""
+"""File systems that several hosts can mount, by their types in /proc/self/mountinfo."""
 
 
 def default_store_root() -> Path:
-    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``; without a home, a place of this uid's own.
+    """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``, or a directory for this uid if it has no home.
 
     A container may run as a uid that has neither $HOME nor an entry in the password file.
     """
@@ -48,7 +48,7 @@ def default_store_root() -> Path:
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
-    """Returns the type of the file system that `path` is or would be on (``ext4``); empty where that cannot be told."""
+    """Returns the type of the file system that `path` is or would be on (``ext4``); empty if it is unknown."""
     place = str(path.resolve())
     best, found = "", ""
     for mount_point, kind in _mount_points(mounts):
@@ -59,7 +59,7 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
 
 
 def _mount_points(mounts: Path) -> Iterator[tuple[str, str]]:
-    """Yields mount point and file system type, in the order of mounting (proc(5), mountinfo)."""
+    """Yields mount points and file system types, in the order of mounting (proc(5), mountinfo)."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

@@ -1,8 +1,8 @@
 """Objects in sealed memory: a reader maps exactly the bytes that were hashed, whatever happens to the original file.
 
-An object is copied into an anonymous file (memfd_create(2)) and hashed on the way. The copy is then sealed: no process, not
+An object is copied into an anonymous file (memfd_create(2)) and hashed on the way. The copy is then sealed. No process, not
 even this one, can write to it, change its size, or remove the seals (fcntl(2), F_ADD_SEALS). If the original file is
-overwritten or truncated, or its device is lost, the copy stays as it is.
+overwritten or truncated, or its device is lost, the copy does not change.
 
 A descriptor may be closed once its library is mapped. ``dlopen`` identifies a library by its path, and the kernel reuses
 descriptor numbers. So the path of an object contains its inode number, which no other file gets while this one is mapped.
@@ -25,11 +25,11 @@ SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 """No process may write, change the size, or add or remove seals."""
 
 _SPARE_FILES = 64
-"""The least number of other files that a process needs: sockets, libraries and weights."""
+"""How many other files a process needs at least, for sockets, libraries and weights."""
 
 
 class SealedObjects:
-    """Objects by digest, each in sealed memory, until `close`. Safe in threads."""
+    """Objects by digest, each in sealed memory until `close`. Thread-safe."""
 
     def __init__(self) -> None:
         self._descriptors: dict[Digest, int] = {}
@@ -38,9 +38,9 @@ class SealedObjects:
         return len(self._descriptors)
 
     def hold(self, path: Path, digest: Digest, examine: Examine = accept_any) -> Fault | None:
-        """Copies the object at `path` while hashing it, unless one of that digest is held. Returns what is wrong.
+        """Copies and hashes the object at `path`, unless its digest is held already. Returns its fault or None.
 
-        Raises as `find_fault` does; StoreError also where the system gives no such memory.
+        Raises as `find_fault` does, and StoreError if the system does not provide such memory.
         """
         if digest in self._descriptors:
             return None
@@ -56,11 +56,11 @@ class SealedObjects:
             os.close(memory)
             raise
         if fault is not None or self._descriptors.setdefault(digest, memory) != memory:
-            os.close(memory)  # It is unsound, or another thread was first.
+            os.close(memory)  # It is faulty, or another thread was first.
         return fault
 
     def path(self, digest: Digest) -> Path:
-        """Returns a path that opens the sealed copy, in this process and until `close`. Raises KeyError."""
+        """Returns a path that opens the sealed copy in this process until `close`. Raises KeyError."""
         descriptor = self._descriptors[digest]
         inode = os.fstat(descriptor).st_ino
         steps = "".join("/../../self/fd" if bit == "1" else "/../fd" for bit in f"{inode:b}")
@@ -71,15 +71,15 @@ class SealedObjects:
         return os.pread(self._descriptors[digest], digest.size_bytes, 0)
 
     def close(self) -> None:
-        """Closes every descriptor; what was mapped stays mapped."""
+        """Closes every descriptor. Mapped memory stays mapped."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
 
 def allow_open_files(num_files: int) -> None:
-    """Raises this process's soft limit of open files by `num_files`, to the hard limit at most.
+    """Raises this process's soft limit of open files by `num_files`, but not above the hard limit.
 
-    Raises StoreError where even that is too few, or ``/proc`` is not mounted.
+    Raises StoreError if even that is too low, or if ``/proc`` is not mounted.
     """
     try:
         num_open = len(os.listdir(_DESCRIPTORS))

@@ -1,9 +1,9 @@
-"""Quarantine: damaged files are moved where no look-up finds them, and kept, so that a person can find the cause.
+"""Quarantine: damaged files are moved to where no look-up finds them, and kept so that a person can find the cause.
 
 ::
 
-    quarantine/<name>.<8 hex>           what was found, as it was
-    quarantine/<name>.<8 hex>.reason    one line of JSON: {"path": where it lay, "reason": what is wrong}
+    quarantine/<name>.<8 hex>           the file as it was found
+    quarantine/<name>.<8 hex>.reason    one line of JSON: {"path": where it was, "reason": what is wrong}
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from aotgaudi.files import make_directories
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_NAME = 200
-"""Of the 255 bytes that a file name may have."""
+"""The longest part of the original name that is kept. A file name may have 255 bytes."""
 
 
 def quarantine(root: Path, path: Path, reason: str) -> Path | None:
-    """Moves `path`, which is under `root`, aside and notes the reason. Returns None if it is already gone.
+    """Moves `path`, which is under `root`, to quarantine, with a note of the reason. Returns None if it is already gone.
+
+    Otherwise returns its new path.
 
     Raises StoreError if it cannot be moved.
     """
@@ -38,13 +40,13 @@ def quarantine(root: Path, path: Path, reason: str) -> Path | None:
         raise store_error("quarantine", path, error) from error
     _LOG.warning("quarantined %s: %s (kept as %s)", path, reason, target)
     note = {"path": os.path.relpath(path, root), "reason": reason}
-    with contextlib.suppress(OSError):  # A full disk must not keep damage where it is found.
+    with contextlib.suppress(OSError):  # A full disk must not keep damaged files in use.
         reason_path(target).write_text(json.dumps(note) + "\n", encoding="utf-8")
     return target
 
 
 def release(root: Path, path: Path, target: Path) -> None:
-    """Moves an intact file back from quarantine, unless another one has taken its place."""
+    """Moves an intact file back from quarantine, unless another file has taken its place."""
     try:
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(target, path, follow_symlinks=False)
@@ -60,7 +62,7 @@ def reason_path(target: Path) -> Path:
 
 
 def try_quarantine(root: Path, path: Path, reason: str) -> None:
-    """As `quarantine`, but only logs if the file cannot be moved (in a read-only store, say)."""
+    """Quarantines a file as `quarantine` does, but only logs if it cannot be moved, for example in a read-only store."""
     try:
         quarantine(root, path, reason)
     except StoreError as error:

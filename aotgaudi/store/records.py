@@ -1,23 +1,23 @@
-"""Records: which action (a key) gave which result (a JSON object). One small immutable file per result.
+"""Records: which action (a key) produced which result (a JSON object), in one small immutable file per result.
 
-Records are the source of truth: a store knows a result if its record and the objects that the record names are there,
-on this host and on any other that shares the directory. A record is the canonical JSON (RFC 8785) of::
+Records are the source of truth. A store has a result if its record and the objects that the record names exist, on this host
+and on any other that shares the directory. A record is the canonical JSON (RFC 8785) of::
 
     {"key":    64 hex digits,
      "schema": "aotgaudi.record/1",
      "sha256": of the canonical JSON of the three other members,
      "value":  the result, a JSON object}
 
-in ``records/<first 2 hex digits>/<key>.json``, mode 0444. Canonical JSON sorts its members, so the bytes that are hashed
-are the file without one run of bytes at a fixed position: checking a record never serialises JSON.
+in ``records/<first 2 hex digits>/<key>.json``, mode 0444. Canonical JSON sorts its members, so the hashed bytes are the file
+without one run of bytes at a fixed position. Checking a record therefore never serializes JSON.
 
 Versions: 1 (first).
 
-The first publisher of a key wins: a later result with other bytes is dropped, so that all readers agree.
-A file that is wrong in any way (foreign, torn, of another key, with a wrong checksum) is a miss, never a wrong hit.
-A file's modification time is the time of its last use. It only decides what is collected first when space is short.
+The first publisher of a key wins. A later result with other bytes is dropped, so that all readers agree. A file with any
+fault (foreign, torn, of another key, with a wrong checksum) is a miss, never a wrong hit. A file's modification time is the
+time of its last use. It only decides what is collected first when space is short.
 
-Looking up results, in the store's own records first and then in the layers below, and noting their use.
+`Actions` looks up results, first in the store's own records and then in the layers below, and notes their use.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 _MODE = 0o444
 _LARGEST_INTEGER = 2**53 - 1
 _TURNS = 5
-"""How often a publisher tries again when another one is quicker, before it gives up."""
+"""How often a publisher tries while others are faster, before it gives up."""
 
 Keep = Callable[[dict[str, Any]], bool]
 
 
 class RecordError(ValueError):
-    """Bytes that are not a record of the requested key; says why."""
+    """The bytes are not a record of the requested key. Says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What distinguishes a file from another of the same name, cheaply, and when it was last used (seconds)."""
+    """Cheap facts that distinguish a file from another of the same name, and its time of last use (seconds)."""
 
     inode: int
     size_bytes: int
@@ -75,7 +75,7 @@ def dump_record(key: str, value: Mapping[str, Any]) -> bytes:
 
 
 def load_record(key: str, data: bytes) -> dict[str, Any]:
-    """Returns the value in a record's bytes. Raises RecordError when they are not a record of `key`."""
+    """Returns the value in a record's bytes. Raises RecordError if they are not a record of `key`."""
     head = _head(key)
     start = len(head) + len(_checksum("0" * 64))
     if not data.startswith(head):
@@ -95,8 +95,8 @@ def load_record(key: str, data: bytes) -> dict[str, Any]:
 def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
     """Returns the value of the record of `key` in the file at `path`; None if there is no file.
 
-    Raises RecordError if the file is not a record of `key`, and StoreError if the system refuses access, which says
-    nothing about the record.
+    Raises RecordError if the file is not a record of `key`, and StoreError if the system refuses access, which says nothing
+    about the record.
     """
     try:
         data = again(lambda: _read(str(path)), retry_on=MOVED_ERRORS)
@@ -110,9 +110,9 @@ def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
 
 
 def digests_in(value: Any) -> Iterator[Digest]:
-    """Yields every digest (``sha256:<hex>:<size>``) among the strings of a JSON value, also in keys of objects.
+    """Yields every digest (``sha256:<hex>:<size>``) among the strings of a JSON value, including the keys of objects.
 
-    The store does not know what its callers' results mean: any string that reads like a digest is taken for one.
+    The store does not know the meaning of its callers' results, so every string in the form of a digest counts as one.
     """
     pending = [value]
     while pending:
@@ -142,7 +142,7 @@ class RecordStore:
         return Path(self._file_name(key))
 
     def stamp(self, key: str) -> Stamp | None:
-        """Returns the stamp of the file that is there for `key`, or None. One ``lstat``."""
+        """Returns the stamp of the file for `key`, or None if there is none. One ``lstat``."""
         try:
             status = os.lstat(self._file_name(key))
         except OSError:
@@ -152,7 +152,7 @@ class RecordStore:
         return Stamp(status.st_ino, status.st_size, status.st_mtime)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """Returns the result recorded for `key`; None if there is no record, or the file is not a valid one."""
+        """Returns the result recorded for `key`; None if there is no valid record. Logs a warning about an invalid one."""
         try:
             return self.load(key)
         except RecordError as error:
@@ -160,14 +160,14 @@ class RecordStore:
         return None
 
     def load(self, key: str) -> dict[str, Any] | None:
-        """As `get`, but raises RecordError if the file is not a record of `key`; see `read_record`."""
+        """Returns the result as `get` does, but raises RecordError for an invalid record. See `read_record`."""
         return read_record(key, self._file_name(key))
 
     def publish(self, key: str, value: Mapping[str, Any], keep: Keep = lambda _: True) -> dict[str, Any]:
-        """Records `value` for `key`, unless there is an earlier result that `keep` accepts; returns what is recorded.
+        """Records `value` for `key`, unless there is an earlier result that `keep` accepts. Returns the recorded result.
 
-        Durable when it returns. Raises StoreError if it cannot be written (then nothing is left behind), and
-        ValueError for a value that is not JSON.
+        The record is durable on return. Raises StoreError if it cannot be written (then nothing is left behind), and
+        ValueError if the value is not JSON.
         """
         data = dump_record(key, value)
         new = load_record(key, data)
@@ -184,25 +184,25 @@ class RecordStore:
         raise StoreError(f"cannot write {self.path(key)}: others keep replacing it by what is no record")
 
     def touch(self, key: str, now: float) -> None:
-        """Notes that `key` is used at `now` (seconds). Does nothing without permission to write."""
+        """Notes a use of `key` at `now` (seconds). Does nothing without permission to write."""
         with contextlib.suppress(OSError):
             os.utime(self._file_name(key), (now, now), follow_symlinks=False)
 
     def discard(self, key: str) -> None:
-        """Forgets `key`, if it is there. Raises StoreError."""
+        """Removes the record of `key`, if there is one. Raises StoreError."""
         try:
             self.path(key).unlink(missing_ok=True)
         except OSError as error:
             raise store_error("remove", self.path(key), error) from error
 
     def keys(self) -> Iterator[str]:
-        """Yields the keys that files are named for, unverified and unordered. Raises StoreError."""
+        """Yields the keys in the names of files, unverified and in no order. Raises StoreError."""
         for path in Path(self._name).glob("[0-9a-f][0-9a-f]/*.json"):
             if _KEY.fullmatch(path.stem) and path.stem.startswith(path.parent.name):
                 yield path.stem
 
     def _write(self, key: str, data: bytes) -> bool:
-        """Writes the file; False if another writer was first, whose file must be read then."""
+        """Writes the file. Returns False if another writer was first; the caller must then read that writer's file."""
         path, is_taken = self.path(key), os.path.lexists(self._file_name(key))
         with temporary_file(self.root / "tmp") as file:
             _write_verified(file, data)
@@ -231,17 +231,17 @@ def _is(path: Path, data: bytes) -> bool:
 
 
 def _read(path: str) -> bytes:
-    """Returns a regular file's bytes, LARGEST_RECORD_BYTES at most and one. Raises OSError."""
+    """Returns a regular file's bytes, at most LARGEST_RECORD_BYTES and one more. Raises OSError."""
     descriptor = open_descriptor(path)
     try:
         size_bytes = min(os.fstat(descriptor).st_size, LARGEST_RECORD_BYTES)
-        return os.read(descriptor, size_bytes + 1)  # Whole: it is a regular file.
+        return os.read(descriptor, size_bytes + 1)  # A regular file gives all at once.
     finally:
         os.close(descriptor)
 
 
 def _number(text: str) -> int | float:
-    """The number that canonical JSON means: RFC 8785 writes a large double as digits, too."""
+    """Returns the number that canonical JSON means. RFC 8785 also writes large doubles as plain digits."""
     value = int(text)
     return value if abs(value) <= _LARGEST_INTEGER else float(text)
 
@@ -271,14 +271,14 @@ def _parsed_digest(text: str) -> Digest | None:
 
 
 USE_GRANULARITY_SECONDS = 6 * 3600.0
-"""A use is noted when the last one is older than this: most look-ups write nothing."""
+"""A use is noted only if the last noted one is older than this, so that most look-ups write nothing."""
 
 
 class Actions:
-    """A persistent mapping from a key (64 hex digits) to a JSON object. Safe between processes and hosts.
+    """A persistent mapping from keys (64 hex digits) to JSON objects. Safe between processes and hosts.
 
-    `lower` are roots of read-only layers, consulted in order for what `root` lacks. With `read_only`, uses
-    are not noted and writing raises StoreError. `clock` gives the time of a use.
+    `lower` are roots of read-only layers, which are searched in order for keys that `root` lacks. With `read_only`, uses are
+    not noted and writing raises StoreError. `clock` returns the time of a use.
     """
 
     def __init__(
@@ -299,26 +299,26 @@ class Actions:
         return self.get_many((key,)).get(key)
 
     def get_many(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Returns the results of those `keys` that have one, in the order of `keys`."""
+        """Returns the results of the `keys` that have one, in the order of `keys`."""
         found = ((key, self._look_up(key)) for key in keys)
         return {key: value for key, value in found if value is not None}
 
     def put(self, key: str, value: Mapping[str, Any], keep: Keep = lambda _: False) -> dict[str, Any]:
-        """Records `value` for `key` unless `keep` accepts an earlier result; returns what is recorded then.
+        """Records `value` for `key`, unless `keep` accepts an earlier result. Returns the recorded result.
 
-        Durable when it returns. Raises StoreError if it cannot be written, and ValueError if `key` is malformed or
+        The record is durable on return. Raises StoreError if it cannot be written, and ValueError if `key` is malformed or
         `value` is not a JSON object.
         """
         self._require_writable()
         return self.records.publish(key, value, keep)
 
     def discard(self, key: str) -> None:
-        """Forgets `key`, if it is there. The layers below keep theirs. Raises StoreError."""
+        """Removes the store's own record of `key`, if there is one. Raises StoreError."""
         self._require_writable()
         self.records.discard(key)
 
     def stamp(self, key: str) -> Stamp | None:
-        """Returns the stamp of the file that a look-up of `key` would read, or None. Reads nothing."""
+        """Returns the stamp of the file that a look-up of `key` would read, or None. Does not read the file."""
         for records in (self.records, *self._lower):
             stamp = records.stamp(key)
             if stamp is not None:
@@ -326,13 +326,13 @@ class Actions:
         return None
 
     def identities(self, keys: Iterable[str]) -> dict[str, list[int]] | None:
-        """Returns inode and size of the file that answers each key; None where one has no record."""
+        """Returns inode and size of the file that answers each key; None if any key has no record."""
         stamps = {key: self.stamp(key) for key in keys}
         found = {key: [stamp.inode, stamp.size_bytes] for key, stamp in stamps.items() if stamp is not None}
         return found if len(found) == len(stamps) else None
 
     def are_unchanged(self, identities: Mapping[str, object]) -> bool:
-        """Whether the same files answer as when `identities` was asked; notes their use where that is due."""
+        """Returns whether the same files answer as when `identities` were read. Notes their use if due."""
         stale = []
         for key, identity in identities.items():
             stamp = self.stamp(key)
@@ -344,14 +344,14 @@ class Actions:
         return True
 
     def note_use(self, keys: Iterable[str]) -> None:
-        """Notes that the store's own records of `keys` are used now, where that is due and allowed."""
+        """Notes that the store's own records of `keys` are used now, if this is due and allowed."""
         for key in keys:
             stamp = self.records.stamp(key)
             if stamp is not None and self._is_use_due(stamp):
                 self.records.touch(key, self._clock())
 
     def __iter__(self) -> Iterator[str]:
-        """The keys of the store's own records at this moment, in ascending order."""
+        """Yields the present keys of the store's own records, in ascending order."""
         return iter(sorted(self.records.keys()))
 
     def _look_up(self, key: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Roots: what a collector must keep, however large the store is.
+"""Roots name the records and objects that a collector must keep, however large the store is.
 
 ``roots/<name>.json`` is the canonical JSON (RFC 8785) of::
 
@@ -7,8 +7,8 @@
      "objects": [digests of objects that are kept],
      "schema":  "aotgaudi.root/1"}
 
-Both lists ascend, each item once. Versions: 1 (first). A root lists everything that it protects, so that this does
-not depend on any other file. A root that cannot be read stops the collector: nothing is removed on a guess.
+Both lists are ascending, without repetitions. Versions: 1 (first). A root lists everything that it protects, so that this
+does not depend on any other file. A root that cannot be read stops the collector, since nothing may be removed on a guess.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _checked_name(name: str) -> str:
 
 
 class Root(Document):
-    """What is kept under `name`: records by key, and objects. Raises ValueError for a malformed name or key."""
+    """The records (by key) and objects that are kept under `name`. Raises ValueError for a malformed name or key."""
 
     schema_: Literal["aotgaudi.root/1"] = Field(default=ROOT_SCHEMA, alias="schema")
     name: Annotated[str, AfterValidator(_checked_name)]
@@ -49,7 +49,7 @@ class Root(Document):
 
 
 def load_root(name: str, data: bytes) -> Root:
-    """Parses the bytes of the root `name`. Raises ManifestError, which says what is wrong."""
+    """Parses the bytes of the root `name`. Raises ManifestError."""
     root = load_document(data, Root, f"root {name}")
     if root.name != name:
         raise ManifestError(f"root {name}: is the root {root.name}")
@@ -63,7 +63,7 @@ class Roots:
         self._directory = root / "roots"
 
     def put(self, root: Root) -> None:
-        """Keeps `root`, in place of an earlier one of the same name. Writes nothing if it has not changed.
+        """Writes `root`, in place of an earlier one of the same name. Writes nothing if it has not changed.
 
         Raises StoreError.
         """
@@ -77,7 +77,7 @@ class Roots:
         write_atomic(path, data)
 
     def get(self, name: str) -> Root:
-        """Returns a root. Raises StoreError if there is none of that name, CorruptError if it cannot be read."""
+        """Returns a root. Raises StoreError if there is none of this name, CorruptError if it cannot be read."""
         path = self._path(name)
         try:
             return load_root(name, path.read_bytes())
@@ -91,7 +91,7 @@ class Roots:
             ) from error
 
     def remove(self, name: str) -> None:
-        """Removes a root; what it alone kept may then be collected. Raises StoreError when there is none."""
+        """Removes a root, so that what only it kept may be collected. Raises StoreError if there is none."""
         path = self._path(name)
         try:
             path.unlink()
@@ -101,13 +101,13 @@ class Roots:
             raise store_error("remove", path, error) from error
 
     def names(self) -> tuple[str, ...]:
-        """The names of all roots, ascending."""
+        """Returns the names of all roots, ascending."""
         return tuple(
             sorted(path.stem for path in self._directory.glob("*.json") if _NAME.fullmatch(path.stem))
         )
 
     def __iter__(self) -> Iterator[Root]:
-        """Every root, by name. Raises CorruptError."""
+        """Yields every root, ordered by name. Raises CorruptError."""
         return map(self.get, self.names())
 
     def _path(self, name: str) -> Path:

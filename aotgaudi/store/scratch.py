@@ -1,16 +1,16 @@
-"""Scratch: files that builders and pulls leave beside the objects and records, and how they are cleared away.
+"""Scratch: files of builders and pulls that are neither objects nor records, and how they are removed.
 
 ::
 
     tmp/            files being written, and directories (``unit-*``) that a compiler works in
-    incoming/       objects that a pull has received in part; the next pull continues from there, until a collection
+    incoming/       objects that a pull has received in part; the next pull continues them, unless they are collected before
     logs/           the output of compilers, a file per unit
     toolcache/      files that a compiler can use again, a directory per toolchain: toolcache/toolchains/<name>
 
-A writer holds a kernel lock on its file in ``tmp/``, so a file whose lock is free has no writer. This also works for
-writers on other hosts, and needs neither process ids nor a clock. A compiler's directory is locked in the same way.
-Other directories, and everything on file systems without locks, are removed by age, measured by the clock of the file
-system itself. Nobody needs the rest while no builder runs; it is removed when space is short (collect.py).
+A writer holds a kernel lock on its file in ``tmp/``, so a file whose lock is free has no writer. This also works for writers
+on other hosts, and needs neither process ids nor a clock. A compiler's directory is locked in the same way. Other
+directories, and everything on file systems without locks, are removed by age, according to the clock of the file system
+itself. The other folders are not needed while no builder runs. Their contents are removed when space is short (collect.py).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from aotgaudi.errors import store_error
 from aotgaudi.files import open_descriptor, temporary_file, try_lock_directory
 
 SCRATCH_PREFIX = "unit-"
-"""Directories of this name are locked by their users (`locked_directory`)."""
+"""Prefix of directories that their users lock (`locked_directory`)."""
 
 GRACE_SECONDS = 3600.0
-"""Longer than any unit takes to compile: whatever is older and unlocked has been abandoned."""
+"""Longer than any unit takes to compile, so older files without a lock are abandoned."""
 
 INCOMING_NAME = "incoming"
 _ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
@@ -40,7 +40,7 @@ _ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
 
 @dataclass(frozen=True)
 class SweepReport:
-    """How much was cleared."""
+    """How much a sweep removed."""
 
     num_removed: int = 0
     num_in_use: int = 0
@@ -48,7 +48,7 @@ class SweepReport:
 
 @dataclass(frozen=True, slots=True)
 class ScratchItem:
-    """A log, a partial object or a tool cache; `used` is when it was last written to or used (seconds)."""
+    """A log, a partial object or a tool cache. `used` is when it was last written or used (seconds)."""
 
     path: Path
     size_bytes: int
@@ -56,12 +56,12 @@ class ScratchItem:
 
     @property
     def is_unfinished(self) -> bool:
-        """Whether it is what a pull has received in part."""
+        """Whether it is a partly received object of a pull."""
         return self.path.parent.name == INCOMING_NAME
 
 
 def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
-    """Returns what may be removed when space is short, in no order. Skips files that disappear meanwhile."""
+    """Returns the items that may be removed when space is short, in no order. Skips files that disappear meanwhile."""
     items = []
     for pattern in _ITEMS:
         for path in root.glob(pattern):
@@ -71,7 +71,7 @@ def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
 
 
 def remove_scratch(item: ScratchItem) -> None:
-    """Removes a log, a partial object that nobody fills, or a tool cache. Raises StoreError."""
+    """Removes a log, a tool cache, or a partial object that no pull is filling. Raises StoreError."""
     try:
         if item.is_unfinished:
             _remove_unlocked(item.path, is_old=False)
@@ -85,7 +85,7 @@ def remove_scratch(item: ScratchItem) -> None:
 
 
 def sweep_temporary_files(root: Path) -> SweepReport:
-    """Removes what dead writers left under ``tmp/``. Never fails: what cannot be removed is left for the next sweep."""
+    """Removes the leftovers of dead writers in ``tmp/``. Never fails; the next sweep tries again what cannot be removed."""
     removed = in_use = 0
     with contextlib.suppress(OSError):
         before = _file_system_time(root / "tmp") - GRACE_SECONDS
@@ -100,9 +100,9 @@ def sweep_temporary_files(root: Path) -> SweepReport:
 
 @contextlib.contextmanager
 def locked_directory(root: Path) -> Iterator[Path]:
-    """Yields a private directory in ``tmp/``, removed at the end, or by a sweep after our death. Raises OSError."""
+    """Yields a private directory in ``tmp/``, which is removed at the end, or by a sweep if we die. Raises OSError."""
     path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
-    with try_lock_directory(path):  # Without locks the sweep goes by age.
+    with try_lock_directory(path):  # Without locks, a sweep goes by age.
         try:
             yield path
         finally:
@@ -137,7 +137,10 @@ def _remove_abandoned(path: Path, before: float) -> bool:
 
 
 def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
-    """Removes a file while holding its lock: a writer that locks it too late sees that its file has no name."""
+    """Removes a file while it holds the file's lock. A writer that locks it too late notices that its file has no name.
+
+    Returns False if a writer holds the lock. Without locks, removes only files that are old.
+    """
     descriptor = open_descriptor(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -154,6 +157,6 @@ def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    """Whether nobody holds the lock of a scratch directory; False where there are no locks."""
+    """Returns whether no process holds the lock of a scratch directory. False without locks."""
     with try_lock_directory(directory) as is_free:
         return is_free is True

@@ -5,14 +5,14 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     format       the line "aotgaudi.store/1"
     objects/     content-addressed, immutable                       (cas.py)
     records/     key -> result, one immutable file each: the truth  (records.py)
-    roots/       what is kept whatever the size                     (roots.py)
+    roots/       what is kept, whatever the size                    (roots.py)
     index/       a cache of look-ups, a small file each             (`Index`)
-    locks/       kernel locks; a file left behind means nothing     (`Locks`)
+    locks/       kernel locks; a leftover file means nothing        (`Locks`)
     tmp/         files being written, and incoming/, logs/,
                  toolcache/: the builder's scratch                  (scratch.py)
     quarantine/  damaged files, and what is wrong with them         (quarantine.py)
 
-Everything but ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed while no builder runs.
+Everything except ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed while no builder runs.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _NO_LOCKS_ERRORS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class Locks:
-    """The kernel locks (``flock``) of the store at `root`. They die with their holder; a file left behind means nothing.
+    """The kernel locks (``flock``) of the store at `root`. They end with their holder. A leftover file means nothing.
 
     ::
 
         locks/<key>.lock    held by the builder that works on a unit
-        locks/store         shared by builds, seals and pulls; held alone by a garbage collector
+        locks/store         shared by builds, seals and pulls; held exclusively by a garbage collector
 
-    Threads exclude each other too; no lock is re-entrant. On a network file system the kernel passes locks on to the server
-    (Linux does, over NFS). Without locks, two builders may compile one unit, which is waste but no error: objects have equal
-    bytes, and the first record stays. Collecting needs the lock, and is refused.
+    The locks also exclude threads from each other, and are not re-entrant. On a network file system, the kernel passes locks
+    on to the server (Linux does this over NFS). Without locks, two builders may compile the same unit. This is waste but not
+    an error, because objects have equal bytes and the first record stays. Collecting requires the lock, and is refused.
     """
 
     def __init__(self, root: Path) -> None:
@@ -60,12 +60,12 @@ class Locks:
 
     @contextlib.contextmanager
     def try_unit(self, key: str) -> Iterator[bool]:
-        """Holds the lock of one unit, so that one builder compiles it; yields False at once if another holder has it.
+        """Holds the lock of a unit, so that only one builder compiles it. Yields False at once if the lock is taken.
 
-        Nobody waits: a builder whose unit is taken works on another one and looks this one up later. A file system without
-        locks gives the lock to everybody, with a warning: a unit is then compiled twice, and the first record stays.
+        Builders do not wait. A builder whose unit is taken works on another one, and looks this one up later. Without locks,
+        every builder gets the lock, with a warning. A unit may then be compiled twice, and the first record stays.
 
-        Raises StoreError if the lock's file cannot be made; ValueError for a key that is not a plain name.
+        Raises StoreError if the lock's file cannot be created, and ValueError for a key that is not a plain name.
         """
         if not _LOCK_NAME.fullmatch(key):
             raise ValueError(f"not a unit key: {key!r}")
@@ -74,15 +74,15 @@ class Locks:
 
     @contextlib.contextmanager
     def shared(self) -> Iterator[None]:
-        """Keeps collectors out, after waiting for one that is running. Has no effect where there are no locks."""
+        """Keeps collectors out, after waiting for one that is running. Has no effect without locks."""
         with self._lock("store", fcntl.LOCK_SH) as _:
             yield
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[bool]:
-        """Keeps everybody else out, or yields False at once if somebody holds the lock.
+        """Keeps all others out, or yields False at once if the lock is held.
 
-        Raises StoreError where the file system has no locks.
+        Raises StoreError if the file system has no locks.
         """
         with self._lock("store", fcntl.LOCK_EX | fcntl.LOCK_NB) as state:
             if state is None:
@@ -92,14 +92,14 @@ class Locks:
             yield state
 
     def forget_units(self) -> None:
-        """Removes the files of unit locks, held or not. Call it under `exclusive` alone."""
+        """Removes the files of unit locks, held or not. Call it only under `exclusive`."""
         for path in self._directory.glob("*.lock"):
             with contextlib.suppress(OSError):
                 path.unlink()
 
     @contextlib.contextmanager
     def _lock(self, name: str, operation: int) -> Iterator[bool | None]:
-        """Yields whether the lock is held; None where there are no locks. Raises StoreError."""
+        """Yields whether we hold the lock; None without locks. Raises StoreError."""
         path = self._directory / name
         try:
             make_directories(path.parent)
@@ -126,33 +126,33 @@ def _flock(descriptor: int, operation: int, path: Path) -> bool | None:
 
 
 MOST_ROWS = 16
-"""How many look-ups are kept, those written last: one for each manifest that is being worked on, and some more."""
+"""How many look-ups are kept, the most recently written: one for each manifest in use, and some more."""
 
 MOST_ROW_BYTES = 64 << 20
-"""The largest row: a look-up of some 300,000 records. A longer one is not remembered."""
+"""The largest row, for a look-up of some 300,000 records. A longer look-up is not remembered."""
 
 
 class Index:
     """Look-ups that found everything, each remembered in a small JSON file. Safe in threads and between processes.
 
-    A row says which files answered a look-up, so that the next equal one only checks that they are still there and reads no
-    record (`Store.remembers`). ``index/<name>.json`` is::
+    A row says which files answered a look-up. So the next equal look-up only checks that these files still exist, and reads
+    no record (`Store.remembers`). ``index/<name>.json`` is::
 
         {"name": name, "sha256": of the value's JSON with sorted keys, "value": value}
 
-    The index is a cache made from records. Losing a row only costs reading the records again: a file that is wrong in any
-    way is a miss, and the next look-up replaces it. A wrong row could leave something unbuilt, so each has its name and a
+    The index is a cache made from records. Losing a row only costs reading the records again. A file with any fault is a
+    miss, and the next look-up replaces it. A wrong row could leave something unbuilt, so each row has its name and a
     checksum. Anyone who can write to the index can write to the store, and so decides what it holds anyway. Sealing and
-    serving never read it.
+    serving never read the index.
 
-    No method raises: a row that cannot be read is a miss, and one that cannot be written is a warning.
+    No method raises. A row that cannot be read is a miss, and one that cannot be written gives a warning.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """Returns the row `name`; None if there is none, or it cannot be used."""
+        """Returns the row `name`; None if there is none or it is unusable."""
         try:
             data = read_regular(self._path(name), MOST_ROW_BYTES)
             match json.loads(data):
@@ -163,7 +163,7 @@ class Index:
         return None
 
     def put(self, name: str, value: Mapping[str, Any]) -> None:
-        """Writes the row `name`, in place of an earlier one, and drops the oldest beyond `MOST_ROWS`."""
+        """Writes the row `name`, in place of an earlier one, and drops the oldest rows beyond `MOST_ROWS`."""
         data = _dumps({"name": name, "sha256": sha256_bytes(_dumps(value)), "value": dict(value)})
         if len(data) > MOST_ROW_BYTES:
             return
@@ -179,14 +179,14 @@ class Index:
                 path.unlink()
 
     def __len__(self) -> int:
-        """The number of rows."""
+        """Returns the number of rows."""
         return len(self._rows())
 
     def _path(self, name: str) -> Path:
         return self.root / f"{name}.json"
 
     def _rows(self) -> list[Path]:
-        """The rows' files, the one written last first."""
+        """Returns the files of the rows, the most recently written first."""
         rows = []
         for path in self.root.glob("[!.]*.json"):
             with contextlib.suppress(OSError):
@@ -195,7 +195,7 @@ class Index:
 
 
 def _dumps(value: Mapping[str, Any]) -> bytes:
-    """JSON, which unlike the canonical one takes an inode of 64 bits."""
+    """Returns JSON that, unlike canonical JSON, can hold inode numbers of 64 bits."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -220,7 +220,7 @@ _OWN_NAMES = frozenset(
 
 
 class Store:
-    """A store at `root`. Safe in threads and between processes; use `Store.open` to make or check one."""
+    """A store at `root`. Safe in threads and between processes. Use `Store.open` to create or check one."""
 
     def __init__(
         self,
@@ -249,14 +249,14 @@ class Store:
         read_only: bool = False,
         trust_others: bool = False,
     ) -> Store:
-        """Opens the store at `root`, and makes it first when `create` and it is missing or empty.
+        """Opens the store at `root`. With `create`, creates it first if it is missing or empty.
 
-        Look-ups go to `root` and then to `lower`, in order: other stores, or sealed bundles (for their objects).
-        Writes go to `root`. With `read_only`, nothing at all is written there: no probe, no lock, no time of use.
-        Several processes may create one store at once.
+        Look-ups go to `root` and then to `lower` in order, which are other stores or sealed bundles (for their objects).
+        Writes go to `root`. With `read_only`, nothing at all is written there: no probe, no lock, no time of use. Several
+        processes may create a store at the same time.
 
-        Raises StoreError if the store is missing, is not a store, has another format, is not writable, or, unless
-        `trust_others`, if others could have written to it or to a layer (see access.py).
+        Raises StoreError if the store is missing, is not a store, has another format, or is not writable. Unless
+        `trust_others`, also raises it if others could have written to the store or to a layer (see access.py).
         """
         if create and not read_only:
             _create(root.absolute())
@@ -273,9 +273,9 @@ class Store:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps collectors out while a build or a seal needs what the store has.
+        """Keeps collectors out while a build or a seal needs the contents of the store.
 
-        The first user of a store that nobody else uses clears ``tmp/`` of what dead writers left. Raises StoreError.
+        If nobody else uses the store, first removes the leftovers of dead writers from ``tmp/``. Raises StoreError.
         """
         if self.read_only:
             yield
@@ -285,7 +285,7 @@ class Store:
             yield
 
     def require_writable(self) -> None:
-        """Raises StoreError when the store is opened read-only: before work is done that it could not keep."""
+        """Raises StoreError if the store is opened read-only. Call it before work whose results it could not keep."""
         if self.read_only:
             raise StoreError(
                 f"store at {self.root} is read-only: nothing can be built into it"
@@ -293,10 +293,10 @@ class Store:
             )
 
     def remembers(self, keys: Sequence[str]) -> bool:
-        """Whether a look-up of `keys` found everything before, and the files that answered it are still there.
+        """Returns whether an earlier look-up of `keys` found everything, and the files that answered it still exist.
 
-        No record is read: inode and size are compared, which is as much as a look-up knows of objects, whose bytes
-        are verified when they are used. Notes the use of the records.
+        Reads no record, but compares inodes and sizes. A look-up checks no more of objects, since their bytes are verified
+        when they are used. Notes the use of the records.
         """
         row = None if self.index is None else self.index.get(self._look_up_name(keys))
         match row:
@@ -305,20 +305,20 @@ class Store:
         return False
 
     def remember(self, keys: Sequence[str], more: Iterable[str], objects: Iterable[Digest]) -> None:
-        """Lets `remembers` know that records of `keys`, `more` records (by key) and `objects` are all there.
+        """Stores for `remembers` that the records of `keys`, `more` records (by key) and `objects` all exist.
 
         Notes the use of the records.
         """
         found = self.actions.identities((*keys, *more))
         if found is None:
-            return  # Collected meanwhile.
+            return  # Something was collected meanwhile.
         self.actions.note_use(found)
         if self.index is not None:
             row = {"records": found, "objects": {digest.sha256: digest.size_bytes for digest in objects}}
             self.index.put(self._look_up_name(keys), row)
 
     def describe_index(self) -> str:
-        """Returns, for people, where the index is and how much it holds."""
+        """Describes in words where the index is and how much it holds."""
         if self.index is None:
             return "none: records are read directly"
         if not self.index.root.exists():
@@ -335,7 +335,7 @@ class Store:
                 if is_alone:
                     sweep_temporary_files(self.root)
         except StoreError:
-            return  # No locks here: nothing is swept, and `shared` says what is wrong, if anything is.
+            return  # Without locks, nothing is swept. `shared` reports other errors.
 
 
 def _create(root: Path) -> None:
