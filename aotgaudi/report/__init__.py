@@ -1,1 +1,1 @@
-"""A spec, a manifest or a bundle at a glance: computed once as a frozen value, which the page and ``--json`` both show."""
+"""Reports on a spec, a manifest or a bundle. A report is computed once as a frozen value, for the page and ``--json``."""

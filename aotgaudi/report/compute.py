@@ -1,4 +1,4 @@
-"""From a spec, a manifest or a bundle to its report: everything is computed here, and nothing is shown."""
+"""Computes the report of a spec, a manifest or a bundle. Shows nothing."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ from aotgaudi.report.values import (
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 MOST_LISTED = 200
-"""At most this many holes and closing entries are listed; all are counted."""
+"""How many holes and closing entries are listed at most. All are counted."""
 
 StepEntry = PromptEntry | DecodeEntry
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What a report is made of. `reporter`: what reports, with its version.
+    """The inputs of a report. `reporter` is the name and version of the reporting program.
 
-    `unknown` says why there are no holdings, and what would give some; `untraced` why a trace was not replayed.
+    `unknown` says why there are no holdings, and how to get them. `untraced` says why a trace was not replayed.
     """
 
     path: str
@@ -71,7 +71,7 @@ class Given:
 
 @dataclass(frozen=True)
 class _Steps:
-    """The entries of prompts and decodes, and which of them the public table lacks: entry -> its witness, if any."""
+    """The entries of prompts and decodes, and those that the public table lacks, as entry -> its witness, if it has one."""
 
     table: BucketTable
     closing: Mapping[StepEntry, tuple[int, ...] | None] = field(default_factory=dict)
@@ -122,13 +122,13 @@ def _subject(given: Given) -> Subject:
 
 
 def _steps(summary: Summary) -> _Steps:
-    """Finds what was added to the public table, and for what, by making that table again."""
+    """Finds the entries that were added to the public table, and their reasons, by making that table again."""
     spec, table = summary.manifest.spec, summary.table
     bucketing = spec.bucketing
     if bucketing.strategy == "unified" or not table.prompt:
         return _Steps(table)
     if bucketing.coverage == "upstream" and not bucketing.short_queries:
-        return _Steps(table)  # Nothing is added then.
+        return _Steps(table)  # Then nothing was added.
     strategy = find_strategy(bucketing.version, bucketing.strategy)
     inputs = BucketingInputs.from_spec(spec.limits, bucketing)
     prompts = set(strategy.prompt_table(inputs))
@@ -220,7 +220,7 @@ def _hole(hole: Hole) -> ReportedHole:
 
 
 def _part(bundle: Bundle | None) -> tuple[ReportedPart | None, tuple[str, ...]]:
-    """The part that a bundle holds, or why no server can serve it."""
+    """Returns the part that a bundle holds, or why no server can serve it."""
     try:
         return (None if bundle is None else part_of(bundle)), ()
     except CorruptError as error:
@@ -245,7 +245,7 @@ def _planes(
     )
 
 
-# Where it is from
+# Origins
 
 
 def _provenance(given: Given) -> Iterator[Component]:
@@ -272,7 +272,7 @@ def _provenance(given: Given) -> Iterator[Component]:
 
 
 def _keys(held: Holdings | None) -> tuple[Component, ...]:
-    """The components that the keys of all programs have in common."""
+    """Returns the components that the keys of all programs share."""
     if held is None:
         return ()
     return tuple(Component(name=name, value=value) for name, value in held.keys.common)
@@ -316,7 +316,7 @@ _OUTSIDE = {
 
 
 def part_of(bundle: Bundle) -> ReportedPart | None:
-    """Returns the part that a bundle holds, proved anew; None where it holds the whole. Raises as `proved_part` does."""
+    """Returns the part that a bundle holds, after proving it again; None for the whole. Raises as `proved_part` does."""
     part, cut = proved_part(bundle, "whole"), proved_part(bundle, "cut")
     if part is None or cut is None:
         return None
@@ -345,7 +345,7 @@ def _reachable(coverage: Coverage) -> dict[str, int]:
 
 
 def _policy(name: Outside, part: Subset | None, whole: dict[str, int]) -> PartPolicy:
-    """None: a server with this policy does not start from it."""
+    """Returns how a policy serves `part`. None means that no server with this policy starts."""
     if part is None:
         text = "no server starts: larger entries do not cover what is not built"
         return PartPolicy(policy=name, limits=None, phases=(), text=text)
@@ -362,7 +362,7 @@ def _first_use(whole: Manifest, reachable: dict[str, int]) -> PartPolicy:
 
 
 def _phases(served: dict[str, int], whole: dict[str, int]) -> tuple[PartPhase, ...]:
-    """Of prompts and decodes: what can be formed under the limits, and of how much under those of the whole."""
+    """Returns, for prompts and decodes, how many steps the limits allow, and how many those of the whole manifest allow."""
     return tuple(
         PartPhase(kind=kind, num_served=served[kind], num_reachable=whole[kind])
         for kind in ("prompt", "decode")

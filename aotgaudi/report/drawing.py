@@ -1,8 +1,8 @@
-"""Planes as inline SVG: which steps have an entry, and how much is padded.
+"""Draws planes as inline SVG: which steps have an entry, and how much is padded.
 
-Bins have equal widths. A mark carries the place of its value in the report (``planes.0.cells.17``) as ``data-path``, and a
-``<title>``: what a pointer shows and a screen reader reads. Colours are CSS variables of the page (style.css), so that one
-drawing serves light and dark.
+Bins have equal widths. A mark carries the place of its value in the report (``planes.0.cells.17``) as ``data-path``, and has
+a ``<title>`` for tooltips and screen readers. Colours are CSS variables of the page (style.css), so that one drawing serves
+light and dark.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from aotgaudi.report.html import Html, element
 from aotgaudi.report.values import Axis, EntryPoint, Plane, PlaneCell
 
 FACTORS = (1.1, 1.25, 1.5, 2.0, 4.0)
-"""Where the classes of padding factors change."""
+"""The bounds between the classes of padding factors."""
 
 SHARES = (0.001, 0.003, 0.01, 0.03, 0.1)
-"""Where the classes of a cell's share of what a trace's steps did in vain change."""
+"""The bounds between the classes of a cell's share of the wasted work of a trace's steps."""
 
 MOST_WITNESSES = 600
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _BELOW, _PAD = 420, 300, 62, 18, 40, 8
 _LEAST_X, _LEAST_Y = 44, 14
-"""The least distance between two labels of an axis."""
+"""The smallest distance between two labels of an axis."""
 
 _STATES = MappingProxyType(
     {
@@ -35,7 +35,7 @@ _STATES = MappingProxyType(
         "hole": "no entry",
     }
 )
-"""The states of a cell's steps, which are also CSS variables, and the legend's text."""
+"""The states of a cell's steps (also the names of CSS variables), with their texts in the legend."""
 
 _ORIGINS = MappingProxyType(
     {
@@ -47,7 +47,7 @@ _ORIGINS = MappingProxyType(
 
 
 def steps_figure(plane: Plane, place: str, caption: str) -> Html:
-    """Draws which steps have an entry, and the entries; `place` is the plane's in the report."""
+    """Draws which steps have an entry, and the entries. `place` is the plane's place in the report."""
     marks = [
         _cell(plane, index, f"{place}.cells.{index}", _state(cell))
         for index, cell in enumerate(plane.cells)
@@ -73,7 +73,7 @@ def steps_figure(plane: Plane, place: str, caption: str) -> Html:
 
 
 def padding_figure(plane: Plane, place: str, caption: str) -> Html:
-    """Draws each cell's share of what a trace's steps did in vain; without a trace its mean padding."""
+    """Draws each cell's share of the wasted work of a trace's steps or, without a trace, its mean padding."""
     of_trace = plane.traffic is not None
     bounds = SHARES if of_trace else FACTORS
     marks, used = [], set()
@@ -92,7 +92,7 @@ def padding_figure(plane: Plane, place: str, caption: str) -> Html:
 
 
 def cell_text(plane: Plane, cell: PlaneCell) -> str:
-    """Returns a cell in words."""
+    """Describes a cell in words."""
     parts = [
         f"{_range(plane.x, cell.x)}, {_range(plane.y, cell.y)}: {cell.num_steps:,} kinds of steps",
         f"{cell.num_uncovered:,} without an entry" if cell.num_uncovered else "all with an entry",
@@ -159,7 +159,7 @@ def _ticks(plane: Plane) -> Iterator[Html]:
 
 
 def _labels(axis: Axis) -> Iterator[tuple[int, str]]:
-    """The ends of bins at powers of two, and the last one if it is not close to these; with what they stand for."""
+    """Returns the ends of bins at powers of two, and the last end unless it is close to one of these, with their labels."""
     lasts = [axis.bounds(index)[1] for index in range(len(axis.firsts))]
     chosen = [index for index, last in enumerate(lasts) if last & (last - 1) == 0]
     if len(lasts) > 1 and len(lasts) - 1 - chosen[-1] > 1:
@@ -203,7 +203,7 @@ def _point(plane: Plane, point: EntryPoint, place: str) -> Html:
 
 
 def _counts(plane: Plane) -> Iterator[Html]:
-    """A dot a cell, the darker the more entries it has: for entries that are too many to be drawn."""
+    """Yields a dot for each cell with entries, if there are too many entries to draw. It is darker for more entries."""
     most = max((cell.num_entries for cell in plane.cells), default=1)
     for cell in plane.cells:
         if cell.num_entries:
@@ -227,7 +227,7 @@ def _witness(plane: Plane, index: int, place: str) -> Html:
 
 
 def _position(axis: Axis, value: float) -> float:
-    """Where a value's far edge is, in bins: an entry covers what is at most as large."""
+    """Returns the place of a value's far edge, in bins, since an entry covers all values up to its own."""
     index = max(i for i, first in enumerate(axis.firsts) if first - 1 < value or i == 0)
     first, last = axis.bounds(index)
     return index + (value - first + 1) / (last - first + 1)

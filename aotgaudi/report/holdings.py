@@ -1,7 +1,7 @@
-"""What is built, and how long it took: from a bundle, from a store, or from what a build printed.
+"""Finds what is built, and how long it took, in a bundle, a store, or the output of a build.
 
 A bundle holds no times (docs/adr/0002-receipt-and-bundle.md). They are in the records of the store that built it, and are
-looked up if that store is here. A bundle's programs are verified as they are read; its units are not read.
+looked up if that store is available. A bundle's programs are verified as they are read. Its units are not read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _COMPILING = "target."
 
 @dataclass(frozen=True, slots=True)
 class HeldProgram:
-    """A program that can run: the entries that it serves and the units that it calls."""
+    """A program that can run, the entries that it serves, and the units that it calls."""
 
     entries: tuple[Entry, ...]
     units: tuple[str, ...]
@@ -42,7 +42,7 @@ class HeldProgram:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """All that is built. `records`: what the builder's store knows of units; `lost`: programs that cannot be read."""
+    """Everything that is built. `records` are the store's records of units, `lost` the programs that cannot be read."""
 
     source: Literal["bundle", "store"]
     target: Target
@@ -54,12 +54,12 @@ class Holdings:
 
     @property
     def warm_entries(self) -> frozenset[Entry]:
-        """The entries that have all they need."""
+        """The entries with a program that can run."""
         return frozenset(entry for program in self.programs for entry in program.entries)
 
 
 def holdings_of_bundle(bundle: Bundle, store: Store | None) -> Holdings:
-    """Returns what a bundle of programs holds. Raises as `Bundle.manifest` does, SpecError for a capture."""
+    """Returns what a bundle of programs holds. Raises as `Bundle.manifest` does, and SpecError for a capture."""
     receipt, spec = bundle.require_programs(), bundle.manifest.spec
     groups: dict[str, list[Entry]] = defaultdict(list)
     for entry in bundle.manifest.entries:
@@ -85,7 +85,7 @@ def holdings_of_bundle(bundle: Bundle, store: Store | None) -> Holdings:
 
 
 def holdings_of_plan(plan: Plan, spec: BuildSpec) -> Holdings:
-    """Returns what a store has of what is planned."""
+    """Returns the part of a plan that the store has already."""
     whole = ((state.entries, tuple(row.units)) for state, row in plan.complete)
     return Holdings(
         source="store",
@@ -98,7 +98,7 @@ def holdings_of_plan(plan: Plan, spec: BuildSpec) -> Holdings:
 
 
 def built_of(held: Holdings) -> Built:
-    """Returns sizes, reuse and times of what is built: the largest units first."""
+    """Returns sizes, reuse and times of everything that is built, with the largest units first."""
     units = sorted(_units(held), key=lambda unit: (-unit.size_bytes, unit.label, unit.key))
     timed = [unit for unit in units if unit.compile_seconds is not None]
     return Built(
@@ -114,10 +114,10 @@ def built_of(held: Holdings) -> Built:
 
 
 def upgrades_of(held: Holdings) -> tuple[Upgrade, ...]:
-    """Returns what another value of what compiles, or of what traces, would invalidate of all that is built.
+    """Returns which built results a change of the compiling or of the tracing components would invalidate.
 
-    Every program's key holds both, so all are traced again. A unit's key holds the target, and the text of its graph,
-    which only tracing can tell (``explain/what_if.py``).
+    Every program's key contains both, so all programs are traced again. A unit's key contains the target and the text of its
+    graph, which only tracing reveals (``explain/what_if.py``).
     """
     used = {key for program in held.programs for key in program.units}
     common = [Component(name=name, value=value) for name, value in held.keys.common]
@@ -181,10 +181,10 @@ def _pieces(units: Iterable[ReportedUnit]) -> tuple[PieceTime, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EntryMean:
-    """One entry of a kind: the bytes of its compiled units, and what compiling them took.
+    """The mean entry of a kind: the bytes of its compiled units, and the seconds to compile them.
 
-    A unit that several entries of the kind share counts once, and so each for its part. `compile_seconds` is None where
-    the record of a unit is not known; tracing is not in it, which no record has.
+    A unit that several entries of the kind share counts once in total, so each entry counts a part of it. `compile_seconds`
+    is None if the record of a unit is unknown. It does not include tracing, which no record has.
     """
 
     num_entries: int
@@ -193,7 +193,7 @@ class EntryMean:
 
 
 def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
-    """Returns the mean over the built entries of a kind; None where none is built."""
+    """Returns the mean over the built entries of a kind; None if none is built."""
     programs = [program for program in held.programs if any(entry.kind == kind for entry in program.entries)]
     num_entries = sum(entry.kind == kind for program in programs for entry in program.entries)
     if not num_entries:
@@ -205,7 +205,7 @@ def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
     return EntryMean(num_entries, size / num_entries, None if seconds is None else seconds / num_entries)
 
 
-# What a build printed
+# The output of a build
 
 _MAX_BYTES = 64 << 20
 _WANTED = "what `aotgaudi build SPEC --json`, or `build cache`, printed"
@@ -217,7 +217,7 @@ Count = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class _Told(Value):
-    """The part of a build's output that a report reads; the rest is ignored."""
+    """The part of a build's output that a report uses. The rest is ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -241,9 +241,9 @@ class _Phases(_Told):
 
 
 def read_build_time(path: Path, manifest: Manifest) -> BuildTime:
-    """Returns where the time of a build went, from what ``build --json`` or ``build cache --json`` printed into `path`.
+    """Returns how a build spent its time, from the output of ``build --json`` or ``build cache --json`` in `path`.
 
-    Neither a bundle nor a store's records hold these times.
+    Neither a bundle nor a store's records have these times.
 
     Raises:
         SpecError: The file cannot be read, is not about a build, or is about a build of another manifest.
@@ -264,7 +264,7 @@ def read_build_time(path: Path, manifest: Manifest) -> BuildTime:
 
 
 def _check_manifest(path: Path, document: Mapping[str, Any], manifest: Manifest) -> None:
-    """`build cache` does not print its manifest; `build` does."""
+    """Raises SpecError if the output is about another manifest. `build` prints its manifest, `build cache` does not."""
     told = document.get("manifest")
     of = told.get("id") if isinstance(told, dict) else None
     if of is not None and of != manifest.id:

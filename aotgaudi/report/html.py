@@ -1,4 +1,4 @@
-"""HTML from values. Text becomes HTML in `element` alone, which escapes it, so that no name is ever more than text."""
+"""Builds HTML from values. Only `element` turns text into HTML, and escapes it, so that names are never more than text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VOID = frozenset({"meta", "link"})
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ NONE = Html()
 def element(tag: str, *children: object, **attributes: object) -> Html:
     """Returns an element. Children that are not `Html`, and all values of attributes, are escaped.
 
-    ``class_`` is the attribute ``class``, ``data_path`` is ``data-path``; attributes of None are left out.
+    ``class_`` is the attribute ``class``, ``data_path`` is ``data-path``. Attributes of None are left out.
     """
     words = "".join(
         f' {name.rstrip("_").replace("_", "-")}="{escape(str(value))}"'
@@ -40,12 +40,12 @@ def element(tag: str, *children: object, **attributes: object) -> Html:
 
 
 def join(*children: object) -> Html:
-    """Returns children one after the other, escaped unless they are `Html`."""
+    """Returns the concatenated children, escaped unless they are `Html`."""
     return Html("".join(child if isinstance(child, Html) else escape(str(child)) for child in children))
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Html:
-    """Returns a table. A head that begins with ``#`` is of numbers, one with ``*`` of long words."""
+    """Returns a table. A head with the prefix ``#`` marks a column of numbers, one with ``*`` a column of long words."""
     kinds = [{"#": "n", "*": "long"}.get(head[:1]) for head in heads]
     titles = [element("th", head.lstrip("#*"), class_=kind) for head, kind in zip(heads, kinds, strict=True)]
     lines = [element("tr", *titles)] if any(head.lstrip("#*") for head in heads) else []
@@ -82,20 +82,20 @@ def page(title: str, *main: object) -> str:
 
 
 class Numbers:
-    """The numbers of a JSON value, as elements that carry their place in it: a dotted path."""
+    """The numbers of a JSON value, as elements that carry their place in it as a dotted path."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
 
     def __call__(self, place: str, form: str = "count") -> Html:
-        """Returns the number at a place; None is "not known"."""
+        """Returns the number at a place. None becomes "not known"."""
         value = number_at(self._document, place)
         if value is None:
             return element("span", "not known", class_="none")
         return element("data", shown(value, form), data_path=place, value=value)
 
     def text(self, text: str, at: str = "", **words: object) -> Html:
-        """Returns prose in which ``{place:form}`` is a number below `at`, and ``{name}`` one of `words`, escaped."""
+        """Returns prose in which ``{place:form}`` is replaced by a number below `at`, and ``{name}`` by an escaped word."""
         parts: list[object] = []
         for literal, name, form, _ in Formatter().parse(text):
             parts.append(literal)
@@ -104,9 +104,9 @@ class Numbers:
         return join(*parts)
 
     def table(self, at: str, columns: Mapping[str, Any], most: int | None = None) -> Html:
-        """Returns a table of the first rows of the list at `at`. A head that begins with ``#`` is of numbers: see `table`.
+        """Returns a table of the first rows of the list at `at`. For the prefixes of heads, see `table`.
 
-        The cell below a head is a place in the row, a text with such places, or what a function makes of the row.
+        A column is a place in the row, a text with such places, or a function of the row.
         """
         rows = number_at(self._document, at)[:most]
         return table(
@@ -133,9 +133,9 @@ def number_at(document: Mapping[str, Any], place: str) -> Any:
 
 
 def shown(value: float, form: str) -> str:
-    """Returns a number for people.
+    """Returns a number in a readable form.
 
-    `form`: ``count``, ``size`` in bytes, ``time`` in seconds, ``work``, ``factor``, or ``share``, a part of 1.
+    `form` is ``count``, ``size`` in bytes, ``time`` in seconds, ``work``, ``factor``, or ``share`` as a part of 1.
     """
     return _FORMS[form](value)
 

@@ -1,6 +1,6 @@
-"""The page of a report and of a difference: sections, tables and drawings. Computes nothing, needs no network.
+"""Makes the pages of reports and differences, with sections, tables and drawings. Computes nothing and needs no network.
 
-Every number is a ``<data>`` element with its place in the JSON form and its value (`Numbers`).
+Every number is a ``<data>`` element with its value and its place in the JSON form (`Numbers`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def report_page(report: Report) -> str:
 
 
 def difference_page(document: Mapping[str, Any]) -> str:
-    """Returns the page of what ``aotgaudi diff --json`` prints of two manifests."""
+    """Returns the page for the output of ``aotgaudi diff --json`` about two manifests."""
     num, causes = Numbers(document), document["causes"]
     entries = [
         (kind, num(f"entries.{kind}.added"), num(f"entries.{kind}.removed"), _examples(change))

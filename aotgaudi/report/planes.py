@@ -1,4 +1,4 @@
-"""The steps of a phase as a plane, cut into cells that fit a page: exact counts, however many steps there are.
+"""The steps of a phase as a plane, cut into cells that fit a page. Counts are exact, however many steps there are.
 
 ======  ==================  =======================  ==============================
 phase   x                   y                        a step that is counted
@@ -7,9 +7,9 @@ prompt  context blocks      rows of queries          a cell of ``bucketing/proof
 decode  sequences           blocks in all            (batch size, total of blocks)
 ======  ==================  =======================  ==============================
 
-Bins end at powers of two, and at equal parts of what is between two of them, so that the edges of most public buckets are
-edges of bins. Counts are differences of the sums that the proof itself uses, so the cells of a plane add up to the
-numbers of the proof. Padding is a mean over a few steps of each cell: those at the corners of a grid within it.
+Bins end at powers of two, and at equal parts between two of them, so that the edges of most public buckets are edges of
+bins. Counts are differences of the sums that the proof itself uses, so the cells of a plane add up to the numbers of the
+proof. Padding is a mean over a few steps of each cell, which are the points of a grid in it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.report.values import Axis, EntryPoint, MeanPadding, Origin, Plane, PlaneCell, Traffic
 
 MAX_BINS = 48
-"""Most bins of an axis."""
+"""The most bins of an axis."""
 
 MAX_POINTS = 1500
-"""More sizes of entries than this are counted by cell, and not shown one by one."""
+"""If there are more sizes of entries, they are counted by cell and not shown one by one."""
 
 _SAMPLES = 3
-"""So many steps of a cell are measured in each dimension, where it has as many."""
+"""How many steps of a cell are measured in each dimension, if it has as many."""
 
 _PROMPT_SIZES = attrgetter("num_ctx_blocks"), attrgetter("query_len")
 _DECODE_SIZES = attrgetter("batch_size"), attrgetter("num_blocks")
@@ -56,7 +56,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class EntryFacts:
-    """What else a report says of an entry."""
+    """Further facts about an entry in a report."""
 
     origin: Origin
     is_warm: bool | None
@@ -67,9 +67,9 @@ Facts = Callable[[PromptEntry | DecodeEntry], EntryFacts]
 
 @dataclass(frozen=True, slots=True)
 class _Phase:
-    """How steps of a phase are counted, measured and placed. Spans are of whole numbers, both ends included.
+    """How steps of a phase are counted, measured and placed. Spans are ranges of integers that include both ends.
 
-    `uncovered` have no entry, `not_built` none that is built.
+    `uncovered` counts steps without an entry, `not_built` steps without a built entry.
     """
 
     reachable: _Count
@@ -87,7 +87,7 @@ def prompt_plane(
     traffic: Mapping[Place, Traffic],
     built: BucketTable | None = None,
 ) -> Plane:
-    """Returns the plane of the prompts; `traffic` is by (context blocks, row). `built`: None where it is not known."""
+    """Returns the plane of the prompts. `traffic` is by (context blocks, row). `built` is None if it is unknown."""
     holes, size = tuple(prompt_holes(prompts, table)), prompts.limits.block_size
     unbuilt = None if built is None else tuple(prompt_holes(prompts, built))
     contexts, queries = ([get(entry) for entry in table.prompt] for get in _PROMPT_SIZES)
@@ -122,7 +122,7 @@ def decode_plane(
     traffic: Mapping[Place, Traffic],
     built: BucketTable | None = None,
 ) -> Plane:
-    """Returns the plane of the decodes; `traffic` is by (batch size, blocks). `built`: None where it is not known."""
+    """Returns the plane of the decodes. `traffic` is by (batch size, blocks). `built` is None if it is unknown."""
     holes = tuple(decode_holes(decodes, table))
     unbuilt = None if built is None else tuple(decode_holes(decodes, built))
     batches, totals = ([get(entry) for entry in table.decode] for get in _DECODE_SIZES)
@@ -165,9 +165,9 @@ def axis_of(noun: str, first: int, last: int, scale: int = 1) -> Axis:
 
 
 def _firsts(first: int, last: int, parts: int) -> tuple[int, ...]:
-    """The first values of bins that end at powers of two and, between two of them, at `parts` equal parts.
+    """Returns the first values of bins that end at powers of two and, between two of these, at `parts` equal parts.
 
-    Stops at one more bin than may be used.
+    Stops at one more bin than an axis may have.
     """
     firsts = [first]
     for end in _ends(parts):
@@ -189,9 +189,9 @@ def _ends(parts: int) -> Iterator[int]:
 def binned(
     x: Axis, y: Axis, xs: Iterable[int], ys: Iterable[int], value_of: Mapping[int, int] | None = None
 ) -> Counter[Place]:
-    """Returns how many of the pairs of `xs` and `ys` lie in each cell; `value_of` gives y's value on its axis.
+    """Returns how many of the pairs of `xs` and `ys` lie in each cell. `value_of` maps y to its value on the axis.
 
-    Each distinct value is looked up once: there may be a million pairs.
+    Each distinct value is looked up only once, since there may be a million pairs.
     """
     xs, ys = list(xs), list(ys)
     columns = {value: bin_of(x, value) for value in set(xs)}
@@ -243,7 +243,7 @@ def _cells(
 
 
 def _sampled(phase: _Phase, xs: Span, ys: Span) -> float | None:
-    """The mean padding of some steps of a cell that holds steps; None where no entry covers one of them."""
+    """Returns the mean padding of some steps of a cell that holds steps; None if no entry covers any of them."""
     grid = itertools.product(_spaced(*xs), _spaced(*ys))
     steps = {phase.some_step(xs, ys), *filter(phase.has_step, grid)}
     factors = [found[0] for found in map(phase.measure, sorted(steps)) if found is not None]
@@ -261,7 +261,7 @@ def _rows(prompts: ReachablePrompts, xs: Span, ys: Span) -> int:
 
 
 def _counted(holes: Sequence[_HoleT], in_hole: Callable[[_HoleT, Span, Span], int]) -> _Count:
-    """Returns what counts the steps of a span that are in any of these holes."""
+    """Returns a function that counts the steps of a span that are in any of these holes."""
     return lambda xs, ys: sum(in_hole(hole, xs, ys) for hole in holes)
 
 
@@ -291,7 +291,7 @@ def _in_decode_hole(hole: DecodeHole, xs: Span, ys: Span) -> int:
 
 
 def _points(rows: Iterable[tuple[int, float, EntryFacts]], num_rows: int) -> tuple[EntryPoint, ...]:
-    """Entries of one size, origin and state together; none where they are too many to be told apart."""
+    """Returns a point for the entries of each size, origin and state; none at all if there would be too many."""
     if num_rows > 8 * MAX_POINTS:
         return ()
     counted = Counter(rows)

@@ -1,7 +1,7 @@
-"""What a trace's steps do in the cells of a report: a replay through the engine's scheduler, added up.
+"""Adds up a trace's steps, from a replay through the engine's scheduler, in the cells of a report.
 
-Work is counted by ``traffic/cost.py``: *useful* is that of the smallest shape that a step needs, *padded* that of the
-entry that it ran in. The difference is what the device does in vain.
+Work is counted as in ``traffic/cost.py``. *Useful* work is that of the smallest shape that a step needs, *padded* work that
+of the entry that it ran in. The difference is wasted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 
 MOST_WASTEFUL = 12
-"""The entries with the most padding; this many are listed."""
+"""How many of the entries with the most padding are listed."""
 
 _GIGA = 1e9
 _GIGA_UNITS: Mapping[str, str] = MappingProxyType({"FLOP": "GFLOP", "ns": "s"})
@@ -31,7 +31,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class TracedSteps:
-    """What a report says of a trace, and its steps: prompts by (context blocks, row), decodes by (batch size, blocks)."""
+    """A trace in a report, and its steps: prompts by (context blocks, row), decodes by (batch size, blocks)."""
 
     reported: ReportedTrace
     prompts: Mapping[tuple[int, int], Traffic]
@@ -39,13 +39,13 @@ class TracedSteps:
 
 
 def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: WorkModel, basis: str) -> TracedSteps:
-    """Returns what the server of a manifest does with a trace that was read from `path`.
+    """Returns the steps that the server of a manifest forms for a trace that was read from `path`.
 
-    `basis` says in words where `model` has from what steps cost.
+    `basis` says in words where the costs of `model` come from.
 
     Raises:
-        SpecError: None of its requests fits the limits, or the manifest has no prompts and decodes.
-        UncoveredStepError: The manifest has a hole, which a step met.
+        SpecError: No request of the trace fits the limits, or the manifest has no prompts and decodes.
+        UncoveredStepError: The manifest has a hole, and a step hit it.
     """
     spec = manifest.spec
     table = BucketTable.from_entries((*manifest.of_kind("prompt"), *manifest.of_kind("decode")))
@@ -110,7 +110,7 @@ def _reported(
 
 
 def _traffic(uses: Iterable[_Use], waste: int) -> Traffic:
-    """Uses added up; `waste` is all that was done in vain."""
+    """Returns the sum of uses. `waste` is the wasted work of the whole trace."""
     rows = tuple(uses)
     useful, padded = sum(row.useful for row in rows), sum(row.padded for row in rows)
     return Traffic(

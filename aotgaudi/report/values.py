@@ -1,7 +1,7 @@
-"""The report as a value: every number that the page shows, and all that ``--json`` prints.
+"""The report as a value, with every number that the page shows and everything that ``--json`` prints.
 
-``report.compute`` makes it, ``report.page`` shows it. Numbers that the page shows carry their place in the JSON form,
-``coverage.phases.0.num_reachable``, so that the two can be compared.
+``report.compute`` makes it, and ``report.page`` shows it. Numbers on the page carry their place in the JSON form, such as
+``coverage.phases.0.num_reachable``, so that both can be compared.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from aotgaudi.manifest.summary import Memory
 REPORT_SCHEMA: Literal["aotgaudi.report/1"] = "aotgaudi.report/1"
 
 Origin = Literal["public", "closing", "short"]
-"""Why a prompt or decode entry is there: of the public table, added to close it, or a short query of the spec."""
+"""The reason for a prompt or decode entry: it is in the public table, closes it, or is a short query of the spec."""
 
 
 class Subject(Value):
-    """What is reported on. `path` as it was given."""
+    """The subject of a report. `path` is as the user gave it."""
 
     path: str
     kind: Literal["spec", "manifest", "bundle"]
@@ -28,12 +28,12 @@ class Subject(Value):
     model: str
     backend: str
     version: str
-    """Of the bucketing rules."""
+    """The version of the bucketing rules."""
     strategy: str
 
 
 class KindOfEntry(Value):
-    """The entries of one kind. `num_warm` None: what is built is not known."""
+    """The entries of one kind. `num_warm` is None if it is unknown what is built."""
 
     kind: str
     num_entries: int
@@ -43,7 +43,7 @@ class KindOfEntry(Value):
 
 
 class Entries(Value):
-    """All entries. `programs`: how many distinct programs they are, where that is known."""
+    """All entries. `programs` is the number of their distinct programs, if known."""
 
     num_entries: int
     num_warm: int | None
@@ -53,7 +53,7 @@ class Entries(Value):
 
 
 class Phase(Value):
-    """What is proved of the steps of one kind, counted in `unit`."""
+    """What is proved about the steps of one kind, counted in `unit`."""
 
     kind: str
     unit: str
@@ -62,7 +62,7 @@ class Phase(Value):
 
 
 class ReportedHole(Value):
-    """A disjoint part of what is uncovered, and the smallest step in it: the witness."""
+    """One of the disjoint sets of uncovered steps, and its smallest step (the witness)."""
 
     kind: str
     text: str
@@ -79,7 +79,7 @@ class ClosingEntry(Value):
 
 
 class ReportedCoverage(Value):
-    """The proof. `holes` and `closing` are the first of `num_holes` and `num_closing`; `smallest`: of all witnesses."""
+    """The proof. `holes` and `closing` are the first of `num_holes` and `num_closing`. `smallest` is the least witness."""
 
     mode: str
     scheduler: str
@@ -104,9 +104,9 @@ class PartPhase(Value):
 
 
 class PartPolicy(Value):
-    """What ``serve --outside POLICY`` makes of a part: under which limits it serves, and what becomes of the rest.
+    """How ``serve --outside POLICY`` serves a part: under which limits, and how it treats other requests.
 
-    `limits` None: no server with this policy starts.
+    `limits` is None if no server with this policy starts.
     """
 
     policy: str
@@ -118,8 +118,8 @@ class PartPolicy(Value):
 class ReportedPart(Value):
     """A bundle that holds a part of its manifest: `num_entries` serve, `num_cold` are not built.
 
-    `num_settings` sampler settings of `num_settings_of_spec` are served. `is_closed`: under the limits of the policies, as
-    proved for the report.
+    `num_settings` sampler settings of `num_settings_of_spec` are served. `is_closed` says whether the part is closed under
+    the limits of the policies, as proved for the report.
     """
 
     text: str
@@ -132,7 +132,7 @@ class ReportedPart(Value):
 
 
 class Axis(Value):
-    """A dimension of a plane, cut into bins: bin i is of `firsts[i]` up to before `firsts[i + 1]`, the last one to `last`.
+    """A dimension of a plane, cut into bins. Bin i begins at `firsts[i]` and ends before the next, the last at `last`.
 
     A value stands for `scale` of `noun`.
     """
@@ -149,10 +149,10 @@ class Axis(Value):
 
 
 class Traffic(Value):
-    """What a trace's steps did in a cell or an entry.
+    """The work of a trace's steps in a cell or an entry.
 
-    `useful` is the work that they needed, `padded` what was done, in the trace's unit; `share` is this one's part, 0 to
-    1, of all that the trace's steps did in vain.
+    `useful` is the work that the steps needed, and `padded` the work that was done, in the trace's unit. `share` is the
+    part, 0 to 1, of the trace's wasted work that was wasted here.
     """
 
     num_steps: int
@@ -162,11 +162,11 @@ class Traffic(Value):
 
 
 class PlaneCell(Value):
-    """One bin of both axes that holds steps: how many can be formed, how many of them have no entry.
+    """A cell of both axes that holds steps: how many can be formed, and how many of these have no entry.
 
-    `padding` is the mean factor, 1 or more, over a sample of the cell's covered steps, None where none is;
-    `num_entries` are those whose own size lies here. `traffic`: of a trace, None where it had no step here. `num_cold`:
-    steps that have entries, none of which is built; None where it is not known what is.
+    `padding` is the mean factor, 1 or more, over a sample of the cell's covered steps; None if no step of the sample is
+    covered. `num_entries` counts the entries whose own size is in the cell. `traffic` is that of a trace; None if it had no
+    step here. `num_cold` counts steps that have entries of which none is built; None if it is unknown what is built.
     """
 
     x: int
@@ -180,7 +180,7 @@ class PlaneCell(Value):
 
 
 class EntryPoint(Value):
-    """Entries of one size but for the batch: `x` and `y` in the units of the axes. `is_warm` None: not known."""
+    """Entries of one size, apart from the batch. `x` and `y` are in the units of the axes. `is_warm` None means unknown."""
 
     x: int
     y: float
@@ -190,7 +190,7 @@ class EntryPoint(Value):
 
 
 class MeanPadding(Value):
-    """Padding over the steps that can be formed, each counted once; see ``bucketing/padding.py``."""
+    """Mean padding over the steps that can be formed, each counted once. See ``bucketing/padding.py``."""
 
     mean: float
     error: float
@@ -202,7 +202,7 @@ class MeanPadding(Value):
 class Plane(Value):
     """The steps of one phase: prompts by context and query, decodes by batch and blocks.
 
-    `points` are empty where there would be too many; `PlaneCell.num_entries` counts them all the same.
+    `points` is empty if there would be too many. `PlaneCell.num_entries` counts the entries in any case.
     """
 
     phase: Literal["prompt", "decode"]
@@ -223,11 +223,11 @@ class EntryUse(Value):
 
 
 class ReportedTrace(Value):
-    """A trace as it was replayed through the scheduler of the engine, in `seconds` of simulated time.
+    """A trace that was replayed through the engine's scheduler, in `seconds` of simulated time.
 
-    `num_refused` requests do not fit the limits; the answers of `num_shortened` were longer than fits. Of `num_entries` for
-    prompts and decodes `num_entries_used` ran. `useful` is the work that the steps needed, `padded` what was done, both in
-    `unit`, as `basis` has it; `wasteful` are the entries in which most was done in vain.
+    `num_refused` requests do not fit the limits, and `num_shortened` answers were cut to fit. Of `num_entries` for prompts
+    and decodes, `num_entries_used` ran. `useful` is the work that the steps needed, and `padded` the work that was done,
+    both in `unit`, with costs from `basis`. `wasteful` are the entries that wasted most work.
     """
 
     path: str
@@ -248,7 +248,7 @@ class ReportedTrace(Value):
 
 
 class ReportedUnit(Value):
-    """A compiled unit. `piece` is what it is of a step (layer, head, ...); seconds are None where no record holds them."""
+    """A compiled unit. `piece` is the piece of a step that it is (layer, head, ...). Seconds are None without a record."""
 
     key: str
     label: str
@@ -261,7 +261,7 @@ class ReportedUnit(Value):
 
 
 class PieceTime(Value):
-    """What compiling the units of one piece took, one after the other."""
+    """The time to compile the units of one piece, as a sum."""
 
     piece: str
     num_units: int
@@ -271,7 +271,7 @@ class PieceTime(Value):
 
 
 class Built(Value):
-    """What is built, by a bundle or a store: `source`. Sums are over distinct units."""
+    """Everything that is built in a bundle or a store (`source`). Sums are over distinct units."""
 
     source: Literal["bundle", "store"]
     num_units: int
@@ -284,7 +284,7 @@ class Built(Value):
 
 
 class BuildPhase(Value):
-    """A phase of a build; `begin` is in seconds since the build began."""
+    """A phase of a build. `begin` is in seconds since the build began."""
 
     name: str
     begin: float
@@ -292,7 +292,7 @@ class BuildPhase(Value):
 
 
 class BuildTime(Value):
-    """Where the time of one build went: its phases by the clock, and what its workers did in seconds of all together."""
+    """How one build spent its time: its phases by the clock, and the work of its workers in seconds of all together."""
 
     path: str
     seconds: float
@@ -304,16 +304,16 @@ class BuildTime(Value):
 
 
 class Component(Value):
-    """A named value: a component of keys, or where something came from."""
+    """A named value: a component of keys, or an origin."""
 
     name: str
     value: str
 
 
 class Upgrade(Value):
-    """What another value of any of `components` would invalidate. Seconds are those of units that have a record.
+    """What a change of any of `components` would invalidate. Seconds are those of the units that have a record.
 
-    `is_certain`: all `num_units` are compiled again; otherwise those whose graphs come out differently.
+    If `is_certain`, all `num_units` are compiled again, otherwise only those whose graphs change.
     """
 
     what: str
@@ -327,7 +327,7 @@ class Upgrade(Value):
 
 
 class Report(Value):
-    """All of it. `notes` say what is not known, why, and what would tell."""
+    """The whole report. `notes` say what is unknown, why, and how to find out."""
 
     schema_: Literal["aotgaudi.report/1"] = Field(default=REPORT_SCHEMA, alias="schema")
     subject: Subject

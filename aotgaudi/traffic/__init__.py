@@ -1,1 +1,1 @@
-"""What was asked of a server, and which steps its scheduler forms of that: traces, and their replay."""
+"""Traces of requests, and their replay: which steps a server's scheduler forms for them, and what these cost."""

@@ -1,4 +1,4 @@
-"""What a step costs, padding included. `aotgaudi tune` minimises this cost, and reports give padding in it.
+"""The cost of a step, padding included. `aotgaudi tune` minimizes this cost, and reports measure padding by it.
 
 The work of an entry is a sum of integers. Let B be the block size::
 
@@ -7,26 +7,27 @@ The work of an entry is a sum of integers. Let B be the block size::
 
     work = step + rows * per_row + tokens * per_token + pairs * per_pair + keys * per_key
 
-**Estimated** (`WorkModel.of`), in floating-point operations. A token passes all weights of attention and of the
-feed-forward part, two operations each; in a mixture of experts, those of the experts it is sent to. A row passes the
-head. A pair of query and key takes 2 operations per query head and number of the row that the layer keeps of a token, as a
-key and as a value (``spec/cache_rows.py``); a layer that keeps a row for several tokens has so many fewer pairs. Windows
-count as whole contexts. Reading a token's rows from memory counts as the operations that the device could have done
-meanwhile (`Device.balance`). What every step costs, above all reading the weights, is the same for all tables and left out.
+**Estimated** (`WorkModel.of`), in floating-point operations. A token passes all weights of attention and of the feed-forward
+part, with two operations each. In a mixture of experts, it passes only the weights of its experts. A row passes the head. A
+pair of query and key takes 2 operations per query head for each number of the row that the layer keeps of a token, both as a
+key and as a value (``spec/cache_rows.py``). If a layer keeps one row for several tokens, it has proportionally fewer pairs.
+Windows count as whole contexts. Reading a token's rows from memory counts as the operations that the device could have done
+in that time (`Device.balance`). Costs that are the same for every step, above all reading the weights, are equal for all
+tables and left out.
 
 **Measured** (`read_step_times`), in nanoseconds, with a fixed cost per step. The file is one of these:
 
-* JSON: entries as they are printed, each with its seconds or with an object that has the ``median``; or the result of
-  ``benchmarks/bench_steps.py``, which has that under ``measurements.buckets``::
+* JSON: printed entries, each with its seconds or with an object that has the ``median``; or the result of
+  ``benchmarks/bench_steps.py``, which has these under ``measurements.buckets``::
 
       {"(prompt, 1, 128, 0)": 0.0705, "(decode, 2, 1, 16)": {"median": 0.0311}}
 
 * The text of our server's ``/metrics``: ``aotgaudi_entry_step_seconds`` has the steps of each entry and their seconds.
 
-Few entries are measured, and tables are made of others, so the terms are fitted for each kind: least squares of the
-relative errors, in fractions, so that every machine finds the same. An entry counts as often as steps of it were
-measured, or once if the file does not say. Negative terms are left out, the most negative first. Measured entries are
-also judged by the fit: in a table of means, chance can make a larger entry look faster than a smaller one.
+Few entries are measured, and tables consist of others, so the terms are fitted for each kind. The fit minimizes the squares
+of relative errors, in fractions, so that every machine finds the same result. An entry counts as often as its steps were
+measured, or once if the file does not say. Negative terms are left out, the most negative first. Measured entries are also
+judged by the fit, because in a table of means, chance can make a larger entry look faster than a smaller one.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from aotgaudi.traffic.exposition import Sample, is_exposition, samples_of
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The peak rates that a device's maker states: operations a second (16-bit, dense) and bytes a second from memory."""
+    """A device's peak rates as stated by its maker: operations a second (16-bit, dense), bytes a second from memory."""
 
     teraflops: int
     gigabytes: int
@@ -62,7 +63,7 @@ class Device:
 
     @property
     def balance(self) -> int:
-        """Operations in the time that it takes to read a byte from memory."""
+        """How many operations take as long as reading a byte from memory."""
         return round(1000 * self.teraflops / self.gigabytes)
 
 
@@ -79,7 +80,7 @@ _BY_BACKEND = {"hpu": "gaudi3", "cuda": "h100", "cpu": "cpu", "fake": "cpu"}
 
 
 def device_of(spec: BuildSpec, name: str | None = None) -> Device:
-    """Returns a device of `DEVICES`; by default the profile of the spec's target, or the usual one of its backend."""
+    """Returns a device of `DEVICES`. The default is the profile of the spec's target, or the usual one of its backend."""
     profile = spec.target.profile
     return DEVICES[
         name or (profile if profile in DEVICES and profile is not None else _BY_BACKEND[spec.target.backend])
@@ -88,7 +89,7 @@ def device_of(spec: BuildSpec, name: str | None = None) -> Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """The weight of each of a step's sizes."""
+    """The weights of a step's sizes in its work."""
 
     per_step: int = 0
     per_row: int = 0
@@ -99,7 +100,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
-    """Work in `unit`. A step takes `step_seconds`, and a second for each `per_second` of its work."""
+    """Computes work in `unit`. A step takes `step_seconds`, and a second for each `per_second` of its work."""
 
     block_size: int
     prompt: Terms
@@ -116,7 +117,7 @@ class WorkModel:
             SpecError: the model's config lacks a size.
         """
         model = spec.model
-        whole = spec.model_copy(update={"parallel": ParallelSpec()})  # However many ranks share it.
+        whole = spec.model_copy(update={"parallel": ParallelSpec()})  # Whatever the number of ranks.
         weights, key_bytes = _weights_per_token(model), kv_bytes_read_per_token(whole)
         terms = Terms(
             per_row=2 * model.hidden_size * model.vocab_size,
@@ -157,12 +158,12 @@ class WorkModel:
         return terms.per_step + rows + keys * (terms.per_pair + terms.per_key)
 
     def seconds(self, entry: StepEntry) -> float:
-        """Returns how long a step of `entry` may take."""
+        """Returns how long a step of `entry` takes in this model."""
         return self.step_seconds + self.work(entry) / self.per_second
 
 
 def _weights_per_token(model: ModelSpec) -> int:
-    """The number of weights that a token passes, without embedding and head."""
+    """Returns the number of weights that a token passes, without embedding and head."""
     experts = model.config.get("num_experts_per_tok")
     wide = model.config.get("moe_intermediate_size") if isinstance(experts, int) else None
     width = wide if isinstance(wide, int) else model.intermediate_size
@@ -173,20 +174,20 @@ def _weights_per_token(model: ModelSpec) -> int:
 
 
 def _attended_per_token(model: ModelSpec, block_size: int) -> int:
-    """The numbers of all layers' rows of a token that a query head multiplies with: as keys, then as values."""
+    """Returns how many numbers of a token's rows a query head multiplies with in all layers, as keys and as values."""
     values = 0
     for cache in rows_of(model):
-        if cache.part:  # What entries are made of, and the indexer's keys.
+        if cache.part:  # The source rows of compression, and the indexer's keys.
             continue
         width = 2 * cache.width
-        if family_of(model) == "latent":  # Values are a row's first part.
+        if family_of(model) == "latent":  # The values are the first part of a row.
             width -= _size(model, "qk_rope_head_dim")
         values += width * cache.rows_per_block(block_size)
     return values // block_size
 
 
 def _projections(model: ModelSpec) -> int:
-    """The weights of a layer's attention, as it is computed: latent attention multiplies by the halves of ``kv_b_proj``."""
+    """Returns the number of weights of a layer's attention. Latent attention multiplies by the halves of ``kv_b_proj``."""
     family, heads, hidden = family_of(model), model.num_attention_heads, model.hidden_size
     if family == "uniform":
         return hidden * 2 * (heads + model.num_kv_heads) * model.head_dim
@@ -228,25 +229,25 @@ _EntryT = TypeVar("_EntryT", PromptEntry, DecodeEntry)
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The seconds of one step, a mean or median over `num_steps`; None: the file did not say how many."""
+    """The seconds of one step, as a mean or median over `num_steps` (None if the file does not say how many)."""
 
     seconds: Fraction
     num_steps: int | None = None
 
     @property
     def weight(self) -> int:
-        """How often it counts."""
+        """How often it counts in the fit."""
         return self.num_steps or 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Measured entries: at least one of each kind."""
+    """Measured entries, at least one of each kind."""
 
     entries: Mapping[StepEntry, StepTime]
 
     def work(self, block_size: int) -> WorkModel:
-        """Returns the work model fitted to them."""
+        """Returns the work model fitted to these entries."""
         per_step, per_token, per_pair, per_key = _fitted(
             [(_prompt_sizes(entry, block_size), time) for entry, time in self._of(PromptEntry)]
         )
@@ -263,7 +264,7 @@ class StepTimes:
         )
 
     def misses(self, work: WorkModel) -> tuple[float, float]:
-        """Returns the relative error of a fit against the measured times: the median over the entries, and the largest."""
+        """Returns the median and the largest relative error of a fit against the measured times."""
         errors = sorted(
             abs(Fraction(work.work(entry), _NANOSECONDS) / time.seconds - 1)
             for entry, time in self.entries.items()
@@ -272,7 +273,7 @@ class StepTimes:
 
     @property
     def num_steps(self) -> int | None:
-        """How many steps were measured; None where the file did not say."""
+        """How many steps were measured; None if the file does not say."""
         known = [time.num_steps for time in self.entries.values() if time.num_steps is not None]
         return sum(known) if len(known) == len(self.entries) else None
 
@@ -281,10 +282,10 @@ class StepTimes:
 
 
 def read_step_times(path: Path) -> StepTimes:
-    """Returns what a file of step times says.
+    """Reads a file of step times.
 
     Raises:
-        SpecError: it cannot be read, or has no entries of a kind.
+        SpecError: the file cannot be read, or has no entries of one of the kinds.
     """
     text = _text(path)
     entries = _of_metrics(path, text) if is_exposition(_first_line(text)) else _of_json(path, text)
@@ -300,12 +301,12 @@ def _prompt_sizes(entry: PromptEntry, block_size: int) -> tuple[int, int, int, i
 
 
 def _fitted(samples: Sequence[tuple[tuple[int, ...], StepTime]]) -> list[int]:
-    """The nanoseconds of each term, rounded; at least one is not 0."""
+    """Returns the nanoseconds of each term, rounded. At least one is not 0."""
     used = list(range(len(samples[0][0])))
     while True:
         rows = [[Fraction(sizes[term]) / time.seconds for term in used] for sizes, time in samples]
         found = _solved(rows, [time.weight for _, time in samples])
-        if found is None:  # Too few samples to tell the last term from the others.
+        if found is None:  # Too few samples to separate the last term from the others.
             used.pop()
             continue
         least = min(range(len(used)), key=lambda index: found[index])
@@ -319,7 +320,7 @@ def _fitted(samples: Sequence[tuple[tuple[int, ...], StepTime]]) -> list[int]:
 
 
 def _solved(rows: Sequence[Sequence[Fraction]], weights: Sequence[int]) -> list[Fraction] | None:
-    """The x for which ``rows @ x`` is nearest to 1, rows weighted; None if it is not unique."""
+    """Returns the x for which ``rows @ x``, with weighted rows, is nearest to 1; None if it is not unique."""
     size = len(rows[0])
     weighed = [[weight * value for value in row] for row, weight in zip(rows, weights, strict=True)]
     matrix = [
@@ -362,7 +363,7 @@ def _first_line(text: str) -> str:
 
 
 def _of_metrics(path: Path, text: str) -> dict[StepEntry, StepTime]:
-    """The mean of each entry, over the samples of all servers. `other` is left out."""
+    """Returns the mean of each entry over the samples of all servers. Leaves out `other`."""
     counts: dict[StepEntry, Fraction] = {}
     seconds: dict[StepEntry, Fraction] = {}
     for sample in samples_of(path, text, _WANTED):
@@ -415,5 +416,5 @@ def _step_time(path: Path, name: str, value: Any) -> tuple[StepEntry, StepTime]:
 
 
 def _rounded(seconds: Fraction) -> Fraction:
-    """To whole nanoseconds, 1 at least."""
+    """Returns `seconds`, rounded to whole nanoseconds, at least 1."""
     return Fraction(round(seconds * _NANOSECONDS) or 1, _NANOSECONDS)

@@ -1,4 +1,4 @@
-"""The text of ``/metrics``, as samples."""
+"""Reads the samples from the text of ``/metrics``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from aotgaudi.errors import SpecError
 
 PREFIXES = ("vllm:", "aotgaudi_", "vllm_")
-"""What the names of a server's metrics begin with: vLLM's, and ours."""
+"""Prefixes of the names of metrics, vLLM's and ours."""
 
 
 class Sample(NamedTuple):
@@ -20,16 +20,16 @@ class Sample(NamedTuple):
 
 
 def is_exposition(first_line: str) -> bool:
-    """Returns whether this first line, a comment or a sample, begins a text of `/metrics`."""
+    """Returns whether this first line (a comment or a sample) begins a text of `/metrics`."""
     return first_line.startswith(("# HELP", "# TYPE", *PREFIXES)) or "{" in first_line.split(",", 1)[0]
 
 
 def samples_of(path: Path, text: str, wanted: str) -> list[Sample]:
-    """Returns every sample of `text`, read from `path`; errors offer `wanted` as the remedy.
+    """Returns every sample of `text`, which was read from `path`.
 
-    Raises SpecError if the text is not in that format.
+    Raises SpecError, with `wanted` as the remedy, if the text does not have that format.
     """
-    from prometheus_client.parser import text_string_to_metric_families  # Only here: it takes 70 ms.
+    from prometheus_client.parser import text_string_to_metric_families  # This import takes 70 ms.
 
     try:
         families = text_string_to_metric_families(text)

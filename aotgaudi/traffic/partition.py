@@ -1,21 +1,21 @@
-"""Covers points with a given number of boxes at the least cost: exact dynamic programs over integers.
+"""Covers points with a given number of boxes at the least cost, by exact dynamic programs over integers.
 
-A point has two coordinates and a count. A box reaches from the origin to a corner and covers the points in it. A point
-costs what its box costs, which grows with the corner. Points take boxes as the engine's look-up does
+A point has two coordinates and a count. A box reaches from the origin to a corner and covers the points in it. A point costs
+as much as its box, whose cost grows with the corner. A point takes its box as the engine's look-up does
 (bucketing/lookup.py): the covering box with the least first coordinate, then the least second.
 
-**One dimension.** Sorted points are cut into runs; the last point of a run is its box. With F the number of points up to a
-point and c the cost of a box, the best of m boxes up to point b is::
+**One dimension.** Sorted points are cut into runs. The last point of a run is its box. If F is the number of points up to a
+point and c the cost of a box, the best cost of m boxes up to point b is::
 
     best(m, b) = F(b) * c(b) + min over a < b of best(m - 1, a) - F(a) * c(b)
 
-which is the minimum of lines at ever larger x, so each further box takes linear time. This is the optimum.
+This is the minimum of lines at ever larger x, so each further box takes linear time. The result is the optimum.
 
-**Two dimensions.** The first coordinate is cut into slabs, and the points of a slab into runs by the second; both
-optimally, for every number of boxes at once. This is the optimum among tables in which each slab covers its own points.
-Other tables, which let a few points of a slab pass to a later one, may cost a little less.
+**Two dimensions.** The first coordinate is cut into slabs, and the points of a slab into runs by the second coordinate. Both
+cuts are optimal, for all numbers of boxes at once. The result is the optimum among tables in which each slab covers its own
+points. Other tables, in which a few points of a slab use a later slab, may cost a little less.
 
-An axis with more than some dozens of values is first cut to that many, optimally in one dimension.
+An axis with more than some dozens of values is first reduced to that many, optimally in one dimension.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from itertools import accumulate
 Point = tuple[int, int]
 Box = tuple[int, int]
 Cost = Callable[[int, int], int]
-"""What a box costs by its corner; it grows with both coordinates, and is positive."""
+"""The cost of a box by its corner. It is positive and grows with both coordinates."""
 
 MOST_FIRST, MOST_SECOND, MOST_IN_SLAB = 64, 64, 24
 """The most values of an axis, and the most boxes of a slab."""
@@ -37,7 +37,7 @@ MOST_FIRST, MOST_SECOND, MOST_IN_SLAB = 64, 64, 24
 
 @dataclass(frozen=True)
 class Curve:
-    """The best tables of 1, 2, ... boxes: `costs` has the cost of each; more boxes do not help."""
+    """The best tables of 1, 2, ... boxes. `costs` has the cost of each. More boxes do not help."""
 
     costs: tuple[int, ...]
     _chosen: Callable[[int], tuple[Box, ...]]
@@ -48,24 +48,24 @@ class Curve:
         return len(self.costs)
 
     def cost(self, num: int) -> int:
-        """Returns the cost of at most `num` boxes, from 1 on."""
+        """Returns the cost of the best table of at most `num` boxes (at least 1)."""
         return self.costs[min(num, self.most) - 1]
 
     def boxes(self, num: int) -> tuple[Box, ...]:
-        """Returns a table of that cost, ascending; it may have fewer boxes."""
+        """Returns a table of that cost, ascending. It may have fewer boxes."""
         return self._chosen(min(num, self.most))
 
 
 def best_runs(points: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
     """Returns, for each number of boxes from 1 to `most`, the best cost of the first 1, 2, ... points.
 
-    `points` are (how often, cost of a box that ends there), ascending by cost; how often is at least 1.
+    `points` are (count, cost of a box that ends there), ascending by cost, with counts of at least 1.
     """
     return [layer for layer, _ in _layers(points, most)]
 
 
 def _layers(points: Sequence[tuple[int, int]], most: int) -> list[tuple[list[int], list[int]]]:
-    """Per number of boxes: the best costs, and after how many points the last run begins."""
+    """Returns, for each number of boxes, the best costs and after how many points the last run begins."""
     sums = [0, *accumulate(count for count, _ in points)]
     costs = [cost for _, cost in points]
     layers = [([sums[b + 1] * costs[b] for b in range(len(points))], [0] * len(points))]
@@ -77,12 +77,13 @@ def _layers(points: Sequence[tuple[int, int]], most: int) -> list[tuple[list[int
 def _next_layer(
     before: Sequence[int], sums: Sequence[int], costs: Sequence[int], num: int
 ) -> tuple[list[int], list[int]]:
-    """One box more. The lines ``before(a) - F(a) * x`` fall ever more steeply, and x grows, so the lower hull is a queue.
+    """Returns the layer for one more box.
 
-    With fewer points than boxes, a box is left out.
+    The lines ``before(a) - F(a) * x`` fall ever more steeply, and x grows, so the lower hull is a queue. With fewer points
+    than boxes, a box is left out.
     """
     best, begin = list(before[: num - 1]), list(range(num - 1))
-    hull: list[int] = []  # How many points lie before the last run.
+    hull: list[int] = []  # Lines, by the number of points before the last run.
     first = 0
     for b in range(num - 1, len(costs)):
         _push(hull, first, b, before, sums)
@@ -101,7 +102,7 @@ def _at(a: int, x: int, before: Sequence[int], sums: Sequence[int]) -> int:
 
 
 def _push(hull: list[int], first: int, new: int, before: Sequence[int], sums: Sequence[int]) -> None:
-    """Adds the line of `new`, and drops the lines that are nowhere the lowest any more."""
+    """Adds the line of `new`, and drops lines that are now nowhere the lowest."""
     while len(hull) - first >= 2:
         left, middle = hull[-2], hull[-1]
         above = (before[new - 1] - before[left - 1]) * (sums[middle] - sums[left])
@@ -113,7 +114,7 @@ def _push(hull: list[int], first: int, new: int, before: Sequence[int], sums: Se
 
 
 def runs(points: Sequence[tuple[int, int]], num: int) -> list[int]:
-    """Returns the numbers of the points at which the best `num` boxes end, ascending; the last one is the last point's."""
+    """Returns the indices of the points at which the best `num` boxes end, ascending. The last one is the last point's."""
     layers = _layers(points, num)
     ends, end = [], len(points)
     for _, begin in reversed(layers):
@@ -125,10 +126,7 @@ def runs(points: Sequence[tuple[int, int]], num: int) -> list[int]:
 
 
 def best_tables(counts: Mapping[Point, int], cost: Cost, most: int) -> Curve:
-    """Returns the best tables of 1 to `most` boxes for points with these counts, each at least 1.
-
-    The order of `counts` does not matter.
-    """
+    """Returns the best tables of 1 to `most` boxes for points with these counts (at least 1, in any order)."""
     firsts, seconds = axis_values(counts, cost, 0, MOST_FIRST), axis_values(counts, cost, 1, MOST_SECOND)
     table = [[0] * len(seconds) for _ in firsts]
     for (first, second), count in counts.items():
@@ -137,7 +135,7 @@ def best_tables(counts: Mapping[Point, int], cost: Cost, most: int) -> Curve:
 
 
 def axis_values(counts: Mapping[Point, int], cost: Cost, axis: int, most: int) -> list[int]:
-    """Returns at most `most` values of an axis, ascending, including the largest: the best cut of that axis alone."""
+    """Returns the best cut of one axis: at most `most` of its values, ascending, including the largest."""
     values = _marginal(counts, axis)
     if len(values) <= most:
         return [value for value, _ in values]
@@ -147,7 +145,7 @@ def axis_values(counts: Mapping[Point, int], cost: Cost, axis: int, most: int) -
 
 
 def _marginal(counts: Mapping[Point, int], axis: int) -> list[tuple[int, int]]:
-    """The values of an axis, ascending, and how often each occurs."""
+    """Returns the values of an axis, ascending, and how often each occurs."""
     totals: Counter[int] = Counter()
     for point, count in counts.items():
         totals[point[axis]] += count
@@ -161,7 +159,7 @@ def _middle(counts: Mapping[Point, int], axis: int) -> int:
 
 @dataclass(frozen=True)
 class _Slabs:
-    """The program in two dimensions. `table[i][j]`: the count of points that round up to firsts[i], seconds[j]."""
+    """The program in two dimensions. `table[i][j]` counts the points that round up to firsts[i], seconds[j]."""
 
     firsts: Sequence[int]
     seconds: Sequence[int]
@@ -170,11 +168,9 @@ class _Slabs:
     most: int
 
     def curve(self) -> Curve:
-        """Returns the best for each number of boxes."""
+        """Returns the best tables for each number of boxes."""
         best: list[dict[int, int]] = [{0: 0}]  # After i values of the first axis: boxes -> cost.
-        cuts: list[dict[int, tuple[int, int]]] = [
-            {}
-        ]  # Where the last slab begins, and how many boxes it has.
+        cuts: list[dict[int, tuple[int, int]]] = [{}]  # Boxes -> begin and number of boxes of the last slab.
         for end in range(1, len(self.firsts) + 1):
             found: dict[int, int] = {}
             cut: dict[int, tuple[int, int]] = {}

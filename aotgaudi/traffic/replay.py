@@ -1,8 +1,8 @@
-"""Replays a trace through the engine's own scheduler in simulated time: which steps a server forms, one after the other.
+"""Replays a trace through the engine's own scheduler in simulated time, to find the steps that a server forms.
 
-The scheduler is the one that serves (engine/scheduler.py), with its queue, block pool, turns and chunks. Only the device
-is missing: a step takes as long as `seconds_of` says, and every generated token is 0. Requests generate as many tokens
-as the trace says. They share no prefixes, since a trace does not say what prompts have in common.
+The scheduler is the one that serves (engine/scheduler.py), with its queue, block pool, turns and chunks. Only the device is
+missing. A step takes the time that `seconds_of` returns, and every generated token is 0. Requests generate as many tokens as
+in the trace. They share no prefixes, since a trace does not say what prompts have in common.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MOST = 0.9
 """The share of requests that counts as "most"."""
 
 _MOST_STEPS = 40_000
-"""About this many steps are replayed to weigh entries, of requests spread evenly over the trace: some seconds."""
+"""About how many steps are replayed to weigh entries, from requests spread evenly over the trace. Takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayedStep:
-    """A step that ran in `entry` and needed no more than `needs`, the smallest shape that covers it.
+    """A step that ran in `entry`. `needs` is the smallest shape that covers it.
 
-    `seconds`: when it began, in simulated time.
+    `seconds` is when the step began, in simulated time.
     """
 
     needs: StepEntry
@@ -52,10 +52,10 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A whole replay. `steps`: how often each pair of (what a step needed, the entry that it ran in) came.
+    """A whole replay. `steps` counts each pair of (smallest shape, entry) of its steps.
 
-    `num_refused` requests do not fit the limits and are left out; `num_shortened` answers were cut to what fits.
-    `seconds` is when the last request got its last token.
+    `num_refused` requests do not fit the limits and are left out. `num_shortened` answers were cut to fit. `seconds` is when
+    the last request got its last token.
     """
 
     steps: Counter[tuple[StepEntry, StepEntry]]
@@ -67,7 +67,7 @@ class Replayed:
 
     @property
     def needs(self) -> Counter[StepEntry]:
-        """How often steps of each size were needed."""
+        """How often each smallest shape was needed."""
         needs: Counter[StepEntry] = Counter()
         for (needed, _), count in self.steps.items():
             needs[needed] += count
@@ -81,7 +81,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The requests of a trace that a server with some limits admits; columns have one item a request."""
+    """The requests of a trace that a server with some limits admits. Columns have one item per request."""
 
     arrivals: Sequence[float]
     prompt_tokens: Sequence[int]
@@ -91,10 +91,10 @@ class Clients:
 
     @classmethod
     def of(cls, trace: Trace, limits: ServingLimits) -> Clients:
-        """Returns the requests whose prompt fits with one more token; longer answers end where the limits are reached.
+        """Returns the requests whose prompt and one more token fit the limits. Longer answers are cut at the limits.
 
-        A request that got no token counts as one of a single token, since its prompt was computed all the same. Raises
-        SpecError if none fits.
+        A request without generated tokens counts as one with a single token, since its prompt was computed too. Raises
+        SpecError if no request fits.
         """
         longest = min(limits.max_model_len, limits.num_blocks * limits.block_size + 1)
         rows = zip(trace.arrivals, trace.prompt_tokens, trace.generated_tokens, strict=True)
@@ -112,7 +112,7 @@ class Clients:
 
 
 class Replaying:
-    """One replay in progress. `now` is in simulated seconds. One thread only."""
+    """A replay in progress. `now` is in simulated seconds. Use it on one thread only."""
 
     def __init__(self, clients: Clients, scheduler: Scheduler, seconds_of: SecondsOf) -> None:
         self.now = 0.0
@@ -136,7 +136,7 @@ class Replaying:
             self.now += seconds
 
     def _admit(self) -> bool:
-        """Queues the requests that have arrived; an idle server skips to the next arrival. False: no request is left."""
+        """Queues the requests that have arrived. If the server is idle, skips to the next arrival. False if none is left."""
         arrivals, scheduler = self._clients.arrivals, self._scheduler
         if self._num_arrived == len(arrivals):
             return False
@@ -158,7 +158,7 @@ class Replaying:
 
 
 class _InventedRequest(Request):
-    """A request whose tokens are all 0: nothing is drawn."""
+    """A request whose tokens are all 0, so that it needs no random numbers."""
 
     __slots__ = ()
 
@@ -183,10 +183,10 @@ def smallest_shape(scheduled: Scheduled, block_size: int) -> StepEntry:
 def replay(
     trace: Trace, limits: ServingLimits, table: StepTable, seconds_of: SecondsOf, policy: Policy = "latency"
 ) -> Replayed:
-    """Returns what a server with these limits and entries does with a trace.
+    """Returns the replay of a trace by a server with these limits and entries.
 
     Raises:
-        SpecError: None of its requests fits the limits.
+        SpecError: No request of the trace fits the limits.
         UncoveredStepError: The table has a hole, and a step hit it.
     """
     clients = Clients.of(trace, limits)
@@ -208,12 +208,12 @@ def replay(
 def traffic_of(manifest: Manifest, trace: Trace) -> Traffic:
     """Returns how often the steps of a trace run in each entry, and limits that nine of ten of its requests fit.
 
-    A trace does not say how fast a server is, and so not how many of its requests run together. So it is replayed
-    twice, and each replay counts for half: once with every request there from the start, so that steps are as full as
-    the limits allow, and once with each request alone.
+    A trace does not say how fast a server is, and so not how many requests run together. It is therefore replayed twice, and
+    each replay counts for half. In one, all requests are there from the start, so that steps are as full as the limits
+    allow. In the other, each request runs alone.
 
     Raises:
-        SpecError: None of its requests fits the limits of the manifest.
+        SpecError: No request of the trace fits the limits of the manifest.
         UncoveredStepError: The manifest has a hole, and a step hit it.
     """
     limits, table = manifest.spec.limits, BucketTable.from_entries(manifest.entries)
@@ -231,13 +231,13 @@ def traffic_of(manifest: Manifest, trace: Trace) -> Traffic:
 
 
 def _some(trace: Trace, num_together: int) -> Trace:
-    """Enough requests for about `_MOST_STEPS` steps if `num_together` of them run at a time."""
+    """Returns part of a trace, with enough requests for about `_MOST_STEPS` steps if `num_together` run at a time."""
     num_steps = len(trace) + sum(trace.generated_tokens) / num_together
     every = max(1, math.ceil(num_steps / _MOST_STEPS))
     return Trace(trace.arrivals[::every], trace.prompt_tokens[::every], trace.generated_tokens[::every])
 
 
 def _most_of(trace: Trace) -> int:
-    """The length, prompt and answer together, that `MOST` of the requests do not exceed."""
+    """Returns the length of prompt and answer together that `MOST` of the requests do not exceed."""
     lengths = sorted(map(sum, zip(trace.prompt_tokens, trace.generated_tokens, strict=True)))
     return lengths[math.ceil(MOST * len(lengths)) - 1]

@@ -1,24 +1,24 @@
-"""Traces: when requests came, and how many tokens each had and got. Read from files, or drawn from histograms.
+"""Traces: when requests came, and how many tokens their prompts and answers had. Read from files, or drawn from histograms.
 
-A trace file may be any of these, gzipped or not; its first line tells which.
+A trace file may have any of these formats, gzipped or not. Its first line tells which.
 
 ==========  =========================================================================================
-CSV         a header, then a request a line: the public Azure and BurstGPT traces work unchanged
+CSV         a header, then a request a line; the public Azure and BurstGPT traces work unchanged
 JSONL       an object a line
-our log     of ``serve --log-format json --access-log``: the lines of requests that generated tokens
-Prometheus  the text of ``/metrics``, vLLM's or ours: histograms only, so a trace is drawn
+our log     of ``serve --log-format json --access-log``; lines of requests that generated tokens are used
+Prometheus  the text of ``/metrics``, vLLM's or ours; it has only histograms, so a trace is drawn
 ==========  =========================================================================================
 
-Columns and keys may have any of the names in `_NAMES`; case, blanks, dashes and underscores do not count, and other
-columns are ignored. Times are seconds, or ISO 8601 dates with a time, to the nanosecond.
+Columns and keys may have any of the names in `_NAMES`. Case, blanks, dashes and underscores do not matter, and other columns
+are ignored. Times are seconds, or ISO 8601 dates with a time, to the nanosecond.
 
-**Drawing.** Histograms say how many prompts had up to 100 tokens, 200, 500 and so on, and how many answers; not which
-prompt had which answer, nor when requests came.
+**Drawing.** Histograms say how many prompts and how many answers had up to 100 tokens, 200, 500 and so on. They do not say
+which prompt had which answer, or when requests came.
 
 * *Tokens.* Request i of n has the size at rank ``(i + 1/2) / n``, at the rank's place within its bucket. So each bucket
-  has its share, and sizes are spread evenly within one. Sizes above the last bound are spread up to the model's length.
+  has its share, and sizes are spread evenly within a bucket. Sizes above the last bound are spread up to the model's length.
 * *Pairs.* Prompts and answers are shuffled independently, as if they did not depend on each other.
-* *Times.* Arrivals are spread at random over ``n / requests_per_second`` seconds: a Poisson process of that rate. A
+* *Times.* Arrivals are spread at random over ``n / requests_per_second`` seconds, like a Poisson process of that rate. A
   server whose requests come in waves has larger batches at times.
 
 The generator has a fixed seed, and only its `random()` is used, which is the same on every machine and Python version.
@@ -51,20 +51,20 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.traffic.exposition import PREFIXES, is_exposition, samples_of
 
 MAX_REQUESTS = 2_000_000
-"""The most requests of a trace: some minutes of replay, and 200 MB."""
+"""The most requests of a trace, which take some minutes of replay and 200 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their arrival; all three have one item a request.
+    """Requests in the order of their arrival. All attributes have one item per request.
 
     Attributes:
-        arrivals: Seconds since the first of them, ascending.
+        arrivals: Seconds since the first arrival, ascending.
         prompt_tokens: Tokens of each prompt, at least 1.
-        generated_tokens: Tokens that each was answered with; 0 where it got none.
+        generated_tokens: Tokens of each answer; 0 without an answer.
 
     Raises:
-        SpecError: It is empty, or a number is not what it says here.
+        SpecError: The trace is empty, or a number breaks these rules.
     """
 
     arrivals: tuple[float, ...]
@@ -85,14 +85,14 @@ class Trace:
         return len(self.arrivals)
 
     def faster(self, factor: float) -> Trace:
-        """Returns the same requests, arriving `factor` times as fast."""
+        """Returns the same requests with arrivals `factor` times as fast."""
         since = tuple(arrival / factor for arrival in self.arrivals)
         return Trace(since, self.prompt_tokens, self.generated_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What `/metrics` does not say, for a trace that is drawn from its histograms.
+    """What `/metrics` does not say about a trace that is drawn from its histograms.
 
     `max_model_len` is where the last, unbounded bucket ends. As many requests are drawn as were counted, at most 20,000.
     """
@@ -107,7 +107,7 @@ def _require(is_right: bool, problem: str, remedy: str) -> None:
 
 
 MOST_DRAWN = 20_000
-"""The most requests that are drawn: enough for their sizes to represent any server."""
+"""The most requests that are drawn. Their sizes represent any server well enough."""
 
 _SUFFIXES: Mapping[str, str] = MappingProxyType(
     {"request_prompt_tokens": "prompts", "request_generation_tokens": "answers"}
@@ -117,17 +117,17 @@ _WANTED_HISTOGRAMS = "those of vLLM, vllm:request_prompt_tokens and vllm:request
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """`bounds` ascend, the last one infinite; `counts` are those up to each bound."""
+    """A histogram. `bounds` ascend, and the last is infinite. `counts` are cumulative, up to each bound."""
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
 
     def sizes(self, num: int, most: int) -> list[int]:
-        """Returns `num` sizes of 1 to `most` tokens, ascending, as the module says."""
+        """Returns `num` sizes of 1 to `most` tokens, ascending, drawn as described in the module."""
         total, bucket = self.counts[-1], 0
         sizes = []
         for index in range(num):
-            rank = (2 * index + 1) * total  # Over 2 * num.
+            rank = (2 * index + 1) * total  # The numerator, over 2 * num.
             while self.counts[bucket] * 2 * num < rank:
                 bucket += 1
             below = self.counts[bucket - 1] if bucket else 0
@@ -142,7 +142,7 @@ def drawn_trace(path: Path, text: str, drawing: Drawing | None) -> Trace:
     """Returns a trace that is drawn from the histograms in `text`, which was read from `path`.
 
     Raises:
-        SpecError: They are not there, or are empty; or `drawing` is None.
+        SpecError: A histogram is missing or empty, or `drawing` is None.
     """
     prompts, answers = (_histogram(path, text, suffix) for suffix in _SUFFIXES)
     if drawing is None:
@@ -169,10 +169,10 @@ def _shuffled(sizes: Sequence[int], random: Random) -> list[int]:
 
 
 def _histogram(path: Path, text: str, suffix: str) -> Histogram:
-    """The histogram of this name, summed over its labels (models, engines). Our own server has it under two names."""
+    """Returns the histogram of this name, summed over labels (models, engines). Our own server has it under two names."""
     noun = _SUFFIXES[suffix]
     buckets = _buckets(path, text)
-    names = {name for name, _, _ in buckets}  # A server may have the same under several names.
+    names = {name for name, _, _ in buckets}  # A server may have the same histogram under several names.
     own = next((f"{prefix}{suffix}_bucket" for prefix in PREFIXES if f"{prefix}{suffix}_bucket" in names), "")
     by_bound: dict[float, float] = defaultdict(float)
     for name, bound, count in buckets:
@@ -195,7 +195,7 @@ def _histogram(path: Path, text: str, suffix: str) -> Histogram:
 
 
 def _buckets(path: Path, text: str) -> list[tuple[str, float, float]]:
-    """The name, bound and count of every bucket in a text."""
+    """Returns the name, bound and count of every bucket in a text."""
     try:
         return [
             (one.name, float(one.labels["le"]), one.value)
@@ -239,10 +239,10 @@ _DATE = re.compile(
 
 
 def read_trace(path: Path, drawing: Drawing | None = None) -> Trace:
-    """Returns the trace in a file; from histograms it is drawn, the same each time.
+    """Returns the trace in a file. From histograms, it draws a trace, which is the same each time.
 
     Raises:
-        SpecError: one mistake, with the file, the line, and what would be right. Also for histograms without `drawing`.
+        SpecError: the file has a mistake (the error names file, line and remedy), or has histograms and `drawing` is None.
     """
     with _opened(path) as lines:
         first = next((line for line in lines if line.text.strip()), None)
@@ -268,7 +268,7 @@ class _Line:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Iterator[_Line]]:
-    """Gives the lines of a file without their ends, as they are read: never the whole file."""
+    """Yields the lines of a file without line ends, one by one, without holding the whole file in memory."""
     try:
         with open_regular(path) as raw:
             is_zipped = raw.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
@@ -300,14 +300,14 @@ def _lines(path: Path, file: io.BufferedIOBase) -> Iterator[_Line]:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """`values`: time, prompt tokens, generated tokens, as they were written."""
+    """A row. `values` are time, prompt tokens and generated tokens, as written in the file."""
 
     number: int
     values: tuple[Any, Any, Any]
 
 
 def _from_csv(path: Path, lines: Iterable[_Line]) -> Iterator[_Row]:
-    rows = csv.reader(line.text for line in lines)  # A row a line: quoted line ends are no use in numbers.
+    rows = csv.reader(line.text for line in lines)  # One row per line: numbers need no quoted line ends.
     header = next(rows)
     places = _places(f"{path}, line 1", header, "columns")
     try:
@@ -341,7 +341,7 @@ def _from_json(path: Path, lines: Iterable[_Line]) -> Iterator[_Row]:
 
 
 def _from_log(path: Path, lines: Iterable[_Line]) -> list[_Row]:
-    """The requests of a server's log, in the order of their arrival: a line is written when one has ended."""
+    """Returns the requests of a server's log by arrival. The log has them in the order in which they ended."""
     rows = []
     for line in lines:
         fields = _logged(line.text) or {}
@@ -356,7 +356,7 @@ def _from_log(path: Path, lines: Iterable[_Line]) -> list[_Row]:
 
 
 def _logged(text: str) -> dict[str, Any] | None:
-    """The fields of a line of our JSON log; None for a line that another program wrote."""
+    """Returns the fields of a line of our JSON log; None for another program's line."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -367,7 +367,7 @@ def _logged(text: str) -> dict[str, Any] | None:
 
 
 def _places(where: str, given: Sequence[str], noun: str) -> tuple[int, int, int]:
-    """Returns where the time, the prompt tokens and the generated tokens are among `given` names."""
+    """Returns the places of time, prompt tokens and generated tokens among the `given` names."""
     plain = [re.sub(r"[\s_-]", "", name).lower() for name in given]
     found = {
         wanted: [index for index, name in enumerate(plain) if name in names]
@@ -415,7 +415,7 @@ def _collected(path: Path, rows: Iterator[_Row]) -> Trace:
 
 
 def _number(value: Any) -> float | None:
-    """The finite number that was written, or None."""
+    """Returns `value` as a finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:
@@ -426,7 +426,7 @@ def _number(value: Any) -> float | None:
 
 
 def _date(value: Any) -> int | None:
-    """Nanoseconds of a date with a time, or None. Without an offset it counts as UTC: only differences matter."""
+    """Returns a date with a time in nanoseconds, or None. Without an offset it counts as UTC; only differences matter."""
     match = _DATE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return None

@@ -1,15 +1,15 @@
 """Chooses buckets from traffic: replays a trace, counts the sizes of its steps, and takes the cheapest table.
 
 1. **Demand.** The trace is replayed in a table with an entry for every size (`FineTable`), so that no choice of buckets
-   influences it. The sizes that steps needed are counted.
+   influences the steps. The needed sizes are counted.
 2. **Choice.** Among all ways to split a number of entries between prompts and decodes and to place them, the cheapest for
-   that demand (``traffic.partition``). One entry of each phase is the largest reachable step, so the table is closed. A
-   small share of the demand is spread over all reachable steps, for traffic that this trace did not have.
+   that demand is chosen (``traffic.partition``). One entry of each phase is the largest reachable step, so the table is
+   closed. A small share of the demand is spread over all reachable steps, for traffic that is not in this trace.
 3. **Proof.** The spec with these buckets is enumerated and proved like any other.
-4. **Judgement.** The trace is replayed in the chosen table. Buckets influence the steps: short ones cut chunks that run
-   with decodes shorter. So the prediction from the demand and the replay differ a little; both are reported.
+4. **Judgement.** The trace is replayed in the chosen table. Buckets influence the steps: short buckets make the chunks that
+   run with decodes shorter. So the prediction from the demand and the replay differ a little. Both are reported.
 
-Everything is integers, or seconds from the four basic operations, so every machine finds the same.
+All numbers are integers, or seconds from the four basic operations, so every machine finds the same result.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 
 MOST_ENTRIES = 400
-"""The largest number of entries, of both phases, that can be asked for."""
+"""The most entries of both phases together that a user may ask for."""
 
 FEWEST_ENTRIES = 2
 
 MOST_BATCH_SIZES = 16
-"""The most batch sizes of decodes; each brings sampler entries."""
+"""The most batch sizes of decodes. Each needs sampler entries."""
 
 _SPREAD = 100
 """1 / `_SPREAD` of the demand's work is spread over all reachable steps."""
 
 _FINE = 10_000
-"""How often each step counts, so that a share of the work of a large one is a whole number."""
+"""How often each step counts, so that the spread share is a whole number even for large steps."""
 
 
 @dataclass(frozen=True)
 class FineTable:
-    """An entry for every query of a prompt's chunk, in multiples of `query_step`, and for every batch size of decodes.
+    """A table with an entry for every query length in multiples of `query_step`, and for every batch size of decodes.
 
-    Blocks and contexts are distinguished only as far as it matters for step times: each is a quarter more than the last.
+    Blocks and contexts are distinguished only as far as step times need it. Each size is a quarter more than the last.
     """
 
     limits: ServingLimits
     query_step: int
 
     def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
-        """Returns the entry for one chunk; None for more."""
+        """Returns the entry for one chunk; None for several chunks or a query that is too long."""
         longest = self.max_query_len(num_ctx_blocks, batch_size)
         if query_len > longest:
             return None
@@ -89,7 +89,7 @@ class FineTable:
 class Demand:
     """How often each size of step occurred: prompts by (query, context blocks), decodes by (blocks, batch size).
 
-    Queries are rounded up to the query step, batch sizes to the few best ones.
+    Queries are rounded up to the query step, batch sizes to a few best ones.
     """
 
     prompts: Mapping[Point, int]
@@ -99,7 +99,7 @@ class Demand:
     def of(
         cls, needs: Mapping[StepEntry, int], limits: ServingLimits, work: WorkModel, query_step: int
     ) -> Demand:
-        """Returns the demand of the needed steps, each `_FINE` times, plus the share that is spread."""
+        """Returns the demand of the needed steps, each counted `_FINE` times, plus the spread share."""
         reachable = ReachablePrompts(limits), ReachableDecodes(limits)
         longest = reachable[0].longest_query(0)
         prompts: Counter[Point] = Counter()
@@ -117,7 +117,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The work of some steps in a table of `num_entries` prompts and decodes, and how much of it they needed."""
+    """The work of some steps in a table of `num_entries` prompts and decodes, and the part of it that they needed."""
 
     name: str
     num_entries: int
@@ -131,10 +131,10 @@ class Padding:
 
 
 class Tuner:
-    """Chooses tables for one trace and one spec, for any number of entries; the trace is replayed once.
+    """Chooses tables for one trace and one spec, for any number of entries. Replays the trace only once.
 
     Raises:
-        SpecError: the spec describes a server whose steps are not those of our scheduler's look-up; or no request fits.
+        SpecError: the spec describes a server whose steps differ from those of our scheduler's look-up, or no request fits.
     """
 
     def __init__(self, spec: BuildSpec, trace: Trace, work: WorkModel, query_step: int | None = None) -> None:
@@ -149,7 +149,7 @@ class Tuner:
         self._decodes = best_tables(self.demand.decodes, work.decode_work, MOST_ENTRIES)
 
     def tuned(self, num_entries: int) -> BuildSpec:
-        """Returns the spec with the cheapest buckets, of at most `num_entries` prompts and decodes. Raises SpecError."""
+        """Returns the spec with the cheapest buckets of at most `num_entries` prompts and decodes. Raises SpecError."""
         if not FEWEST_ENTRIES <= num_entries <= MOST_ENTRIES:
             raise SpecError("--entries", f"is {num_entries}", f"{FEWEST_ENTRIES} to {MOST_ENTRIES}")
         num_prompts, num_decodes = self.split(num_entries)
@@ -159,12 +159,12 @@ class Tuner:
         )
 
     def predicted(self, spec: BuildSpec, name: str) -> Padding:
-        """Returns what the needed steps cost in the entries of a spec. Raises SpecError as enumerating does."""
+        """Returns the cost of the needed steps in the entries of a spec. Raises SpecError as enumerating does."""
         table = BucketTable.from_entries(enumerate_entries(spec))
         return padding_of(name, table, self.collected.needs, self.work)
 
     def replayed(self, spec: BuildSpec, name: str) -> tuple[Padding, Replayed]:
-        """Replays the trace in the entries of a spec, and returns what it costs there."""
+        """Replays the trace in the entries of a spec, and returns its cost and the replay."""
         table = BucketTable.from_entries(enumerate_entries(spec))
         found = replay(self.trace, spec.limits, table, self.work.seconds, self.policy)
         return Padding(
@@ -175,16 +175,16 @@ class Tuner:
         ), found
 
     def split(self, num_entries: int) -> tuple[int, int]:
-        """Returns how `num_entries` split into prompts and decodes; the tables may have fewer."""
+        """Returns how `num_entries` are split into prompts and decodes. The tables may have fewer."""
         splits = ((num, num_entries - num) for num in range(1, num_entries))
         return min(splits, key=lambda split: self._prompts.cost(split[0]) + self._decodes.cost(split[1]))
 
 
 def padding_of(name: str, table: BucketTable, needs: Mapping[StepEntry, int], work: WorkModel) -> Padding:
-    """Returns what steps of these sizes cost in a table, each in the entry of its look-up.
+    """Returns the cost of steps of these sizes in a table, each in the entry that the look-up finds.
 
     Raises:
-        SpecError: the table has no entry for one of them.
+        SpecError: the table has no entry for one of the steps.
     """
     total = needed = 0
     for step, count in needs.items():
@@ -204,7 +204,7 @@ def find(table: BucketTable, step: StepEntry) -> StepEntry | None:
 
 
 def with_buckets(spec: BuildSpec, buckets: TunedBuckets) -> BuildSpec:
-    """Returns a spec with these buckets for our own engine; a vLLM server would read them from a file."""
+    """Returns a spec with these buckets for our own engine. A vLLM server would read them from a file."""
     bucketing = spec.bucketing.model_copy(
         update={
             "strategy": "tuned",
@@ -239,7 +239,7 @@ def _require_tunable(spec: BuildSpec) -> None:
 
 
 def _spread(counts: Counter[Point], places: list[Point], cost: Cost) -> None:
-    """Adds 1 / `_SPREAD` of the present work, spread equally over `places`, at least 1 at each."""
+    """Adds 1 / `_SPREAD` of the present work, spread equally over `places`, with a count of at least 1 at each."""
     total = sum(count * cost(*point) for point, count in counts.items())
     for place in places:
         counts[place] += max(1, total // (_SPREAD * len(places) * cost(*place)))
@@ -254,7 +254,7 @@ def _of_few_batch_sizes(decodes: Counter[Point], cost: Cost) -> Counter[Point]:
 
 
 def _prompt_places(reachable: ReachablePrompts, query_step: int) -> Iterator[Point]:
-    """Reachable queries and contexts on a grid that is finer where they are small; their corner last."""
+    """Yields reachable queries and contexts on a grid that is finer for small values, and their corner last."""
     longest = reachable.longest_query(0)
     for query in _geometric(longest, query_step):
         for context in (0, *_geometric(reachable.max_ctx_blocks, 1)):
@@ -273,7 +273,7 @@ def _decode_places(reachable: ReachableDecodes) -> Iterator[Point]:
 
 
 def _geometric(most: int, step: int) -> list[int]:
-    """Multiples of `step`, ascending, up to `most`: each a quarter more than the one before."""
+    """Returns multiples of `step`, ascending, up to `most`. Each is about a quarter more than the one before."""
     values = [min(most, step)]
     while values[-1] < most:
         values.append(min(most, _multiple(values[-1] * 5 // 4 + 1, step)))
