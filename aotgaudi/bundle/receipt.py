@@ -7,14 +7,14 @@
      "target":      what the artifacts were compiled for (backends.base.Target),
      "programs":    {entry id: digest of the program's JSON},
      "units":       {unit key: {"artifact": {relative file name: digest}, "tolerance": float,
-                                "layouts": {number of an input: its layout}}},     absent where there are none
+                                "layouts": {number of an input: its layout}}},     absent if there are none
      "recipes":     {relative file name: digest},     what programs need beyond the files of their units (hpu: recipes with
-                                                       keys that depend on what ran before); absent where there is nothing
+                                                       keys that depend on what ran before); absent if empty
      "builder":     {component: version},
-     "model":       {file name: digest},     absent where no model is bound
+     "model":       {file name: digest},     absent if no model is bound
      "part":        {"limits":   limits, under which the entries that have programs are closed,
                      "chunked":  limits, if prompts may be computed in shorter chunks,
-                     "settings": [place of a sampler setting in the spec, ...]}}    absent where all entries have programs
+                     "settings": [place of a sampler setting in the spec, ...]}}    absent if all entries have programs
     limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
 
 Versions: 1 (first). `model`, `layouts`, `part` and `recipes` came later and may be absent. The bytes of receipts without

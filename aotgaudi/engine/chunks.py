@@ -71,7 +71,7 @@ class Chunker:
     def cut(self, chunk: Chunk, budget: Seconds) -> Chunk:
         """Returns the longest beginning of `chunk` whose step fits `budget`, as far as costs are known.
 
-        It has at least the tokens of the smallest entry. The first larger size of unknown cost is tried too, to measure it.
+        It has at least the tokens of the smallest entry. The first larger size of unknown cost is tried too.
         """
         num_tokens, num_ctx_blocks = 0, self._num_blocks(chunk.start)
         seconds: Seconds | None = 0.0

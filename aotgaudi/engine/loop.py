@@ -239,7 +239,7 @@ class Engine:
             arrivals, self._arrivals = self._arrivals, []
             aborts, self._aborts = self._aborts, []
             refused, self._refused = self._refused, []
-            arrivals += self._compiling.intersection(aborts)  # An abort needs an arrival.
+            arrivals += self._compiling.intersection(aborts)  # Must arrive before they can be aborted.
             self._compiling.difference_update(aborts)
         for stream in arrivals:
             self._core.add(stream)

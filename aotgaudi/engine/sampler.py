@@ -23,7 +23,7 @@ class HistoryTensors:
     """The inputs of penalties: `output_counts` [b, vocab] float32 and `prompt_mask` [b, vocab] bool.
 
     Both are kept from step to step. A row that keeps its sequence counts only its new tokens. A row that gets another
-    sequence is counted anew. A row without a history keeps its old counts, which neutral penalties ignore.
+    sequence is counted from the start. A row without a history keeps its old counts, which neutral penalties ignore.
     """
 
     def __init__(self, batch_size: int, vocab_size: int) -> None:

@@ -44,7 +44,7 @@ class GrammarMatcher:
     """A `Matcher` (aotgaudi/engine/constraints.py).
 
     Matchers of one grammar share their findings about it, and therefore reach its limits together. So a matcher that reaches
-    a limit starts again once with findings of its own.
+    a limit starts again once without sharing.
     """
 
     def __init__(

@@ -79,7 +79,10 @@ class ClosingEntry(Value):
 
 
 class ReportedCoverage(Value):
-    """The proof. `holes` and `closing` are the first of `num_holes` and `num_closing`. `smallest` is the least witness."""
+    """The proof. `smallest` is the smallest witness.
+
+    `holes` and `closing` are the first of `num_holes` and `num_closing`.
+    """
 
     mode: str
     scheduler: str

@@ -91,7 +91,7 @@ def run_batch(
 
 
 class _StoppedError(Exception):
-    """A signal says to stop. Stays in this module; it exists because KeyboardInterrupt does not pass asyncio cleanly."""
+    """A signal says to stop. Stays in this module. Used because KeyboardInterrupt does not pass asyncio cleanly."""
 
 
 def check_fingerprints(answers: AnswerFile, fingerprint: str) -> None:
@@ -147,7 +147,7 @@ class Batch:
 
     @property
     def progress(self) -> BatchProgress:
-        """How far it is."""
+        """The present progress."""
         return BatchProgress(
             num_done=len(self._answers.done),
             num_total=len(self._requests),

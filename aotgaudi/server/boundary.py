@@ -91,7 +91,7 @@ def _logged(text: str) -> str:
 
 
 class SpanWriter(Protocol):
-    """What writes spans, such as `aotgaudi.server.traces.Traces`."""
+    """A writer of spans, such as `aotgaudi.server.traces.Traces`."""
 
     def write(self, scope: Scope, route: str, status: int, began: int, ended: int) -> None:
         """Writes the span of a request that has ended. Times are nanoseconds since 1970."""

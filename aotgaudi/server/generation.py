@@ -49,11 +49,11 @@ class EngineLike(Protocol):
         ...
 
     def drain(self) -> bool:
-        """Refuses new requests. Returns whether all others have ended; never blocks."""
+        """Refuses new requests, and returns whether all others have ended. Never blocks."""
         ...
 
     def shutdown(self) -> bool:
-        """Aborts all requests and ends the engine. Returns whether it has ended; never blocks."""
+        """Aborts all requests and ends the engine. Returns whether it has ended. Never blocks."""
         ...
 
     def stats(self) -> EngineStats:

@@ -174,7 +174,7 @@ def _told(**values: str) -> dict[str, str]:
 
 
 def architecture_of(bundle: Bundle) -> str:
-    """Returns OCI's name of the bundle's machine; amd64, as Gaudi's hosts have, if the bundle is for no particular one."""
+    """Returns OCI's name of the bundle's architecture. If the bundle has none, it is amd64, as on Gaudi's hosts."""
     return _ARCHITECTURES.get(bundle.receipt.target.machine, "amd64")
 
 

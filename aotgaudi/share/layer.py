@@ -388,7 +388,7 @@ class _Files:
 
 
 def _check_name(name: str) -> None:
-    """Refuses names that no bundle has, with the reason. Without this check, they would be refused without one."""
+    """Refuses names that no bundle has. They would be refused anyway, but without this reason."""
     parts = name.split("/")
     if name.startswith("/"):
         raise _refusal(f"{name!r:.200} is an absolute path")

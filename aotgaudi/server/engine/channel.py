@@ -157,7 +157,7 @@ class Frames:
 
 
 class Channel:
-    """One end of the connection; its calls block. Any thread may send, one may receive."""
+    """One end of the connection, whose calls block. Any thread may send, one may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection

@@ -99,12 +99,12 @@ class EngineClient(asyncio.Protocol):
             self._say(Abort(known))
 
     def drain(self) -> bool:
-        """Refuses new requests. Returns whether all others have ended; does not wait for them."""
+        """Refuses new requests, and returns whether all others have ended. Does not wait for them."""
         self.admission.close("the server is shutting down")
         return not self._streams
 
     def shutdown(self) -> bool:
-        """Aborts all requests and tells the process to end. Returns whether it has ended; does not wait for it."""
+        """Aborts all requests and tells the process to end. Returns whether it has ended. Does not wait for it."""
         self.drain()
         if not self._is_stopping and not self._has_ended:
             self._is_stopping = True

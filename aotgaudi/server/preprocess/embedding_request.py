@@ -1,4 +1,4 @@
-"""What a client may send to ``/v1/embeddings``, and the answer, in OpenAI's form with vLLM's extensions."""
+"""The body and the answer of ``/v1/embeddings``, in OpenAI's form with vLLM's extensions."""
 
 from __future__ import annotations
 

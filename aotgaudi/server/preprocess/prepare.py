@@ -80,7 +80,7 @@ class PreparedRequest:
 
     `model` is the name that the answer carries. `prompts` are token ids. Each gets `num_choices` answers, which begin with
     its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
-    prompt's log-probabilities have a place of their own in the answer, and are not only part of an echo. `own_names` maps
+    prompt's log-probabilities are a separate part of the answer, and not only part of an echo. `own_names` maps
     the engine's names of parameters to those of the body. Only requests with the same `cache_salt` share cached prefixes.
     `reply` is how the answer's text is read; None if all of it is content. `repeats` is what the answer repeats from the
     request. With `pooling`, the answers are embeddings in the form `encoding`.

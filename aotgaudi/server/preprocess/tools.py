@@ -152,9 +152,9 @@ class CalledFunction(Body):
     parsed_arguments: Ignored = None
 
     def as_variables(self) -> dict[str, Any]:
-        """Returns what a chat template sees: the arguments as an object, or as they are if they are none.
+        """Returns the call as a chat template sees it. The arguments are an object, or unchanged text if they are not one.
 
-        Arguments that were cut off come back from clients with a message that says so.
+        Clients send cut-off arguments back with a message that says so.
         """
         try:
             arguments = json.loads(self.arguments or "{}")

@@ -280,7 +280,7 @@ def refusal(error: RequestError) -> Message:
 
 
 def failure(what: str) -> Message:
-    """Returns a worker's answer that reports a fault of its own."""
+    """Returns a worker's answer that reports that the worker itself failed."""
     return Message({"failure": what})
 
 
