@@ -41,7 +41,6 @@ class Total:
         self.seconds += seconds * num
 
     def __add__(self, other: Total) -> Total:
-        """Returns the sum."""
         return Total(self.num + other.num, self.seconds + other.seconds)
 
 
@@ -58,7 +57,6 @@ class EntryCounters:
     num_cached_tokens: int = 0
 
     def __add__(self, other: EntryCounters) -> EntryCounters:
-        """Returns the sum."""
         return EntryCounters(
             self.steps + other.steps,
             self.work + other.work,

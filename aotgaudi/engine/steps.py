@@ -191,7 +191,6 @@ class StepWork:
     num_padding_blocks: int = 0
 
     def __add__(self, other: StepWork) -> StepWork:
-        """Returns the sum."""
         return StepWork(
             self.num_tokens + other.num_tokens,
             self.num_padding_tokens + other.num_padding_tokens,
@@ -217,11 +216,11 @@ class StepTable(Protocol):
     """Finds the entry that covers a step. An entry that covers a step covers every smaller one."""
 
     def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
-        """Returns the covering entry of least cost, or None."""
+        """Returns the cheapest entry that covers the step, or None."""
         ...
 
     def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
-        """Returns the covering entry of least cost, or None."""
+        """Returns the cheapest entry that covers the step, or None."""
         ...
 
     def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:

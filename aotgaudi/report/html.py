@@ -56,7 +56,7 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Html:
 
 
 def details(summary: object, *children: object) -> Html:
-    """Returns children that are hidden until the summary is clicked."""
+    """Returns a ``details`` element, which hides its children until the summary is clicked."""
     return element("details", element("summary", summary), *children)
 
 

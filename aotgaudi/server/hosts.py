@@ -71,7 +71,7 @@ ANY_HOST = AllowedHosts()
 
 
 def is_loopback(host: str) -> bool:
-    """Returns whether `host`, a name or an address, can be reached from this machine only."""
+    """Returns whether `host` (a name or an address) can be reached from this machine only."""
     address = _address(host)
     return _normal(host) == "localhost" if address is None else address.is_loopback
 

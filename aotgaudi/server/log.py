@@ -75,7 +75,7 @@ class DroppingHandler(QueueHandler):
         _Writer(self._held, descriptor).start()
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """Part of logging: returns a record whose message is the whole line."""
+        """Part of logging: returns a record whose message is the whole formatted line."""
         try:
             line = self.format(record)
         except Exception:  # A record that cannot be formatted must not harm its caller.

@@ -34,7 +34,7 @@ class PreprocessorLike(Protocol):
         ...
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns what the body `raw` asks for. Raises RequestError."""
+        """Returns the request of the body `raw`. Raises RequestError."""
         ...
 
     async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:

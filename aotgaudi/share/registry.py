@@ -208,7 +208,7 @@ class RegistryRemote:
         return None if manifest is None else bundle_layer_of(manifest)
 
     def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
-        """See `Remote.publish`. Returns the reference with the digest of the artifact manifest."""
+        """See `Remote.publish`. The returned reference has the digest of the artifact manifest."""
         self._require_tag()
         return f"{self.label}@{self.put_manifest(check_name(name), dump_bundle(pointer, digests))}"
 

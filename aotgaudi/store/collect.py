@@ -60,7 +60,6 @@ class Usage:
     size_bytes: int = 0
 
     def __add__(self, other: Usage) -> Usage:
-        """Returns the sum."""
         return Usage(self.num_files + other.num_files, self.size_bytes + other.size_bytes)
 
 

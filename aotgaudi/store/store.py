@@ -216,7 +216,7 @@ _OWN_NAMES = frozenset(
         "actions.lock",
     ]
 )
-"""``actions`` was the index before there were records."""
+"""Includes ``actions``, which was the index before there were records."""
 
 
 class Store:
