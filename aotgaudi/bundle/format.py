@@ -19,8 +19,8 @@ The index is the canonical JSON (RFC 8785) of::
      "counts":      {"programs": int, "units": int, "objects": int, "object_bytes": int},
      "objects":     [digest, ...] sorted, each once}
 
-Versions: 1 (first). The digest of the index covers every byte of the bundle, because nothing else may be in it: `aotgaudi
-    verify` and `aotgaudi serve` refuse a bundle with any other file.
+Versions: 1 (first). The digest of the index covers every byte of the bundle, because nothing else may be in it:
+`aotgaudi verify` and `aotgaudi serve` refuse a bundle with any other file.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ docs/formats/launch.md has the grammar. Servers mix two classes of components, s
 used. A launch keeps the classes apart (docs/adr/0041-launch.md):
 
 * The **key** (`Launch.components`) changes the compiled code. A flag or a variable is part of it unless the server's adapter
-gives
-  a reason why it is not. We put no path, host, user or port into it, but the value of a flag may contain one. Its sha256 is
-  the launch's id.
+  gives a reason why it is not. We put no path, host, user or port into it, but the value of a flag may contain one. Its
+  sha256 is the launch's id.
 * The **conditions** (`Launch.conditions`) change no code, but the server's own hash or its files contain them, such as the
   path of its cache or of its packages. `aotgaudi run` recreates them, or names the one that it cannot recreate.
 

@@ -18,7 +18,7 @@
     limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
 
 Versions: 1 (first). `model`, `layouts`, `part` and `recipes` came later and may be absent. The bytes of receipts without
-    them have not changed.
+them have not changed.
 
 A receipt is sealed, so it holds nothing that could differ between two builds of the same inputs: no times, no host, no
 measurement (docs/adr/0002-receipt-and-bundle.md). Measurements are in `UnitRecord`, which the store's records keep with the

@@ -1,7 +1,7 @@
 """The events that the engine sends to the owner of a request, and the stream that makes them from sampled tokens.
 
 A sampled token takes three forms: the sampler's id, a `TokenEvent` with its text (here), and JSON (server/responses.py) or
-    an `Output` (the Python API).
+an `Output` (the Python API).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ Attempts to start a process or a program are counted if another process answers 
 nothing starts and nothing waits. The kernel itself refuses all other calls of the table.
 
 Sources: seccomp(2), seccomp_unotify(2), clone(2), and Documentation/userspace-api/seccomp_filter.rst of Linux. The numbers
-    are those of its headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and
-    linux/seccomp.h. libseccomp would write the same filter, but slim images lack its shared library.
+are those of its headers asm/unistd_64.h, asm-generic/unistd.h, linux/audit.h, linux/bpf_common.h, linux/prctl.h and
+linux/seccomp.h. libseccomp would write the same filter, but slim images lack its shared library.
 """
 
 from __future__ import annotations

@@ -231,8 +231,8 @@ class StrictReader(h11.Connection):
 
     Two servers that read a message differently may disagree on where it ends (request smuggling). So this class refuses what
     RFC 9112 lets a server refuse: a head with a bare LF (2.2) or a folded line (5.2), a major version other than 1 (2.3),
-        and ``Transfer-Encoding`` together with ``Content-Length`` or in HTTP/1.0 (6.1). It also refuses a head of more than
-        16 KiB that comes in one piece.
+    and ``Transfer-Encoding`` together with ``Content-Length`` or in HTTP/1.0 (6.1). It also refuses a head of more than
+    16 KiB that comes in one piece.
 
     Attributes:
         refusal: Why it refused the client's bytes; None if it did not.

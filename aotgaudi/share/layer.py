@@ -1,18 +1,18 @@
 """A bundle as one layer of an image: writes the compressed archive, and extracts the bundle from an untrusted one.
 
 Writing: the same bundle gives the same bytes. Names are sorted, times are 0, everything belongs to 0:0, modes are fixed,
-    headers are plain ustar, and the compressor's settings are fixed here. (Another version of zlib or libzstd may give other
-    compressed bytes. The uncompressed digest, which identifies the layer in an image, does not change.) The layer holds only
-    files that the bundle's index names. All are hashed on the way, so a damaged bundle gives no layer.
+headers are plain ustar, and the compressor's settings are fixed here. (Another version of zlib or libzstd may give other
+compressed bytes. The uncompressed digest, which identifies the layer in an image, does not change.) The layer holds only
+files that the bundle's index names. All are hashed on the way, so a damaged bundle gives no layer.
 
 Reading: the archive is not trusted. The decompressor stops at a ratio and at a size. `tarfile` reads the archive as a
-    stream, and nothing is extracted by name. Each header is checked before tarfile acts on it. Only plain files and
-    directories are accepted. Links, devices, FIFOs and extension headers (whose content tarfile would read into memory) are
-    refused by their type, and setuid, setgid and sticky bits are refused too. The first file must be the index. Each other
-    file must be one that the index names, once and with its size. Its digest decides where it is written. So no name can
-    lead outside, and no file can be larger than the index says. Between and after the files, only zeros are allowed. Every
-    fault raises a CorruptError of one line. The first files of a layer, the index and the signature, tell whether to read
-    the rest and how large it may be (`read_head`).
+stream, and nothing is extracted by name. Each header is checked before tarfile acts on it. Only plain files and
+directories are accepted. Links, devices, FIFOs and extension headers (whose content tarfile would read into memory) are
+refused by their type, and setuid, setgid and sticky bits are refused too. The first file must be the index. Each other
+file must be one that the index names, once and with its size. Its digest decides where it is written. So no name can
+lead outside, and no file can be larger than the index says. Between and after the files, only zeros are allowed. Every
+fault raises a CorruptError of one line. The first files of a layer, the index and the signature, tell whether to read
+the rest and how large it may be (`read_head`).
 """
 
 from __future__ import annotations

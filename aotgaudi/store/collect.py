@@ -3,11 +3,9 @@
 A collector removes, in this order:
 
 1. Always: objects that neither a record nor a root names (leftovers of dead writers), and partly received pulls, since no
-pull
-   runs now.
+   pull runs now.
 2. Until the store is small enough, least recently used first: records, each with the objects that no other record names,
-logs,
-   and tool caches.
+   logs, and tool caches.
 
 Times of use decide only the order, so at worst a wrong clock costs a rebuild. A record is removed before its objects, so
 that a collector that dies leaves objects without a record, never a record without objects. Builders and pulls share the

@@ -4,8 +4,8 @@ A parameter is one of these:
 
 - Supported: it is validated and obeyed.
 - Known and not supported (`suffix`, `prediction`, ...): it is accepted if its value asks for nothing. Otherwise it is
-refused with "not supported by this server yet" and the names of the supported ones. - Unknown: it is refused, because a
-misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
+  refused with "not supported by this server yet" and the names of the supported ones.
+- Unknown: it is refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
 """
 
 from __future__ import annotations
