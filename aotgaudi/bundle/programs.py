@@ -87,7 +87,7 @@ class ProgramChecks:
         self._caches: tuple[CacheSpec, ...] = ()
 
     def problem(self, program: Program) -> str | None:
-        """Returns what keeps `program` from running on any server, or None. Constants are checked in verify.py."""
+        """Returns what keeps `program` from running on any server, or None. `verify_bundle` checks `constants_of`."""
         return next(self._problems(program), None)
 
     def entry_problem(self, program: Program, entry: Entry) -> str | None:

@@ -95,7 +95,7 @@ class Numbers:
         return element("data", shown(value, form), data_path=place, value=value)
 
     def text(self, text: str, at: str = "", **words: object) -> Html:
-        """Returns prose in which ``{place:form}`` is replaced by a number below `at`, and ``{name}`` by an escaped word."""
+        """Returns prose in which ``{place:form}`` is a number below `at`, and ``{name}`` is one of `words`, escaped."""
         parts: list[object] = []
         for literal, name, form, _ in Formatter().parse(text):
             parts.append(literal)

@@ -64,7 +64,7 @@ class Readiness:
 
 @dataclass(frozen=True, kw_only=True)
 class Service:
-    """One model being served. As thread-safe as its parts.
+    """One model being served. It is as thread-safe as its parts.
 
     An engine that has had work for `stall_seconds` without ending a step counts as stuck. `clock` returns seconds from an
     arbitrary start, `now` the time of day. `coverage` says whether every step that the scheduler can form has an entry.
