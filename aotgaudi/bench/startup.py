@@ -1,6 +1,6 @@
 """Measures how long ``aotgaudi serve`` takes to become ready, in n starts, each compared with the floor.
 
-The time ends with the first 200 of ``/ready``, and begins with the process. The floor is a process that does what any server
+The time runs from the start of the process to the first 200 of ``/ready``. The floor is a process that does what any server
 of the same bundle and model must do (`aotgaudi.bench.floor`). Starts and floors alternate, after one uncounted pair that
 fills the page cache. The phases are those that each server reports in ``/metrics``.
 """

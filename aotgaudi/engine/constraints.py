@@ -1,8 +1,8 @@
 """Decides which tokens a request may get next. This is the host's side of a sampler graph's `token_mask`.
 
 A mask depends only on the tokens that are known when a step begins. So a separate thread makes the masks while the step
-computes logits, and the step waits for them only if they take longer. Bit i (from the lowest) of byte k belongs to token 8 k
-+ i.
+computes logits, and the step waits for them only if they take longer. Bit i (from the lowest) of byte k belongs to token
+8 k + i.
 
 If the constraints together allow no token, `min_tokens` and `bad_words` are ignored: for example, a grammar that has ended
 allows only the end of the sequence. The grammar and `allowed_token_ids` always hold.

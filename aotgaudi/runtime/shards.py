@@ -8,7 +8,7 @@
 (https://github.com/huggingface/safetensors#format; the rules below are those of its `validate`.) The tensors cover the data
 from the first byte to the last, in any order and without overlap. The safetensors library keeps a file mapped, so that a
 change in place changes the results, and truncating the file ends the process. Here the wanted tensors get private pages, and
-the others are hashed and dropped. Only with ``map``, the file is mapped.
+the others are hashed and dropped. With ``map``, the file is mapped instead.
 """
 
 from __future__ import annotations
