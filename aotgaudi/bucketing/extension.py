@@ -196,7 +196,7 @@ class ExtensionExponential:
         """Returns the contexts of a query, ascending. Small ones may occur twice.
 
         Raises:
-            SpecError: the query is longer than the model. Upstream takes the logarithm of the negative difference there.
+            SpecError: the query is longer than the model. Upstream takes the logarithm of a negative number there.
         """
         most = (inputs.max_model_len - query_len) // inputs.block_size
         if self.rules.dense_contexts:
