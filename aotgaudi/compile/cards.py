@@ -46,8 +46,8 @@ def card_environment(directory: Path, module: int | None) -> Mapping[str, str]:
 class CardPool:
     """One worker per card for jobs that need a card, and workers without the bridge for tracing.
 
-    Jobs wait here until a worker of their kind is idle. If a worker gets no card, another one tries its job. If that fails
-    too, the job fails, and with it all jobs that wait for a card.
+    Jobs wait here until a worker of their kind is idle. If a worker gets no card, another one tries its job. The second time
+    that any worker gets no card, all jobs that wait for a card fail.
     """
 
     def __init__(

@@ -234,7 +234,7 @@ class _Server(ThreadingHTTPServer):
                     _break(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignores a client that went away."""
+        """Logs nothing about an error, which is usually a client that went away."""
 
 
 class _Handler(BaseHTTPRequestHandler):
