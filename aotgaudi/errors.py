@@ -102,13 +102,13 @@ class SpecError(AotGaudiError):
 
 
 class ManifestError(AotGaudiError):
-    """A manifest (or receipt, or bundle index) that is malformed or of another format version."""
+    """A manifest (or receipt, or bundle index) is malformed or of another format version."""
 
     exit_code = 2
 
 
 class StaleManifestError(ManifestError):
-    """A committed manifest that is not what its spec enumerates to today; names what differs."""
+    """A committed manifest differs from what its spec enumerates to today. Names what differs."""
 
     exit_code = 3
 

@@ -29,11 +29,10 @@ class ProductRules:
 
     `edge`: whether the top of the context range becomes the room that each query leaves, and whether
     VLLM_PROMPT_CTX_BUCKET_MAX bounds it. `prompt_fit`: a prompt's context and query fit the model's length together
-    (``total``) or each alone (``apart``), so that a padded query may reach past the end.
-    `mamba_rounding`: which models' queries are rounded up to the chunk. `mamba_floors_decode`: for models with
-    mamba layers, decode contexts are at most the *whole* blocks of the model's length, always.
-    `mamba_divides_step`: the step's tokens must be a multiple of the chunk. `speculates`: decode buckets for
-    speculative decoding are added.
+    (``total``) or each alone (``apart``), so that a padded query may reach past the end. `mamba_rounding`: which models'
+    queries are rounded up to the chunk. `mamba_floors_decode`: for models with mamba layers, decode contexts are at most the
+    *whole* blocks of the model's length, always. `mamba_divides_step`: the step's tokens must be a multiple of the chunk.
+    `speculates`: decode buckets for speculative decoding are added.
     """
 
     edge: Literal["none", "unbounded", "bounded"] = "bounded"

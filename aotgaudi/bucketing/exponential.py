@@ -45,9 +45,8 @@ class RangeRule:
     """How points are chosen. The defaults are those of vllm-gaudi at 091bbad.
 
     `special_minima`: minima that are an additional point, so that the spacing starts at the step. `clips_last`: a last point
-    above
-    the maximum becomes the maximum. `fills`: a point that is already taken is replaced by the free multiple nearest to the
-    unrounded point. `knows_long_context`: in a long context, half of the points are spaced linearly.
+    above the maximum becomes the maximum. `fills`: a point that is already taken is replaced by the free multiple nearest to
+    the unrounded point. `knows_long_context`: in a long context, half of the points are spaced linearly.
     """
 
     special_minima: frozenset[int] = frozenset({0, 1})

@@ -57,8 +57,7 @@ class ExtensionRules:
     """What differs between versions and strategies. The defaults are those of exponential at 8211e0b.
 
     `limits_query`: a query is at most the model's length. `removes_repetitions`: if the filter leaves anything, each bucket
-    occurs
-    once. `slices`: queries that sliced attention cannot run are left out.
+    occurs once. `slices`: queries that sliced attention cannot run are left out.
     """
 
     limits_query: bool = True

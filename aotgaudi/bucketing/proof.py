@@ -83,7 +83,7 @@ class ReachableSteps:
         *,
         generates: bool = True,
     ) -> ReachableSteps:
-        """Returns what `scheduler` can form. Our own does not speculate. With a pooling model it forms prompts only."""
+        """Returns what `scheduler` can form. Our own does not speculate. With a pooling model, only prompts are formed."""
         decodes = ReachableDecodes(limits, bucketing.contiguous_pa, generates)
         speculates = scheduler.engine == "vllm"
         return cls(

@@ -61,9 +61,9 @@ class EnvironmentRules:
     """What one version does with its environment. The defaults are those of 091bbad. Paths are vllm-gaudi's.
 
     Attributes:
-        strategy: how the strategy is chosen. ``named``: VLLM_BUCKETING_STRATEGY, and before that
-            VLLM_EXPONENTIAL_BUCKETING (extension/bucketing/common.py ``get_bucketing_strategy``). ``flag``: only the
-            latter; exponential if unset. ``opt_in``: linear if unset. ``opt_in_word``: only the word true counts.
+        strategy: how the strategy is chosen. ``named``: by VLLM_EXPONENTIAL_BUCKETING, else by VLLM_BUCKETING_STRATEGY
+            (extension/bucketing/common.py ``get_bucketing_strategy``). ``flag``: by the former alone, exponential if
+            unset. ``opt_in``: likewise, but linear if unset. ``opt_in_word``: likewise, and only the word true counts.
         contiguous_pa: what decides if VLLM_CONTIGUOUS_PA is unset. ``environment``: off, because prefix caching is derived
             from that same variable (extension/environment.py ``_get_prefix``). ``command``: off exactly if the command line
             enables prefix caching. ``on``: on; only the word true counts.

@@ -17,7 +17,7 @@ from aotgaudi.errors import AotGaudiError, MissingPackageError, SpecError, store
 
 _EXIT_INTERRUPTED = 130
 _CLOSE = 0.8
-"""How similar a suggested option must be to an unknown one. A misspelling is; another word is not."""
+"""How similar a suggested option must be to an unknown one. A misspelling is similar enough, another word is not."""
 _UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
 
 

@@ -70,8 +70,7 @@ def options_of(
     """Adds an option for each field of the dataclass `kind`. The command gets a value of `kind` as `argument`.
 
     `others` adds to or replaces the descriptions of single fields. With `made`, the command gets the result of `made`
-    instead of
-    the value. `heading`: see `GroupedCommand`.
+    instead of the value. `heading`: see `GroupedCommand`.
     """
     hints = get_type_hints(kind)
     described = {

@@ -14,7 +14,6 @@ Records are JSON values:
 
 A record is a claim, which is checked against the objects. If an object is gone, the record is a miss. Failures are never
 recorded.
-recorded.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 The server reads weights from safetensors, by the names of the model's modules. Most published checkpoints already have this
 form. `import_model` converts the others: GGUF files, checkpoints whose names transformers converts while loading (mixtures
-    of
-experts), and models on the hub.
+of experts), and models on the hub.
 """
 
 from __future__ import annotations

@@ -124,8 +124,7 @@ class TimeLeft:
     """Predicts how long the rest of a run takes. It learns how this run's jobs compare with their estimates, by kind.
 
     Between events (a job ends, or a new one is found) the prediction falls as time passes, even if a job is late. At an
-    event it
-    follows what was learnt: down at once, up by at most a quarter or 10 seconds, whichever is more.
+    event it follows what was learnt: down at once, up by at most a quarter or 10 seconds, whichever is more.
     """
 
     def __init__(self) -> None:

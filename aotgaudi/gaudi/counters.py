@@ -2,8 +2,7 @@
 
 ``habana_frameworks.torch.hpu.metrics`` comes in two styles. The older one counts when something happens. The newer one
 queues events and counts when it is read (K-16), so it must be read now and then. Both are read the same way here. The caller
-imports
-the module and passes it in. Source: ``metrics.py`` of the bridge.
+imports the module and passes it in. Source: ``metrics.py`` of the bridge.
 
 Compiling may continue in a thread of the bridge: synchronise with the device before you take a count.
 """

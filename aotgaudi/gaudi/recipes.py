@@ -148,7 +148,6 @@ def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedReci
     Raises:
         CompileError: a key (without `keys`, any graph) has no complete pair, or the directory cannot be restored, because it
             holds constants, or recipes of several versions of the bridge's libraries.
-            constants, or recipes of several versions of the bridge's libraries.
         StoreError: the directory cannot be listed.
     """
     found = scan(directory)

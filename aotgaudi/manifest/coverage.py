@@ -4,10 +4,9 @@
 
 * **Sampler.** A step samples 1 .. ``min(max_num_seqs, num_blocks)`` rows, under the signature that its mix of requests
   needs: that of one setting, or a join of several. The engine takes the sampler of the step's own batch size if there is
-      one, else
-  the smallest that is large enough. So a number of rows is covered under a signature if some size is at least as large, and
-  every such size has an entry that serves the signature. ``spec/sampler_signature.py`` shows that every legal request has
-  one of these signatures.
+  one, else the smallest that is large enough. So a number of rows is covered under a signature if some size is at least as
+  large, and every such size has an entry that serves the signature. ``spec/sampler_signature.py`` shows that every legal
+  request has one of these signatures.
 * **Hyper-connections.** A step of our own engine calls the unit of its token count's class. So each count from 1 to that of
   the largest step entry is covered if its class has an entry for attention and one for the feed-forward part.
 * **Defrag.** Exchanges are cut into runs of at most the largest padded size. A run takes the next padded size of the

@@ -43,10 +43,10 @@ class CaptureRow(Value):
         launch, receipt: The documents.
         objects: The files' objects, each once.
         cold_seconds: From the start until the server served, from empty caches.
-        cold_seconds: From the start until the server served, from empty caches.
         warm_seconds: The same in the proof.
         build_seconds: For the whole build.
         cold_counts: What the cold run did: compilers run, code generated, files written.
+        places: Name of a path -> how many files contain it.
     """
 
     kind: Literal["capture"] = "capture"
@@ -165,7 +165,7 @@ def unproven_key(launch: Launch, weights: str) -> Key:
 
 
 def shard_key(launch: Launch, files: Mapping[str, str]) -> Key:
-    """Returns the key of what a server left that got `files` instead of the files of all shapes, and no requests."""
+    """Returns the key for a server that gets `files` instead of the files of all shapes, and no requests."""
     components = [(name, value) for name, value in launch.components() if name != "exercise"]
     given = [(f"given.{path}", sha256_bytes(text.encode())) for path, text in sorted(files.items())]
     return Key.of([("record", "aotgaudi.shard/1"), *components, *_conditions(launch), *given])

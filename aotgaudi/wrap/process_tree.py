@@ -3,8 +3,7 @@
 The reaper is a small process of ours. ``main`` gets the arguments LEADER MARK SECONDS, and a pipe from us as its standard
 input. A byte on the pipe means that all is well and the reaper may go. If the pipe closes without a byte, we have been
 killed, and the reaper ends the whole tree. While it lives it holds the sandbox's lock, so that nobody takes the sandbox of a
-server
-that still runs. Source: proc(5), prctl(2).
+server that still runs. Source: proc(5), prctl(2).
 """
 
 from __future__ import annotations

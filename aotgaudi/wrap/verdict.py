@@ -9,7 +9,7 @@ It fails closed. A server is warm only if all of this holds:
   that load compiled code (the workers, if there are any) have all hooks in place.
 * Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed. No
   process, with an agent or without, ran a compiler, or loaded a library that was made since the server started.
-* The server's own counters, and the artifacts that it loaded, are as expected. For a Gaudi's recipes, only the counters are.
+* The server's own counters, and the artifacts that it loaded, are as expected. Of a Gaudi's recipes, only counters count.
 * After that, every file was compared with its sealed bytes. None was added, changed or removed, not even for a moment.
 * The warm-up requests were answered as in the build: with the same status, and in the proof with the same text.
 
@@ -294,7 +294,7 @@ def judge(seen: Seen, expected: Expected) -> Verdict:
 
 
 def before(log: ProcessLog, phase: str) -> ProcessLog:
-    """Returns what a process reported before it confirmed `phase` or ended (``bye``); everything if it did neither."""
+    """Returns what a process reported up to its answer to `phase` or its ``bye``; everything if there is neither."""
     for index, event in enumerate(log.events):
         if _settles(event, phase):
             return replace(log, events=log.events[: index + 1])
