@@ -1,8 +1,7 @@
 """What this machine can build and serve: one finding for each thing that decides it.
 
 The examination imports no torch and compiles nothing. The trial builds one entry of a tiny model in a temporary store, like
-any
-build: it shows whether that works, and how long it takes.
+any build: it shows whether that works, and how long it takes.
 """
 
 from __future__ import annotations

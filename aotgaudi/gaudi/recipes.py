@@ -7,8 +7,8 @@ The bridge writes a compiled graph as two files, in this order::
 
 On a shared file system it appends ``_<pid>_<mac>`` to both names, and announces what it is compiling with an empty ``temp_``
 file. It writes without fsync or rename, in a thread, and a kill loses what is queued (K-35). So we use a directory that it
-has
-written only as a source: we collect from it once, after its writers have ended, and name what we keep by our own digests.
+has written only as a source: we collect from it once, after its writers have ended, and name what we keep by our own
+digests.
 
 It finds a recipe by its name alone and verifies nothing (K-29, K-38). A recipe for another type of device fails only when it
 is launched (K-28). So we compare all of that before we start a process that would use recipes.

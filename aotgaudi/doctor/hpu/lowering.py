@@ -327,7 +327,7 @@ _ATTENTIONS = ((1, 16, 64), (4, 128, 128), (8, 64, 128))
 def probe_attention() -> Mapping[str, Any]:
     """Runs fused attention in the forms that prompts need. Returns the error of each against the CPU, or its refusal.
 
-    `beyond` names the forms that put other values than numbers into the rows beyond the lengths.
+    `beyond` names the forms whose rows beyond the lengths are not all finite.
     """
     bridge = Bridge()
     torch = bridge.torch
