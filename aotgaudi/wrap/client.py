@@ -73,12 +73,12 @@ class Answer:
     problem: str = ""
 
     def digest(self, *, is_greedy: bool) -> str:
-        """Returns what a build compares, as 64 hex digits: of the status, and for a greedy request of the text."""
+        """Returns the digest that a build compares, 64 hex digits: of the status, and for a greedy request of the text."""
         return _digest(self.status, self.text if is_greedy else "")
 
     @property
     def status_digest(self) -> str:
-        """What is the same in all starts, as 64 hex digits: of the status. The text depends on the weights, too."""
+        """The digest that is the same in all starts, 64 hex digits: of the status. The text depends on the weights, too."""
         return _digest(self.status)
 
 

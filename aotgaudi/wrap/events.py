@@ -91,7 +91,7 @@ class ProcessLog:
 
     @property
     def hooks(self) -> Mapping[str, object]:
-        """The hooks that are in place, as last reported."""
+        """The hooks and whether each is in place, as last reported."""
         hooks: dict[str, object] = {}
         for event in self.events:
             found = event.values.get("hooks") if event.kind in ("hello", "hooks") else None
