@@ -46,8 +46,8 @@ def card_environment(directory: Path, module: int | None) -> Mapping[str, str]:
 class CardPool:
     """One worker per card for jobs that need a card, and workers without the bridge for tracing.
 
-    Jobs wait here until a worker of their kind is idle. If a worker gets no card, another one tries its job. The second time
-    that any worker gets no card, all jobs that wait for a card fail.
+    Jobs wait here until a worker of their kind is idle. If a worker gets no card, another one tries its job. If that happens
+    twice with no job done on a card in between, all jobs that wait for a card fail.
     """
 
     def __init__(
@@ -107,6 +107,8 @@ class CardPool:
         for one in [one for pool in pools for one in pool.wait(0.0)]:
             _, job = self._running.pop(one.ticket)
             if not isinstance(one.error, CardError):
+                if not isinstance(job, TraceJob):
+                    self._num_without_card = 0
                 found.append(one)
                 continue
             self._num_without_card += 1

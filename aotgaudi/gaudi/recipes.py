@@ -151,7 +151,7 @@ def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedReci
         StoreError: the directory cannot be listed.
     """
     found = scan(directory)
-    _check_restorable(found)
+    require_restorable(found)
     pairs = {pair.key: pair for pair in found.pairs}
     if keys is None:
         half = (name.partition("_")[0] for name in found.broken)
@@ -246,7 +246,8 @@ def _problem(files: Mapping[str, tuple[str, int]]) -> str | None:
     return None if recipe[1] else "has an empty recipe"
 
 
-def _check_restorable(found: RecipeDirectory) -> None:
+def require_restorable(found: RecipeDirectory) -> None:
+    """Raises CompileError if a copy of the directory would not load: it holds constants, or recipes of several versions."""
     if found.constants:
         raise CompileError(
             f"{found.path}: holds constants ({found.constants[0]}), so a copy of it would not load"

@@ -179,7 +179,7 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
             raise CaptureError(f"{error} ({_last_line(setting)})") from error
         if status == _KILLED:
             raise CaptureError(
-                f"the server did not end when it was asked to, and was killed: its caches may be cut"
+                "the server did not end when it was asked to, and was killed: its caches may be truncated"
                 f" ({_last_line(setting)})"
             )
         findings = _findings(session)

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -27,6 +29,8 @@ from prometheus_client.registry import Collector
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import Listen
 from aotgaudi.wrap.verdict import Finding, FindingPhase, What
+
+_log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 32
 CLIENT_SECONDS = 5.0
@@ -234,7 +238,9 @@ class _Server(ThreadingHTTPServer):
                     _break(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing about an error, which is usually a client that went away."""
+        """Logs an error of ours. An OSError is the client's, which went away or was too slow."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _log.exception("a request from %s failed", client_address[0])
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -37,7 +37,7 @@ from aotgaudi.gaudi.identity import (
     find_cards,
     usable_modules,
 )
-from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
+from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, scan
 from aotgaudi.wrap.adapters.base import (
     SHAPES_FOLDER,
     Environment,
@@ -294,6 +294,7 @@ def settle_recipes(configured: Path) -> tuple[Path, ...]:
     for directory in directories:
         found = scan(directory)
         _require_whole(found)
+        require_restorable(found)
         try:
             _tidy(found)
         except OSError as error:
@@ -306,16 +307,8 @@ def _require_whole(found: RecipeDirectory) -> None:
         name, problem = next(iter(found.broken.items()))
         others = f" (and {len(found.broken) - 1} more)" if len(found.broken) > 1 else ""
         raise CompileError(
-            f"{found.path}: {name} {problem}{others}: the server must end before it is stopped"
+            f"{found.path}: {name} {problem}{others} (the server must end by itself after SIGTERM)"
         )
-    if found.constants:
-        raise CompileError(
-            f"{found.path}: holds constants ({found.constants[0]}), so a copy of it would not load"
-            " (unset PT_HPU_COMPILE_GRAPH_FREEZE and what marks weights as constants)"
-        )
-    versions = sorted({(pair.synapse, pair.libraries) for pair in found.pairs})
-    if len(versions) > 1:
-        raise CompileError(f"{found.path}: holds recipes of several versions: {versions[0]}, {versions[1]}")
 
 
 def _tidy(found: RecipeDirectory) -> None:
