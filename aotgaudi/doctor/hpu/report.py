@@ -211,7 +211,7 @@ CHECKS: tuple[HpuCheck, ...] = (
     *device.DEVICE_CHECKS,
     *whole.WHOLE_CHECKS,
 )
-"""All checks in the order in which they run, those that others need first. H-26, end to end, needs the backend."""
+"""All checks in the order in which they run: those that others need come first, and H-26, end to end, comes last."""
 
 Progress = Callable[[HpuCheck, tuple[LineFinding, ...], DoctorReport], None]
 """Called after each check with its findings and the report so far."""
