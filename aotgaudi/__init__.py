@@ -1,6 +1,6 @@
-"""The build system for the graphs that a static-shape LLM server must compile.
+"""Builds and caches the graphs that LLM servers on static-shape accelerators compile.
 
-The public Python API is what `__all__` names; each name is imported when it is first asked for::
+`__all__` names the public Python API. Each name is imported on first use::
 
     result = aotgaudi.build("chat.toml", "chat.bundle")
     result.manifest.id, result.outcome.compiled, result.bundle
@@ -11,8 +11,8 @@ The public Python API is what `__all__` names; each name is imported when it is 
     with aotgaudi.LLM("chat.bundle", "my-model") as llm:
         print(llm.generate("The sea is")[0].text)
 
-`build` needs the extra [build], `LLM` the extra [serve]; without it MissingPackageError says so. Errors are those of
-`aotgaudi.errors`.
+`build` needs the extra [build] and `LLM` needs [serve]. Without its extra, each raises MissingPackageError. The other errors
+are also in `aotgaudi.errors`.
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """``python -m aotgaudi``: the command line.
 
-Python puts the working directory first on ``sys.path``; it is taken off again here. By then Python has imported `aotgaudi`,
-from there if it finds it there. The command `aotgaudi` and ``python -P -m aotgaudi`` never look there.
+Python puts the working directory first on ``sys.path``, and this module removes it again. Python has imported `aotgaudi` by
+then, possibly from the working directory. The command `aotgaudi` and ``python -P -m aotgaudi`` never look there.
 """
 
 import os

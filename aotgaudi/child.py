@@ -1,7 +1,7 @@
-"""What a Python process that we start runs, and what it owes its parent: to end with it, and to send errors it can read.
+"""Starts Python child processes that end with their parent and send it errors that it can read.
 
-Every Python child of ours is started with `python_command`. ``python -m`` would put the working directory first on
-``sys.path``, so that a `tokenizers.py` there, in a model's directory or in a bundle, would be run.
+Every Python child of ours is started with `python_command`. ``python -m`` would put the working directory (a model's, a
+bundle's) first on ``sys.path``, and so run a `tokenizers.py` that lies there.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ spec.loader.exec_module(package)
 del sys.argv[0]
 import_module(sys.argv[0]).main()
 """
-"""Imports our package from its own file, wherever else one of that name lies, and runs a module's ``main()``.
+"""Imports our package from its own file, whatever else of that name is on the path, and runs a module's ``main()``.
 
-``sys.argv`` is then the module's name and its arguments.
+``sys.argv`` then holds the module's name and its arguments.
 """
 
 _SAME_PATH = "import sys\nsys.path[:] = {path!r}\nimport os\nos.environ['PYTHONSAFEPATH'] = '1'"
-"""The first import must be of `sys`, which is built in: until the path is set, Python 3.10 has the working directory on it.
+"""`sys`, which is built in, must be imported first: until the path is set, Python 3.10 searches the working directory.
 
-The variable has Python 3.11 and newer leave it out in what this process starts, too.
+With the variable set, Python 3.11 and newer also leave that directory out of processes that this one starts.
 """
 
 
 def python_command(module: str, *arguments: str, bare: bool = False) -> list[str]:
-    """Returns the words that run ``main()`` of one of our modules in a new interpreter; never code of the working directory.
+    """Returns the command that runs ``main()`` of one of our modules in a new interpreter, without the working directory.
 
     Args:
-        module: Its full name.
-        arguments: What its ``sys.argv[1:]`` will be.
-        bare: Run it with the standard library alone, and leave its environment as it is: for what becomes another program.
+        module: The module's full name.
+        arguments: The child's ``sys.argv[1:]``.
+        bare: Use the standard library alone and leave the environment unchanged, for a process that becomes another program.
     """
     if bare:
         return [
@@ -54,18 +54,18 @@ def python_command(module: str, *arguments: str, bare: bool = False) -> list[str
 
 
 def die_with_parent(parent: int, number: int) -> None:
-    """Has the kernel send us a signal when our parent dies, and ends this process if `parent` is not our parent any more."""
+    """Asks the kernel to send us signal `number` when our parent dies. Exits if `parent` is no longer our parent."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         sys.exit(128 + number)
 
 
 def travels(error: BaseException) -> bool:
-    """Whether an error can be sent to another process, and read there."""
+    """Whether an error survives pickling, so that it can be sent to another process."""
     import pickle
 
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - our own bytes
-    except Exception:  # Whatever its class does.
+    except Exception:  # Its class may raise anything.
         return False
     return True

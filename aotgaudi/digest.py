@@ -1,10 +1,10 @@
-"""Names of content: digests, canonical JSON, and keys made of named components.
+"""Names content: digests, canonical JSON, and keys made of named components.
 
 * sha256 names everything that is trusted.
 * Canonical JSON is RFC 8785 (JCS), so that equal values have equal bytes on every machine.
-* A key is a list of named components. Each name and each value is length-framed before it is hashed
-  (``<len>:<bytes>``), so that moving a character from one field to its neighbour changes the key. The
-  components are kept, so that a comparison of two keys can name the component that differs.
+* A key is a list of named components. Each name and each value is length-framed (``<len>:<bytes>``) before it is hashed,
+  so moving a character from one field to the next changes the key. A key keeps its components, so a comparison of two
+  keys can name the component that differs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sha256_bytes(data: bytes) -> str:
 
 
 def sha256_pieces(pieces: Iterable[bytes]) -> str:
-    """Returns the sha256 of all `pieces`, one after the other, as 64 lower-case hex digits."""
+    """Returns the sha256 of the concatenated `pieces` as 64 lower-case hex digits."""
     state = hashlib.sha256()
     for piece in pieces:
         state.update(piece)
@@ -49,9 +49,9 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_source(files: Iterable[Path], root: Path | None = None) -> str:
-    """Returns the sha256 of the names and bytes of source files, in order of their paths. Raises OSError.
+    """Returns the sha256 of the names and bytes of source files, sorted by path. Raises OSError.
 
-    A name is the path relative to `root`; None: the file's own name, without its folder.
+    A file's name is its path relative to `root`, or without `root` its base name.
     """
     return sha256_bytes(
         canonical_json(
@@ -69,10 +69,10 @@ def canonical_json(value: Any) -> bytes:
 
 
 def canonical_row(values: Iterable[Scalar]) -> str:
-    """Returns the RFC 8785 form of a list of scalars; the same as `canonical_json`, for a million rows.
+    """Returns the RFC 8785 form of a list of scalars. Same result as `canonical_json`, but fast enough for a million rows.
 
     Raises:
-        ValueError: as `canonical_json`: an integer beyond 2**53 - 1, a number that is not finite.
+        ValueError: like `canonical_json`, for an integer beyond 2**53 - 1 or a number that is not finite.
     """
     return f"[{','.join([_SCALAR_FORMS[type(value)](value) for value in values])}]"
 
@@ -99,7 +99,7 @@ _SCALAR_FORMS: Mapping[type, Callable[[Any], str]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """sha256 and size in bytes of one blob; written ``sha256:<hex>:<size>``."""
+    """The sha256 and the size in bytes of one blob, written ``sha256:<hex>:<size>``."""
 
     sha256: str
     size_bytes: int
@@ -122,14 +122,14 @@ class Digest:
 
 
 def framed(components: Iterable[tuple[str, str]]) -> bytes:
-    """Returns names and values, each as ``<length in bytes>:<UTF-8>``: what is hashed for a key."""
+    """Returns the bytes that a key hashes: every name and value as ``<length in bytes>:<UTF-8>``."""
     texts = [text.encode() for row in components for text in row]
     return b"".join([b"%d:%s" % (len(text), text) for text in texts])
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key: named components, hashed in order. Names are unique within a key."""
+    """Named components, hashed in order. Names are unique within a key."""
 
     components: tuple[tuple[str, str], ...]
 
@@ -148,7 +148,7 @@ class Key:
         return sha256_bytes(framed(self.components))
 
     def differences(self, other: Key) -> tuple[tuple[str, str | None, str | None], ...]:
-        """Returns ``(name, here, there)`` of every component that differs; None where one lacks it."""
+        """Returns ``(name, here, there)`` of every component that differs; None where a key lacks it."""
         here, there = dict(self.components), dict(other.components)
         names = list(dict.fromkeys([*here, *there]))
         return tuple((n, here.get(n), there.get(n)) for n in names if here.get(n) != there.get(n))

@@ -1,8 +1,8 @@
-"""JSON documents: the base of every value that is read from one, and the canonical form of sealed ones.
+"""JSON documents: the base class of all values read from JSON, and the canonical form of sealed documents.
 
-Equal values have equal bytes (RFC 8785), so a document's digest names its meaning. Reading is as strict as writing:
-a document that is not byte for byte what we would write (white space, another order of keys, a repeated key, an
-unknown key, another type) is refused, so two readers can never see different things in one file.
+Equal values have equal bytes (RFC 8785), so a document's digest names its meaning. Reading is as strict as writing: a
+document must be byte for byte what we would write. White space, another order of keys, a repeated or unknown key, or a
+value of another type is refused, so two readers never see different things in one file.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from aotgaudi.errors import ManifestError, SpecError
 
 
 class Value(BaseModel):
-    """Frozen; refuses unknown keys, values of another type, and numbers that are not finite."""
+    """A frozen value that refuses unknown keys, values of another type, and numbers that are not finite."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class ForeignValue(Value):
-    """Like `Value`, for formats that others define and extend: unknown keys are ignored."""
+    """Like `Value`, but ignores unknown keys: for formats that others define and extend."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Document(Value):
-    """Base of sealed documents; only their canonical bytes are accepted."""
+    """Base of sealed documents. Only their canonical bytes are accepted."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -46,9 +46,9 @@ D = TypeVar("D", bound=Document)
 def load_document(data: bytes, model: type[D], noun: str) -> D:
     """Parses the canonical bytes of a document of type `model`.
 
-    Where the model has a member ``schema`` (kind and version), it is compared first.
+    If the model has a member ``schema`` (kind and version), it is compared first.
 
-    Raises ManifestError in one line that begins with `noun` and names the place (a dotted path).
+    Raises ManifestError with a one-line message that begins with `noun` and names the place (a dotted path).
     """
     if "schema_" in model.model_fields:
         return load_one_of(data, (model,), noun)
@@ -56,7 +56,7 @@ def load_document(data: bytes, model: type[D], noun: str) -> D:
 
 
 def load_one_of(data: bytes, models: Iterable[type[D]], noun: str) -> D:
-    """As `load_document`; the member ``schema`` names one of `models`."""
+    """Like `load_document`, for bytes whose member ``schema`` names one of `models`."""
     known = {model.model_fields["schema_"].default: model for model in models}
     found = _schema_of(data, noun)
     model = known.get(found) if isinstance(found, str) else None
@@ -79,9 +79,9 @@ def _validated(data: bytes, model: type[D], noun: str) -> D:
 
 
 def load_foreign_object(data: bytes, where: str) -> dict[str, Any]:
-    """Parses the JSON object of a foreign file, named `where`: any formatting, finite numbers, not deep.
+    """Parses a JSON object that others wrote, in any formatting. Numbers must be finite and nesting shallow.
 
-    Raises SpecError in one line.
+    Raises SpecError with a one-line message that begins with `where`, the name of the file.
     """
     try:
         value = from_json(data, allow_inf_nan=False)
@@ -93,9 +93,9 @@ def load_foreign_object(data: bytes, where: str) -> dict[str, Any]:
 
 
 def first_problem(error: pydantic.ValidationError) -> str:
-    """Returns the first of pydantic's findings as ``dotted.path: what is wrong``, and how many there are.
+    """Returns pydantic's first finding as ``dotted.path: what is wrong``, with the number of other findings.
 
-    Always one line of printable characters.
+    The result is one line of printable characters.
     """
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, problem["loc"])) or "document"
@@ -120,7 +120,7 @@ def _parsed_digest(text: str) -> Digest:
 
 
 class _DigestInJson:
-    """In Python a `Digest`, in JSON the text ``sha256:<64 hex>:<size>``."""
+    """A `Digest` in Python, the text ``sha256:<64 hex>:<size>`` in JSON."""
 
     @staticmethod
     def __get_pydantic_core_schema__(
@@ -137,8 +137,8 @@ class _DigestInJson:
 
 
 DigestField = Annotated[Digest, _DigestInJson]
-"""A member that is a `Digest` here, and ``sha256:<64 hex>:<size>`` in the document."""
+"""A member that is a `Digest` in Python and ``sha256:<64 hex>:<size>`` in the document."""
 
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}\z")]
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
-"""A whole number that every reader of JSON has exactly."""
+"""A whole number that every JSON reader represents exactly."""

@@ -1,7 +1,7 @@
-"""Entries: the things that must be warm. Pure, hashable, ordered values.
+"""Entries: the shapes that must be warm, as hashable, ordered values.
 
-One class per kind. ``columns`` is the order in which a manifest stores the fields. An entry's id is the
-xxh3-128 of its canonical JSON: short, fast, and not trusted for anything (sha256 names what is trusted).
+There is one class for each kind of entry. ``columns`` is the order in which a manifest stores the fields. An entry's id is
+the xxh3-128 of its canonical JSON. It is short and fast, and nothing trusts it (sha256 names what is trusted).
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class PromptEntry(_Row):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that a step computes, padding included."""
+        """The tokens that a step computes, including padding."""
         return self.batch_size * self.query_len
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class DecodeEntry(_Row):
-    """A decode step: one token for each of `batch_size` sequences, flat over `num_blocks` KV blocks."""
+    """A decode step: one token for each of `batch_size` sequences, over `num_blocks` KV blocks in all."""
 
     kind: ClassVar[str] = "decode"
     batch_size: int
@@ -69,7 +69,7 @@ class DecodeEntry(_Row):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that a step computes, padding included."""
+        """The tokens that a step computes, including padding."""
         return self.batch_size * self.query_len
 
 
@@ -77,7 +77,7 @@ class DecodeEntry(_Row):
 class UnifiedEntry(_Row):
     """A unified-attention step: `query_len` tokens of any sequences, over shared and unique KV blocks.
 
-    `is_causal`: some of its queries are prompts. vllm-gaudi v0.11.2 to v0.17.1 have such steps.
+    `is_causal`: some of its queries belong to prompts. vllm-gaudi v0.11.2 to v0.17.1 have such steps.
     """
 
     kind: ClassVar[str] = "unified"
@@ -89,7 +89,7 @@ class UnifiedEntry(_Row):
 
 @dataclass(frozen=True, slots=True, order=True)
 class VisionEntry(_Row):
-    """A run of the vision tower over `size` images if `is_batch`, else over `size` patches."""
+    """A run of the vision tower, over `size` images if `is_batch`, else over `size` patches."""
 
     kind: ClassVar[str] = "vision"
     size: int
@@ -98,10 +98,10 @@ class VisionEntry(_Row):
 
 @dataclass(frozen=True, slots=True, order=True)
 class SamplerEntry(_Row):
-    """Sampling for `batch_size` rows under one setting; `batch_changed`: the batch's composition is new.
+    """Sampling of `batch_size` rows with one setting. `batch_changed`: the batch has a new composition.
 
-    The fields from `min_p` on default to "off". `num_logprobs`: how many log-probabilities are returned per row. A row
-    leaves `constraints` out where it is off.
+    The fields from `min_p` on default to "off". `num_logprobs` is the number of log-probabilities returned per row. A stored
+    row omits `constraints` if it is off.
     """
 
     kind: ClassVar[str] = "sampler"
@@ -119,11 +119,11 @@ class SamplerEntry(_Row):
 
     @property
     def signature(self) -> SamplerSignature:
-        """Which sampler graph this entry is."""
+        """The sampler graph of this entry."""
         return signature_of(self, logprobs=self.num_logprobs > 0, constraints=self.constraints)
 
     def row(self) -> tuple[Scalar, ...]:
-        """The field values, in stored order: an entry without constraints keeps the id that it had before there were any."""
+        """The field values, in stored order. Omits `constraints` if off, so those entries keep their old ids."""
         values = _Row.row(self)
         return values if self.constraints else values[:-1]
 
@@ -138,7 +138,7 @@ class DefragEntry(_Row):
 
 @dataclass(frozen=True, slots=True, order=True)
 class MhcEntry(_Row):
-    """A hyper-connection around one sublayer (``attn`` or ``ffn``), for `num_tokens` in `n_splits` partial sums."""
+    """A hyper-connection around one sublayer (``attn`` or ``ffn``), for `num_tokens` tokens in `n_splits` partial sums."""
 
     kind: ClassVar[str] = "mhc"
     num_tokens: int

@@ -1,34 +1,35 @@
-"""The errors that reach users, on the command line and from the Python API, and what a process exits with.
+"""The errors that users see, on the command line and from the Python API, and their exit codes.
 
 ::
 
     AotGaudiError                 exit code 1
-      SpecError                   2   what the user wrote: spec, option, model directory
+      SpecError                   2   what the user wrote (spec, option, model directory) cannot be used
       ManifestError               2   a manifest file that cannot be used
-        StaleManifestError        3   a committed manifest that its spec no longer gives
+        StaleManifestError        3   a committed manifest differs from what its spec gives now
       NotWarmError                3   an entry has no artifact
       MissingPackageError         2   a package is not installed; names the extra that brings it
       StoreError                  2   the store cannot be read or written
         MissingObjectError        2   an object that something refers to is not in the store
         RemoteError               2   a remote (registry, object store) cannot be used
       CorruptError                4   bytes do not match their digest
-      UntrustedError              4   bytes are intact but not to be trusted
+      UntrustedError              4   bytes are intact but nobody trusted vouches for them
       NotReproducibleError        4   a unit compiled again gave other bytes
       TargetError                 5   this machine cannot run what was compiled
-      CompileError                6   a unit failed to compile, or computed something else
-        CardError                 6   the card that would compile could not be acquired
+      CompileError                6   a unit failed to compile, or computes something else
+        CardError                 6   the card to compile on could not be acquired
       CaptureError                6   a wrapped server failed, or its caches were not proved complete
       UnexaminedError             6   doctor could not reach the device
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
       CoverageError               7   a reachable step has no entry
+      RefusedRequestsError        8   a batch was answered, some of its requests with errors
       CompileForbiddenError       1   something tried to compile, or to start a process, while serving
-      RequestError                -   a request that is refused; carries an HTTP status
+      RequestError                -   a request is refused; carries an HTTP status
 
 Packages refine some of these (a `TransientError` is a RemoteError), and have errors that never leave them.
 
-A message says what was wrong, where, and what would be right. The command line prints it in one line and
-exits with ``exit_code``; a traceback is a bug of ours. No line of a message is longer than `MOST_LINE_CHARACTERS`: what
-it quotes of a user's files may be megabytes.
+A message says what was wrong, where, and what would be right. The command line prints it in one line and exits with
+``exit_code``. A traceback is a bug of ours. Each line of a message has at most `MOST_LINE_CHARACTERS` characters, because it
+may quote megabytes of a user's file.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ _TAIL_CHARACTERS = 80
 
 
 class AotGaudiError(Exception):
-    """Base of all errors that are raised on purpose; ``exit_code`` is what the process exits with."""
+    """Base of all errors that are raised on purpose. The process exits with ``exit_code``."""
 
     exit_code = 1
 
     def __str__(self) -> str:
-        """Returns the message, with each line bounded."""
+        """Returns the message, with each line shortened to `MOST_LINE_CHARACTERS`."""
         return "\n".join(bounded(line, MOST_LINE_CHARACTERS) for line in super().__str__().split("\n"))
 
 
 def bounded(text: str, most: int) -> str:
-    """Returns `text` itself, or its beginning and end in about `most` characters, with how much is left out between them."""
+    """Returns `text`; if it is too long, its beginning and end in about `most` characters, and the length of the gap."""
     if len(text) <= most:
         return text
     left_out = len(text) - most
@@ -64,12 +65,12 @@ def bounded(text: str, most: int) -> str:
 
 
 def shortened(text: str, most: int = 60) -> str:
-    """Returns `text` itself, or its beginning and three dots in `most` characters."""
+    """Returns `text`; if it is too long, its beginning and three dots, in `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def shown(text: str) -> str:
-    """Returns what a user wrote for an error: shortened, in quotes."""
+    """Returns a user's text for an error message: shortened and in quotes."""
     return repr(shortened(text))
 
 
@@ -81,12 +82,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of another library's error, or its type's name where it says nothing."""
+    """Returns the first line of another library's error, or the name of its type if it has no message."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class SpecError(AotGaudiError):
-    """What the user wrote cannot be used: ``where`` (dotted path or file), what, and what would be right."""
+    """What the user wrote cannot be used. Names the place (``where``: dotted path or file), the problem and the remedy."""
 
     exit_code = 2
 
@@ -101,13 +102,13 @@ class SpecError(AotGaudiError):
 
 
 class ManifestError(AotGaudiError):
-    """A manifest (or receipt, or bundle index) that is malformed or of another format version."""
+    """A manifest (or receipt, or bundle index) is malformed or of another format version."""
 
     exit_code = 2
 
 
 class StaleManifestError(ManifestError):
-    """A committed manifest that is not what its spec enumerates to today; names what differs."""
+    """A committed manifest differs from what its spec enumerates to today. Names what differs."""
 
     exit_code = 3
 
@@ -131,11 +132,11 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "otel": ("opentelemetry_sdk", "opentelemetry_exporter_otlp_proto_http"),
     }
 )
-"""Extra -> the modules that it brings and that the light package lacks; of [otel], the packages that have these modules."""
+"""Extra -> the modules that it adds to the light package. For [otel], the packages that contain these modules."""
 
 
 class MissingPackageError(AotGaudiError):
-    """What was asked for needs `package`, which is not installed here; `extra` of aotgaudi brings it."""
+    """`package` is needed and not installed here. The extra `extra` of aotgaudi brings it."""
 
     exit_code = 2
 
@@ -149,7 +150,7 @@ class MissingPackageError(AotGaudiError):
 
     @classmethod
     def of(cls, error: ImportError, preferred: str) -> MissingPackageError | None:
-        """Returns the error that a failed import stands for; None if no extra would bring the module.
+        """Returns the MissingPackageError for a failed import; None if no extra brings the module.
 
         `preferred` is the extra to name if several bring the module.
         """
@@ -161,55 +162,55 @@ class MissingPackageError(AotGaudiError):
 
 
 class StoreError(AotGaudiError):
-    """The store, or a place that must be written to, cannot be used (permissions, disk full)."""
+    """The store, or another place that must be written to, cannot be used (permissions, disk full)."""
 
     exit_code = 2
 
 
 class MissingObjectError(StoreError):
-    """A referenced object is not in the store; whatever produced it must be built again."""
+    """A referenced object is not in the store. Whatever produced it must be built again."""
 
 
 class RemoteError(StoreError):
-    """A remote cannot be reached, refuses, or answers with something other than what was asked for."""
+    """A remote cannot be reached, refuses, or answers something other than what was asked for."""
 
 
 class CorruptError(AotGaudiError):
-    """Bytes that do not match the digest they are named by."""
+    """Bytes do not match the digest that names them."""
 
     exit_code = 4
 
 
 class UntrustedError(AotGaudiError):
-    """Intact bytes that no trusted party has vouched for."""
+    """Bytes are intact, but no trusted party vouches for them."""
 
     exit_code = 4
 
 
 class NotReproducibleError(AotGaudiError):
-    """A unit compiled again gave other bytes than the store has: one of the two builders cannot be relied on."""
+    """A unit compiled again gave other bytes than the store has, so one of the two builders cannot be relied on."""
 
     exit_code = 4
 
 
 class TargetError(AotGaudiError):
-    """Compiled for a target that this machine does not satisfy; names what differs."""
+    """The code was compiled for a target that this machine does not satisfy. Names what differs."""
 
     exit_code = 5
 
 
 class CompileError(AotGaudiError):
-    """A unit failed to compile, or its compiled form disagrees with eager."""
+    """A unit failed to compile, or its compiled form disagrees with eager PyTorch."""
 
     exit_code = 6
 
 
 class CardError(CompileError):
-    """The card that would compile could not be acquired: another process has it, or its driver does not answer."""
+    """The card to compile on could not be acquired: another process has it, or its driver does not answer."""
 
 
 class CaptureError(AotGaudiError):
-    """A server to be captured failed, or its caches lack something that it needs."""
+    """A server failed during its capture, or its captured caches lack something that it needs."""
 
     exit_code = 6
 
@@ -221,7 +222,7 @@ class UnexaminedError(AotGaudiError):
 
 
 class BuildInterruptedError(AotGaudiError):
-    """A build was asked to stop and did so at a unit boundary; the next run continues from there."""
+    """A build was asked to stop and stopped at a unit boundary. The next run continues from there."""
 
     exit_code = 130
 
@@ -233,37 +234,37 @@ class CoverageError(AotGaudiError):
 
 
 class RefusedRequestsError(AotGaudiError):
-    """A batch was answered to its end, and some of its answers are errors."""
+    """A whole batch was answered, some of its requests with errors."""
 
     exit_code = 8
 
 
 class CompileForbiddenError(AotGaudiError):
-    """Something tried to compile or to start a process in a server that must not."""
+    """Something tried to compile or to start a process in a server that must not do so."""
 
 
 class RequestError(AotGaudiError):
-    """A request that is refused, or that fails on its own (500). ``param`` names the field at fault."""
+    """A request is refused, or fails on its own (500). ``param`` names the field at fault."""
 
     def __init__(self, message: str, *, param: str | None = None, http_status: int = 400) -> None:
         self.param, self.http_status = param, http_status
         super().__init__(bounded(message, _MOST_PROBLEM_CHARACTERS))
 
     def renamed(self, names: Mapping[str, str]) -> RequestError:
-        """Returns this error with another name for the field, if `names` has one."""
+        """Returns this error with the field renamed, if `names` has another name for it."""
         param = names.get(self.param or "", self.param)
         return RequestError(str(self), param=param, http_status=self.http_status)
 
     def explained(self, why: str) -> RequestError:
-        """Returns this error with `why` in parentheses appended, if not empty."""
+        """Returns this error with `why` appended in parentheses, unless `why` is empty."""
         message = f"{self} ({why})" if why else str(self)
         return RequestError(message, param=self.param, http_status=self.http_status)
 
 
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:
-    """Returns the StoreError for `error`, met while `doing` something (an infinitive) at `path`.
+    """Returns the StoreError for `error`, which occurred at `path` while `doing` something (an infinitive).
 
-    `needed_bytes` is how much was to be written, 0 if that is not known; the message has it if the disk or a quota is full.
+    `needed_bytes` is how much was to be written, or 0 if unknown. The message mentions it if the disk or a quota is full.
     """
     reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
     remedy = _remedy(error.errno, needed_bytes)

@@ -3,9 +3,9 @@
 Writing: we write a temporary file in the destination's folder, flush it and rename it. Readers see the old bytes or the
 new ones, never a mixture, even after a power cut.
 
-Reading files from others: `open_descriptor` is the one place that opens them. It opens regular files only and never waits:
-a FIFO does not block it, and it does not act on a device. `read_regular` also bounds the size, so a sparse file of
-terabytes costs one ``fstat``.
+Reading other people's files: only `open_descriptor` opens them. It opens regular files only and never waits: a FIFO does
+not block it, and a device is not touched. `read_regular` also bounds the size, so a sparse file of terabytes costs one
+``fstat``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from typing import TypeVar
 from aotgaudi.errors import SpecError, StoreError
 
 TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
-"""What renaming on a network file system may report although it succeeded, or would a moment later."""
+"""What a rename on a network file system may report although it succeeded, or would succeed a moment later."""
 
 DIRECTORY_MODE = 0o775
-"""Less the umask. Never writable by everybody, even where the umask allows it."""
+"""The umask is subtracted. Even with a permissive umask, directories are never writable by everybody."""
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -44,37 +44,37 @@ T = TypeVar("T")
 
 
 class Temporary:
-    """A file being written, at `path`; made by `temporary_file`. Every method raises OSError."""
+    """A file being written, at `path`, made by `temporary_file`. Every method raises OSError."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
         self._descriptor = descriptor
 
     def write(self, data: bytes) -> None:
-        """Writes all of `data`, however many calls that takes."""
+        """Writes all of `data`, in several system calls if needed."""
         view = memoryview(data)
         while view:
             view = view[os.write(self._descriptor, view) :]
 
     def settle(self, mode: int) -> None:
-        """Gives the file its mode and puts its bytes on the device."""
+        """Sets the file's mode and flushes its bytes to the device."""
         os.fchmod(self._descriptor, mode)
         os.fsync(self._descriptor)
-        with contextlib.suppress(OSError):  # Advice only: it makes a later read come from the device.
+        with contextlib.suppress(OSError):  # Advice only: later reads then come from the device.
             os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Ends writing and frees the lock. Closing again does nothing."""
+        """Ends writing and releases the lock. A second call does nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o644) -> None:
-    """Replaces `path` by a file that holds `data`, whole or in pieces, and has exactly the permissions `mode`.
+    """Replaces `path` atomically with a file that holds `data` (whole or in pieces) and has exactly the permissions `mode`.
 
-    The unfinished file is in the same folder. Of several concurrent writers the last one wins. A failed write
-    leaves `path` as it was, and no temporary file.
+    The unfinished file lies in the same folder. The last of several concurrent writers wins. A failed write leaves `path`
+    unchanged and no temporary file behind.
 
     Raises:
         StoreError: the file cannot be written (no such folder, no permission, no space).
@@ -93,9 +93,9 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], mode: int = 0o644) -
 
 @contextlib.contextmanager
 def temporary_file(directory: Path) -> Iterator[Temporary]:
-    """A new file named ``put-<pid>-<16 hex>`` under `directory`, which is created if missing.
+    """Yields a new file named ``put-<pid>-<16 hex>`` under `directory`, which is created if missing.
 
-    It is locked by us, and removed at the end unless it was renamed. Raises OSError.
+    We hold the file's lock. At the end the file is removed, unless it was renamed. Raises OSError.
     """
     make_directories(directory)
     with _locked_file(directory, f"put-{os.getpid()}-") as file:
@@ -111,12 +111,12 @@ def _locked_file(directory: Path, prefix: str) -> Iterator[Temporary]:
         try:
             file.close()
         finally:
-            with contextlib.suppress(FileNotFoundError):  # Gone already where it was renamed into place.
+            with contextlib.suppress(FileNotFoundError):  # It is gone already if it was renamed into place.
                 os.unlink(file.path)
 
 
 def _create_locked(directory: Path, prefix: str) -> tuple[Path, int]:
-    """Creates and locks a file; starts over if a sweeper found it between the two steps."""
+    """Creates and locks a file. Starts over if a sweeper found it between the two steps."""
     while True:
         path = directory / f"{prefix}{secrets.token_hex(8)}"
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -134,7 +134,7 @@ def _create_locked(directory: Path, prefix: str) -> tuple[Path, int]:
 
 @contextlib.contextmanager
 def try_lock_directory(path: Path) -> Iterator[bool | None]:
-    """Holds a directory's lock (flock) for the block, and yields whether it does: False at once if another holder has it.
+    """Holds a directory's lock (flock) during the block and yields True, or yields False at once if another holder has it.
 
     Yields None on a file system without locks. Raises OSError.
     """
@@ -175,9 +175,9 @@ def make_directories(path: Path) -> None:
 
 
 def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
-    """Renames `temporary` to `path`, over whatever file is there, and makes the name durable.
+    """Renames `temporary` to `path`, replacing any file there, and makes the name durable.
 
-    `is_there` says whether `path` is what was meant, after a rename that reported a transient error.
+    After a rename that reported a transient error, `is_there` says whether `path` is the intended file.
     Raises OSError.
     """
 
@@ -194,10 +194,10 @@ def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
 
 
 def place_first(temporary: Path, path: Path) -> bool:
-    """Gives `temporary` the name `path`; returns False if that is taken. Raises OSError.
+    """Gives `temporary` the name `path`, or returns False if that name is taken. Raises OSError.
 
-    It makes a hard link, the one operation that never replaces. On a file system without hard links it can only
-    look before it renames: of two writers at the same moment, the last one wins there.
+    It makes a hard link, the only operation that never replaces a file. On a file system without hard links it can only look
+    before it renames, so the last of two simultaneous writers wins there.
     """
     make_directories(path.parent)
     try:
@@ -215,7 +215,7 @@ def place_first(temporary: Path, path: Path) -> bool:
 
 
 def exchange_names(one: Path, other: Path) -> bool:
-    """Exchanges two names in one step (renameat2 with RENAME_EXCHANGE); False where the system or its files cannot.
+    """Exchanges two names in one step (renameat2 with RENAME_EXCHANGE). Returns False if the kernel or file system cannot.
 
     Raises OSError.
     """
@@ -232,7 +232,7 @@ def exchange_names(one: Path, other: Path) -> bool:
 
 
 def again(action: Callable[[], T], *, retry_on: frozenset[int]) -> T:
-    """Runs `action`, again a few times within 0.2 s after an error in `retry_on`. Raises the last OSError."""
+    """Runs `action`, and retries it for up to 0.2 s after errors in `retry_on`. Raises the last OSError."""
     for wait_seconds in _WAITS_SECONDS:
         try:
             return action()
@@ -244,10 +244,10 @@ def again(action: Callable[[], T], *, retry_on: frozenset[int]) -> T:
 
 
 Examine = Callable[[Path, os.stat_result], None]
-"""Looks at an open regular file before it is read, and raises if it must not be."""
+"""Checks an open regular file before it is read, and raises if it must not be read."""
 
 MAX_DOCUMENT_BYTES = 256 << 20
-"""The largest document of ours that is read: a manifest, a receipt, an index."""
+"""The largest document of ours that we read: a manifest, a receipt, an index."""
 
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
@@ -261,11 +261,11 @@ _KINDS_BY_ERROR = {
     errno.ENXIO: "a socket or a device",
     errno.ENODEV: "a device",
 }
-"""What ``open`` refuses before we can look at it."""
+"""What ``open`` refuses before we can examine it."""
 
 
 class NotRegularError(OSError):
-    """A path that does not name a regular file; `kind` says what it names ("a FIFO")."""
+    """A path does not name a regular file. `kind` says what it names ("a FIFO")."""
 
     def __init__(self, path: Path | str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"not a regular file: {kind}", str(path))
@@ -277,11 +277,11 @@ def accept_any(path: Path, status: os.stat_result) -> None:
 
 
 def open_descriptor(path: Path | str, *, follow: bool = False, examine: Examine = accept_any) -> int:
-    """Opens a regular file for reading and returns its descriptor, which the caller closes. Never waits.
+    """Opens a regular file for reading, without ever waiting, and returns its descriptor. The caller closes it.
 
-    A symbolic link at `path` is refused unless `follow`; links on the way to it are always followed.
+    A symbolic link at `path` is refused unless `follow`. Links in the directories above it are always followed.
 
-    Raises NotRegularError if `path` names something else, OSError if it cannot be opened, and what `examine` raises.
+    Raises NotRegularError if `path` names something else, OSError if it cannot be opened, and whatever `examine` raises.
     """
     try:
         descriptor = os.open(path, _FLAGS | (0 if follow else os.O_NOFOLLOW))
@@ -315,14 +315,14 @@ def open_regular(path: Path, examine: Examine = accept_any) -> Iterator[io.FileI
         raise
     except NotRegularError as error:
         raise SpecError(str(path), f"cannot be read: it is {error.kind}", "a regular file") from error
-    except (OSError, ValueError) as error:  # A ValueError: a path with a zero byte.
+    except (OSError, ValueError) as error:  # A ValueError means a path with a zero byte.
         raise SpecError(str(path), f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     with io.FileIO(descriptor, "rb") as file:
         yield file
 
 
 def read_regular(path: Path, max_bytes: int, examine: Examine = accept_any) -> bytes:
-    """Returns the bytes of a regular file, at most `max_bytes`. Raises as `open_regular`, and SpecError if it is larger."""
+    """Returns the bytes of a regular file. Raises like `open_regular`, and SpecError for more than `max_bytes`."""
     with open_regular(path, examine) as file:
         size_bytes = os.fstat(file.fileno()).st_size
         data = b"" if size_bytes > max_bytes else _read(file, path, max_bytes + 1)

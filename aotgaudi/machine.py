@@ -1,7 +1,7 @@
-"""What this process may use of its machine: cores and memory, within the limits of its control groups (cgroups(7)).
+"""The cores and the memory that this process may use, within the limits of its control groups (cgroups(7)).
 
-A container that is limited to 2 CPUs on a machine with 64 sees 64 cores. With a thread on each, the kernel stops all of
-them for most of every period.
+A container that is limited to 2 CPUs on a machine with 64 sees 64 cores. If it ran a thread on each, the kernel would stop
+all of them for most of every period.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _MEMBERSHIP = "proc/self/cgroup"
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
-    """Yields the folders of this process's groups for `controller` and of all groups above them, and whether of version 2.
+    """Yields the folders of this process's control groups for `controller` and of all groups above, each with "is it v2?".
 
-    They need not be there. `root` stands for the file system's root.
+    A yielded folder may not exist. `root` stands for the root of the file system.
     """
     mounts = root / _MOUNT
     for controllers, group in _memberships(root / _MEMBERSHIP):
@@ -30,7 +30,7 @@ def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Pat
 
 
 def lines_of(path: Path) -> list[str]:
-    """Returns a file's lines; none where it is missing or unreadable: such a group sets no limit for us."""
+    """Returns a file's lines, or no lines if it is missing or unreadable: such a control group sets no limit for us."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -38,7 +38,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 def _memberships(path: Path) -> Iterator[tuple[list[str], str]]:
-    """The controllers (none in version 2) and the path of each group, from lines such as ``4:cpu,cpuacct:/path``."""
+    """Yields the controllers (none in version 2) and the path of each group, from lines such as ``4:cpu,cpuacct:/path``."""
     for line in lines_of(path):
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
@@ -46,7 +46,7 @@ def _memberships(path: Path) -> Iterator[tuple[list[str], str]]:
 
 
 def _folders(mount: Path, group: str) -> Iterator[Path]:
-    """The group's folder and those above it. Inside a container the path may be the host's: then only the mount is there."""
+    """Yields the group's folder and those above it; only the mount if the path leaves it, as may happen in a container."""
     inner = PurePosixPath(group.lstrip("/"))
     if ".." not in inner.parts:
         yield from (mount / part for part in (inner, *inner.parents))
@@ -55,16 +55,16 @@ def _folders(mount: Path, group: str) -> Iterator[Path]:
 
 
 def available_cores(root: Path = Path("/")) -> int:
-    """Returns the number of cores, at least 1: of the affinity, or fewer where a quota is smaller (rounded down).
+    """Returns the number of usable cores, at least 1: those of the affinity mask, or the smallest quota (rounded down).
 
-    Control groups of version 1 and 2 are read; `root` stands for the file system's root.
+    Reads control groups of versions 1 and 2. `root` stands for the root of the file system.
     """
     quotas = [int(quota) for quota in _quotas(root)]
     return max(1, min([len(os.sched_getaffinity(0)), *quotas]))
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The quotas, in cores, of this process's groups and of all groups above them."""
+    """Yields the quotas, in cores, of this process's groups and of all groups above them."""
     for folder, is_unified in group_folders("cpu", root):
         quota = _unified_quota(folder) if is_unified else _legacy_quota(folder)
         if quota is not None:
@@ -72,12 +72,12 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _unified_quota(folder: Path) -> float | None:
-    """``cpu.max`` holds ``QUOTA PERIOD`` in microseconds; the quota may be ``max``."""
+    """Reads ``cpu.max``, which holds ``QUOTA PERIOD`` in microseconds, or ``max`` as the quota."""
     return _ratio(*(" ".join(lines_of(folder / "cpu.max")).split() or ("max", "1"))[:2])
 
 
 def _legacy_quota(folder: Path) -> float | None:
-    """A quota of -1 means no limit."""
+    """Reads the two files of version 1. A quota of -1 means no limit."""
     quota, period = (lines_of(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
     return _ratio(quota[0], period[0]) if quota and period else None
 
@@ -92,21 +92,21 @@ def _ratio(quota: str, period: str = "100000") -> float | None:
 
 _UNIFIED = ("memory.max", "memory.current", "inactive_file")
 _LEGACY = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-"""The files with the limit and with what is used; in memory.stat, the file pages that go when memory is wanted."""
+"""The files that hold limit and usage, and the line of memory.stat that counts file pages which can be reclaimed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """In bytes. `free_bytes`: what a new process could have, pages of files that can go included."""
+    """Memory in bytes. `free_bytes` is what a new process could get, including file pages that can be reclaimed."""
 
     total_bytes: int
     free_bytes: int
 
 
 def available_memory(root: Path = Path("/")) -> Memory:
-    """Returns the least that the machine and each of this process's control groups, of version 1 or 2, allow.
+    """Returns the smallest figures among the machine and this process's control groups, of version 1 or 2.
 
-    `root` stands for the file system's root. Zeros where ``/proc/meminfo`` cannot be read.
+    `root` stands for the root of the file system. Returns zeros if ``/proc/meminfo`` cannot be read.
     """
     machine = _table(root / "proc/meminfo", 1024)
     allowed = [
@@ -127,10 +127,10 @@ def _groups(root: Path) -> Iterator[Memory]:
 
 def _bytes_in(path: Path) -> int | None:
     text = "".join(lines_of(path)[:1]).strip()
-    return int(text) if text.isdecimal() else None  # "max": no limit.
+    return int(text) if text.isdecimal() else None  # "max" means no limit.
 
 
 def _table(path: Path, unit: int = 1) -> Mapping[str, int]:
-    """The lines ``NAME NUMBER ...`` of a file."""
+    """Returns the lines ``NAME NUMBER ...`` of a file as a mapping."""
     words = (line.split() for line in lines_of(path))
     return {row[0]: int(row[1]) * unit for row in words if len(row) > 1 and row[1].isdecimal()}

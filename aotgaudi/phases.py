@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One phase. `begin` and `end` are in seconds since the work began."""
+    """One timed phase. `begin` and `end` are in seconds since the work began."""
 
     name: str
     begin: float
@@ -32,7 +32,7 @@ class Phases:
     """
 
     def __init__(self, clock: Callable[[], float] | None = None) -> None:
-        """`clock` returns the seconds since the work began; None: it begins now."""
+        """`clock` returns the seconds since the work began. None means that it begins now."""
         began = time.perf_counter()
         self.clock = clock or (lambda: time.perf_counter() - began)
         self._done: list[Phase] = []
@@ -62,7 +62,7 @@ class Phases:
 
 
 def listed(phases: Iterable[Phase]) -> str:
-    """Returns phases on one line: ``import 0.12-0.50, verify 0.31-0.48``, in seconds."""
+    """Returns phases on one line, in seconds: ``import 0.12-0.50, verify 0.31-0.48``."""
     return ", ".join(f"{phase.name} {phase.begin:.2f}-{phase.end:.2f}" for phase in phases)
 
 

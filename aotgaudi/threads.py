@@ -1,8 +1,8 @@
-"""How many threads compute, and how long waiting ones spin.
+"""Chooses how many threads compute, and bounds how long waiting threads spin.
 
-Threads that compute one matrix product wait for the slowest of them. Where other processes keep a core busy, a thread on
-that core holds up the others: `choose_threads` leaves such cores out, `bound_spinning` keeps waiting threads from
-burning them.
+A matrix product is done when its slowest thread is done. If another process keeps a core busy, a thread on that core holds
+up all the others. `choose_threads` therefore leaves busy cores out, and `bound_spinning` keeps waiting threads from burning
+cores.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _RUNNING = "procs_running"
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """How many threads compute matrix products, and why; as text, the line of the log."""
+    """How many threads compute matrix products, and why. Its text is the line for the log."""
 
     num: int
     why: str
@@ -34,9 +34,9 @@ class Threads:
 def choose_threads(
     environ: Mapping[str, str], asked: int | None = None, children: Iterable[int] = ()
 ) -> Threads:
-    """Returns as many threads as were `asked` for, or ``OMP_NUM_THREADS``, or one for each free core that we may use.
+    """Returns the number of threads: `asked`, else ``OMP_NUM_THREADS``, else one for each free core that we may use.
 
-    `children` are the process ids of children, which do not count as others that keep a core busy.
+    Processes with the ids `children` do not count as keeping a core busy.
     """
     given = environ.get("OMP_NUM_THREADS", "")
     if asked is not None:
@@ -52,9 +52,9 @@ def choose_threads(
 
 
 def num_running_elsewhere(children: Iterable[int] = (), root: Path = Path("/")) -> int | None:
-    """Returns how many tasks of the machine run, but for this thread and those of `children`. None: not known.
+    """Returns how many tasks run on this machine, without this thread and those of `children`; None if unknown.
 
-    It is the median of a few milliseconds. Call it while no other thread of this process runs.
+    Takes the median over a few milliseconds. Call it while this process runs no other thread.
     """
     folders = [root / "proc" / str(child) / "task" for child in children]
     counts = []
@@ -77,8 +77,8 @@ def _num_running(tasks: Path) -> int:
 def bound_spinning(environ: MutableMapping[str, str]) -> None:
     """Bounds how long OpenMP's threads spin for work, unless the user has set it. Call it before libgomp is loaded.
 
-    By default they spin for so long that a second busy process on the same cores costs hundreds of
-    milliseconds a step; a thousand turns cost an idle machine 2 ms of a decode step (docs/benchmarks.md).
+    With the default, a second busy process on the same cores costs hundreds of milliseconds a step. A thousand turns cost
+    2 ms of a decode step on an idle machine (docs/benchmarks.md).
     """
     if "OMP_WAIT_POLICY" not in environ:
         environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -1,1 +1,1 @@
-"""Which shapes are enumerated, which entry runs a step, and whether every step has one."""
+"""Decides which shapes are enumerated, which entry runs a step, and whether every step has one."""

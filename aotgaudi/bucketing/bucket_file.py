@@ -6,13 +6,13 @@ Source: vllm_gaudi/extension/bucketing/file_strategy.py. Grammar::
     line = [ "(" item "," item "," item ")" ] [ "#" comment ]     batch sizes, query lengths, context blocks
     item = number | "[" number { "," number } "]" | "range(" number "," number [ "," number ] ")"
 
-A line stands for all products of its items; a query length of 1 makes a decode bucket. Numbers pass through ``int()``,
+A line stands for all products of its items. A query length of 1 makes a decode bucket. Numbers pass through ``int()``,
 so ``128.0`` and ``'128'`` are numbers too.
 
-There are two dialects. From v0.17.1 on a line holds literals, and the plugin fails on a line that it cannot read; here
-that is an error that names the line. Up to v0.16.0 the plugin evaluated lines, so ``128 * 2`` and ``range(128)`` work,
-and it skips a line that it cannot read. We never execute anything: lines are read from Python's syntax tree, and a
-line that the plugin would evaluate beyond this small language is refused, never guessed at.
+There are two dialects. From v0.17.1 on a line holds literals. The plugin fails on a line that it cannot read, and we raise
+an error that names the line. Up to v0.16.0 the plugin evaluated lines, so ``128 * 2`` and ``range(128)`` work, and it skips
+a line that it cannot read. We never execute anything: we read lines from Python's syntax tree, and refuse a line that the
+plugin would evaluate but that is not in this small language. We never guess.
 
 `bucket_lines` writes the subset that both dialects read: numbers, lists, and ``range(start, stop, step)`` of at most
 10,000 values. Neighbouring rows with equal contexts share a line, so a linear table of a million buckets takes a few
@@ -46,11 +46,11 @@ FILE_VARIABLE = "VLLM_BUCKETING_FROM_FILE"
 """The variable that names a bucket file."""
 
 DYNAMIC_SHAPES_VARIABLE = "VLLM_T_COMPILE_DYNAMIC_SHAPES"
-"""Under torch.compile a bucket is one graph only where this is false: else the second shape is traced with dynamic sizes,
-and such a trace then serves the first shape, too, by another graph (vllm_gaudi/utils.py, ``HPUCompileConfig``)."""
+"""Under torch.compile a bucket is one graph only if this is false. Otherwise the second shape is traced with dynamic sizes,
+and such a trace then also serves the first shape, by another graph (vllm_gaudi/utils.py, ``HPUCompileConfig``)."""
 
 MAX_LINE_CHARS = 16_384
-"""Longest line; it bounds how deep a syntax tree can be."""
+"""The longest line, which bounds the depth of a syntax tree."""
 
 _MAX_NUMBER = 2**64
 _MAX_EXPONENT = 64
@@ -71,7 +71,7 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = Mapp
 )
 
 Item = Sequence[object]
-"""The values of one of a line's three items, not yet known to be numbers."""
+"""The values of one of a line's three items, before they are checked to be numbers."""
 
 
 _T = TypeVar("_T")
@@ -89,8 +89,8 @@ class RefusedLineError(Exception):
 class Dialect:
     """How a version reads a line.
 
-    `computes`: numbers may be computed, and ranges have one to three arguments and any length; else a line holds
-    literals only. `skips`: a line that cannot be read is left out; else it is an error.
+    `computes`: numbers may be computed, and ranges have one to three arguments and any length; if not, a line holds literals
+    only. `skips`: a line that cannot be read is left out; if not, it is an error.
     """
 
     computes: bool
@@ -105,7 +105,7 @@ def read_line(line: str, dialect: Dialect) -> tuple[Item, Item, Item]:
     """Returns the three items of a line.
 
     Raises:
-        BadLineError: it is not three items.
+        BadLineError: the line is not three items.
         RefusedLineError: it is too long, a number or a range of it is too large, or it uses more of Python.
     """
     if len(line) > MAX_LINE_CHARS:
@@ -127,7 +127,7 @@ def read_line(line: str, dialect: Dialect) -> tuple[Item, Item, Item]:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Finds the value of a syntax tree."""
+    """Evaluates a syntax tree."""
 
     line: str
     dialect: Dialect
@@ -210,7 +210,7 @@ def _bounded(value: _T) -> _T:
 
 
 def _unknown(node: ast.expr) -> Exception:
-    """Returns why a piece of Python is not read: it names something undefined, or is of a kind that we do not read."""
+    """Returns why we do not read a piece of Python: it names something undefined, or is of an unsupported kind."""
     parts = list(ast.walk(node))
     names = [part.id for part in parts if isinstance(part, ast.Name) and part.id != "range"]
     if names and not any(isinstance(part, ast.comprehension) for part in parts):
@@ -227,7 +227,7 @@ _FORM = "(batch sizes, query lengths, context blocks), each a number, [a list] o
 
 @dataclass(frozen=True, slots=True)
 class SkippedLine:
-    """A line that the public code skips: its number, from 1, and why."""
+    """A line that the public code skips: its number, from 1, and the reason."""
 
     number: int
     problem: str
@@ -235,7 +235,7 @@ class SkippedLine:
 
 @dataclass(frozen=True, slots=True)
 class ListedBuckets:
-    """The buckets that a file lists, in its order, and the skipped lines."""
+    """The buckets that a file lists, in the file's order, and the skipped lines."""
 
     prompt: tuple[Bucket, ...]
     decode: tuple[Bucket, ...]
@@ -250,12 +250,12 @@ class FileStrategy:
     rules: ProductRules
 
     def prompt_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the prompt buckets, ascending. Raises SpecError, which names the line."""
+        """Returns the prompt buckets, ascending. Raises SpecError, naming the line."""
         check_mamba(inputs, self.rules)
         return filter_prompt(_listed(self.listed(inputs).prompt, "prompt"), inputs, self.rules)
 
     def decode_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the decode buckets with those of speculative decoding, ascending. Raises SpecError."""
+        """Returns the decode buckets, including those of speculative decoding, ascending. Raises SpecError."""
         return with_speculation(self.decode_seed_table(inputs), inputs, self.rules)
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
@@ -264,7 +264,7 @@ class FileStrategy:
         return filter_decode(_listed(self.listed(inputs).decode, "decode"), inputs, self.rules)
 
     def listed(self, inputs: BucketingInputs) -> ListedBuckets:
-        """Returns what the file lists, before any filter. Raises SpecError, which names the line."""
+        """Returns what the file lists, before any filter. Raises SpecError, naming the line."""
         if inputs.file_text is None:
             raise SpecError("bucketing.file", "is missing", 'file = "PATH" beside strategy = "file"')
         return read_bucket_file(inputs.file_text, self.dialect)
@@ -274,7 +274,7 @@ def read_bucket_file(text: str, dialect: Dialect) -> ListedBuckets:
     """Returns what the text of a bucket file lists.
 
     Raises:
-        SpecError: it, or a line of it, cannot be read, or is too large.
+        SpecError: the text, or a line of it, cannot be read, or is too large.
     """
     if len(text) > MAX_FILE_CHARS:
         raise SpecError("bucketing.file", f"has {len(text):,} characters", f"at most {MAX_FILE_CHARS:,}")
@@ -308,7 +308,7 @@ def _lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _buckets_of(items: tuple[Item, Item, Item], most: int) -> Iterator[Bucket]:
-    """Yields the products of a line's items, possibly none. Raises RefusedLineError for more than `most`."""
+    """Yields the products of a line's items, possibly none. Raises RefusedLineError if there are more than `most`."""
     num_buckets = math.prod(map(len, items))
     if num_buckets == 0:
         return
@@ -321,7 +321,7 @@ def _buckets_of(items: tuple[Item, Item, Item], most: int) -> Iterator[Bucket]:
 
 
 def _whole_number(value: object) -> int:
-    """Returns ``int(value)``. Raises RefusedLineError where that fails, as the public code does in all versions."""
+    """Returns ``int(value)``. If that fails, raises RefusedLineError, like the public code in all versions."""
     if not isinstance(value, (int, float, str, bytes)):
         raise RefusedLineError(f"has a {type(value).__name__} where a number should be")
     try:
@@ -345,11 +345,11 @@ def _unreadable(number: int, line: str, error: Exception) -> SpecError:
 
 
 def cut_bucket_file(text: str, num: int) -> tuple[str, ...]:
-    """Returns `num` files that list what the file `text` lists, for servers that warm it up side by side.
+    """Returns `num` files that together list what the file `text` lists, for servers that warm it up at the same time.
 
-    Compiling a graph takes about as long whatever its size, and running it does not. So each file gets as many buckets as
-    the others, and they are dealt from the largest to the smallest, back and forth. Every file has buckets of both phases,
-    without which the plugin fails; that may be a bucket of another file.
+    Compiling a graph takes about the same time for any size, but running it does not. So all files get equally many buckets,
+    dealt from the largest to the smallest, back and forth. Every file has buckets of both phases, because the plugin fails
+    without; a phase may therefore repeat a bucket of another file.
 
     Raises:
         SpecError: there are fewer buckets than files.
@@ -375,7 +375,7 @@ def cut_bucket_file(text: str, num: int) -> tuple[str, ...]:
 
 
 _LONGEST_LIST = 1_000
-"""Numbers of one list; a line stays well below ``bucket_line.MAX_LINE_CHARS``."""
+"""The most numbers in a list, which keeps a line well below `MAX_LINE_CHARS`."""
 
 _SHORTEST_RANGE = 4
 _LONGEST_RANGE = 10_000
@@ -383,7 +383,7 @@ _LONGEST_RANGE = 10_000
 
 
 def bucket_lines(buckets: Iterable[Bucket]) -> Iterator[str]:
-    """Yields the lines that list `buckets`, each once, in ascending order of what a line starts with."""
+    """Yields the lines that list each of `buckets` once, ordered by their first values."""
     blocks: list[tuple[int, list[int], list[int]]] = []
     for batch_size, rows in groupby(sorted(set(buckets)), key=lambda bucket: bucket[0]):
         for query_len, row in groupby(rows, key=lambda bucket: bucket[1]):
@@ -399,7 +399,7 @@ def bucket_lines(buckets: Iterable[Bucket]) -> Iterator[str]:
 
 
 def _pieces(numbers: Sequence[int]) -> Iterator[str]:
-    """Yields ascending numbers as items of lines; one item, but where there are too many."""
+    """Yields ascending numbers as items of lines: one item, or several if there are too many numbers."""
     step = numbers[1] - numbers[0] if len(numbers) >= _SHORTEST_RANGE else 0
     if step and len(numbers) <= _LONGEST_RANGE:
         stop = numbers[-1] + 1

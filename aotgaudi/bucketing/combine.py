@@ -1,11 +1,11 @@
 """From the ranges of a vllm-gaudi strategy to its table: products, corrections and filters, by version.
 
-Source: common.py 333-547 at 091bbad. `ProductRules` has what changed between versions; the functions below it each
-answer one question about a bucket, or about the contexts of one batch size and query length.
+Source: common.py 333-547 at 091bbad. `ProductRules` holds what changed between versions. Each function below it answers one
+question about a bucket, or about the contexts of one batch size and query length.
 
-A table is the product of its ranges, corrected and filtered, ascending and without repetition. It is made run by run,
-and so in order: the buckets of a run share batch size and query length, and their contexts are a slice of the context
-range with at most one value inserted.
+A table is the product of its ranges, corrected and filtered, ascending and without repetition. It is made in order, run by
+run: the buckets of a run share batch size and query length, and their contexts are a slice of the context range with at most
+one additional value.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from aotgaudi.bucketing.strategy import Bucket, BucketingInputs, Ranges, check_n
 from aotgaudi.errors import SpecError
 
 EDGE_MODEL_LEN = 8192
-"""From this model length on the edge rule applies."""
+"""The edge rule applies from this model length on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductRules:
-    """The rules that changed between versions of vllm-gaudi; the defaults are those of 091bbad.
+    """The rules that changed between versions of vllm-gaudi. The defaults are those of 091bbad.
 
-    `edge`: whether the top of the context range becomes what each query leaves room for, and whether
-    VLLM_PROMPT_CTX_BUCKET_MAX bounds it. `prompt_fit`: a prompt's context and query are within the model's
-    length in ``total``, or ``apart`` (a padded query may reach past the end).
-    `mamba_rounding`: which models' queries are rounded up to the chunk. `mamba_floors_decode`: for models with
-    mamba layers, decode contexts are at most the *whole* blocks of the model's length, always.
-    `mamba_divides_step`: the step's tokens must be a multiple of the chunk. `speculates`: decode buckets for
-    speculative decoding are added.
+    `edge`: whether the top of the context range becomes the room that each query leaves, and whether
+    VLLM_PROMPT_CTX_BUCKET_MAX bounds it. `prompt_fit`: a prompt's context and query fit the model's length together
+    (``total``) or each alone (``apart``), so that a padded query may reach past the end. `mamba_rounding`: which models'
+    queries are rounded up to the chunk. `mamba_floors_decode`: for models with mamba layers, decode contexts are at most the
+    *whole* blocks of the model's length, always. `mamba_divides_step`: the step's tokens must be a multiple of the chunk.
+    `speculates`: decode buckets for speculative decoding are added.
     """
 
     edge: Literal["none", "unbounded", "bounded"] = "bounded"
@@ -72,9 +71,9 @@ def rounded_query(query_len: int, inputs: BucketingInputs, rules: ProductRules) 
 def most_prompt_context(
     batch_size: int, query_len: int, inputs: BucketingInputs, rules: ProductRules
 ) -> int | None:
-    """Returns the most context blocks of a prompt bucket; None where no context is kept.
+    """Returns the most context blocks of a prompt bucket; None if no bucket is kept.
 
-    If it is None, so it is for every longer query and every larger batch.
+    If the result is None, it is also None for every longer query and every larger batch.
     """
     max_model_len, block_size = inputs.max_model_len, inputs.block_size
     if inputs.merged_prefill:
@@ -95,13 +94,13 @@ def keeps_prompt(bucket: Bucket, inputs: BucketingInputs, rules: ProductRules) -
 
 
 def keeps_decode(bucket: Bucket, inputs: BucketingInputs) -> bool:
-    """Whether a decode bucket has a block for every sequence; always under contiguous paged attention."""
+    """Whether a decode bucket has a block for every sequence. Always true under contiguous paged attention."""
     batch_size, _, context = bucket
     return inputs.contiguous_pa or batch_size <= context
 
 
 def most_decode_context(batch_size: int, inputs: BucketingInputs, rules: ProductRules) -> int | None:
-    """Returns the most context blocks of a decode bucket; None where nothing bounds them.
+    """Returns the most context blocks of a decode bucket; None if they are unbounded.
 
     With ``mamba_floors_decode`` it may be 0, which upstream keeps as a bucket.
     """
@@ -111,20 +110,20 @@ def most_decode_context(batch_size: int, inputs: BucketingInputs, rules: Product
 
 
 def capped_decode(bucket: Bucket, inputs: BucketingInputs, rules: ProductRules) -> Bucket:
-    """Returns a decode bucket with at most the blocks that its sequences can have."""
+    """Returns a decode bucket with at most as many blocks as its sequences can have."""
     batch_size, query_len, context = bucket
     most = most_decode_context(batch_size, inputs, rules)
     return bucket if most is None else (batch_size, query_len, min(context, most))
 
 
 def is_off_slice(bucket: Bucket, inputs: BucketingInputs) -> bool:
-    """Whether sliced attention cannot run a prompt bucket: long, without context, no multiple of a slice."""
+    """Whether sliced attention cannot run a prompt bucket: long, without context, and no multiple of a slice."""
     _, query_len, context = bucket
     return context == 0 and is_off_slice_query(query_len, inputs)
 
 
 def is_off_slice_query(query_len: int, inputs: BucketingInputs) -> bool:
-    """Whether a query length is long and no multiple of a slice; False where attention is not sliced."""
+    """Whether a query is long and no multiple of a slice; False if attention is not sliced."""
     sliding = inputs.sliding
     return sliding is not None and query_len >= sliding.threshold and query_len % sliding.slice_len != 0
 
@@ -164,7 +163,7 @@ class ProductStrategy:
 
 
 def combine_prompt(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules) -> tuple[Bucket, ...]:
-    """Returns the prompt table. Raises SpecError when no bucket is within the limits, or too many are."""
+    """Returns the prompt table. Raises SpecError if no bucket is within the limits, or too many are."""
     contexts = sorted(set(ranges.contexts))
     kept = contexts[:-1] if has_edge(inputs, rules) else contexts
     runs = _checked(_prompt_runs(ranges, contexts, kept, inputs, rules), "prompt", inputs)
@@ -175,7 +174,7 @@ def combine_prompt(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules)
 
 
 def combine_decode(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules) -> tuple[Bucket, ...]:
-    """Returns the decode table before speculation. Raises SpecError when it has no bucket, or too many."""
+    """Returns the decode table before speculation. Raises SpecError if it has no bucket, or too many."""
     contexts = sorted(set(ranges.contexts))
     if inputs.contiguous_pa and contexts[-1] < inputs.num_blocks:
         contexts.append(inputs.num_blocks)
@@ -205,9 +204,9 @@ def filter_decode(
 def with_speculation(
     seeds: tuple[Bucket, ...], inputs: BucketingInputs, rules: ProductRules
 ) -> tuple[Bucket, ...]:
-    """Returns the decode table with a row for each of the drafted tokens and the next (common.py 333-371).
+    """Returns the decode table with a row for each of the drafted tokens and the next one (common.py 333-371).
 
-    `seeds` is the table before speculation; it is returned unchanged if no tokens are drafted.
+    `seeds` is the table before speculation. It is returned unchanged if no tokens are drafted.
     """
     if inputs.num_speculative_tokens == 0 or not rules.speculates:
         return seeds
@@ -221,7 +220,7 @@ def with_speculation(
 
 
 def check_mamba(inputs: BucketingInputs, rules: ProductRules) -> None:
-    """Raises SpecError when a step is not whole mamba chunks, in a version that asks for it."""
+    """Raises SpecError if a step does not consist of whole mamba chunks, in a version that requires this."""
     chunk = inputs.mamba_chunk_size
     if chunk and rules.mamba_divides_step and inputs.max_num_batched_tokens % chunk:
         raise SpecError(
@@ -232,7 +231,7 @@ def check_mamba(inputs: BucketingInputs, rules: ProductRules) -> None:
 
 
 class _Run(NamedTuple):
-    """Buckets of one batch size and query length: contexts ``[start, stop)`` of a list, and one more."""
+    """Buckets of one batch size and query length: contexts ``[start, stop)`` of a list, and possibly one more."""
 
     batch_size: int
     query_len: int
@@ -252,7 +251,7 @@ def _prompt_runs(
     inputs: BucketingInputs,
     rules: ProductRules,
 ) -> Iterator[_Run]:
-    """Yields the runs over `kept`, the contexts that the edge rule does not change; ascending."""
+    """Yields, in ascending order, the runs over `kept`, which are the contexts that the edge rule does not change."""
     query_lens = sorted({rounded_query(query_len, inputs, rules) for query_len in ranges.query_lens})
     edges = _edges(query_lens, contexts, kept, inputs, rules)
     for batch_size in sorted(set(ranges.batch_sizes)):
@@ -271,9 +270,9 @@ def _edges(
     inputs: BucketingInputs,
     rules: ProductRules,
 ) -> list[int | None]:
-    """Returns for each query the context that stands for the top of the range; None where `kept` has it.
+    """Returns, for each query, the context that replaces the top of the range; None if `kept` contains it.
 
-    A context that the edge rule has changed stays changed for the next, longer queries.
+    Once the edge rule has changed the context, it stays changed for the following, longer queries.
     """
     if len(kept) == len(contexts):
         return [None] * len(query_lens)
@@ -288,7 +287,7 @@ def _edges(
 def _decode_runs(
     ranges: Ranges, contexts: Sequence[int], inputs: BucketingInputs, rules: ProductRules
 ) -> Iterator[_Run]:
-    """Yields the runs; contexts above what the sequences can have are replaced by that maximum."""
+    """Yields the runs. Contexts above what the sequences can have are replaced by that maximum."""
     for batch_size in sorted(set(ranges.batch_sizes)):
         start = 0 if inputs.contiguous_pa else bisect_left(contexts, batch_size)
         stop, inserted = len(contexts), most_decode_context(batch_size, inputs, rules)
@@ -301,7 +300,7 @@ def _decode_runs(
 
 
 def _checked(runs: Iterable[_Run], phase: str, inputs: BucketingInputs) -> list[_Run]:
-    """Returns the runs, before any bucket of them is made. Raises SpecError for none, and for too many."""
+    """Returns the runs, before any of their buckets is made. Raises SpecError for no buckets, and for too many."""
     checked: list[_Run] = []
     for run in runs:
         checked.append(run)
@@ -324,7 +323,7 @@ def _built(runs: Iterable[_Run], contexts: Sequence[int]) -> list[Bucket]:
 
 
 def _capped_to_model(bucket: Bucket, inputs: BucketingInputs) -> Bucket:
-    """Caps a bucket of speculative decoding; unlike ``capped_decode`` it never floors."""
+    """Caps a bucket of speculative decoding. Unlike ``capped_decode`` it never rounds blocks down."""
     batch_size, query_len, context = bucket
     if inputs.contiguous_pa:
         return bucket

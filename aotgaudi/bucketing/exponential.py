@@ -42,12 +42,11 @@ class ExponentialAxes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeRule:
-    """How points are chosen; the defaults are those of vllm-gaudi at 091bbad.
+    """How points are chosen. The defaults are those of vllm-gaudi at 091bbad.
 
-    `special_minima`: minima that are an extra point, while the spacing starts at the step.
-    `clips_last`: a last point above the maximum becomes the maximum. `fills`: a point that is already taken is
-    replaced by the free multiple nearest to the unrounded point. `knows_long_context`: in a long
-    context, half of the points are spaced linearly.
+    `special_minima`: minima that are an additional point, so that the spacing starts at the step. `clips_last`: a last point
+    above the maximum becomes the maximum. `fills`: a point that is already taken is replaced by the free multiple nearest to
+    the unrounded point. `knows_long_context`: in a long context, half of the points are spaced linearly.
     """
 
     special_minima: frozenset[int] = frozenset({0, 1})
@@ -59,9 +58,9 @@ class RangeRule:
 def exponential_range(
     axis: ExponentialAxis, rule: RangeRule, *, contiguous_pa: bool, long_context: bool = False
 ) -> tuple[int, ...]:
-    """Returns the points of one dimension, ascending, except that the last may be replaced by `maximum`.
+    """Returns the points of one dimension, ascending, except that `maximum` may replace the last one.
 
-    So the last two may be equal, and the last may be less than the one before if `maximum` is below the start.
+    The last two may therefore be equal. If `maximum` is below the start, the last may be less than the one before.
 
     Raises:
         SpecError: the axis has no points, too many, or too few for a linear half (upstream divides by zero).
@@ -129,7 +128,7 @@ def _collected(
 
 
 def _long_points(start: int, axis: ExponentialAxis, rule: RangeRule) -> set[int]:
-    """Returns exponential points up to ``maximum / limit``, and linear ones, unfilled, from there."""
+    """Returns exponential points up to ``maximum / limit``, and linear ones, unfilled, above."""
     num_exponential = axis.limit // 2
     if num_exponential == 1:
         raise SpecError(
@@ -151,8 +150,8 @@ def _rounded(exact: float, axis: ExponentialAxis) -> int:
 class _FreeMultiples:
     """The values ``start, start + step, ... <= maximum`` that are not taken.
 
-    Each index points to the next candidate below and above. Paths are shortened when walked, so taking all of n values
-    costs about n steps.
+    Each index points to the next candidate below and above. Walking a path shortens it, so taking all of n values costs
+    about n steps.
     """
 
     def __init__(self, start: int, axis: ExponentialAxis) -> None:
@@ -162,7 +161,7 @@ class _FreeMultiples:
         self._next = {-1: dict[int, int](), 1: dict[int, int]()}
 
     def take(self, value: int) -> None:
-        """Marks a value as taken; it need not be one of the multiples."""
+        """Marks a value as taken. It need not be one of the multiples."""
         self.taken.add(value)
         index, rest = divmod(value - self._start, self._step)
         if rest == 0 and 0 <= index < self._num_values:
@@ -170,14 +169,14 @@ class _FreeMultiples:
                 following[index] = index + direction
 
     def nearest(self, exact: float) -> int | None:
-        """Returns the free value nearest to `exact`, the smaller of two; None when all are taken."""
+        """Returns the free value nearest to `exact`, the smaller one of a tie; None if all are taken."""
         at = min(max(math.floor((exact - self._start) / self._step), -1), self._num_values - 1)
         indices = (self._free(at, -1), self._free(at + 1, 1))
         values = [self._start + i * self._step for i in indices if 0 <= i < self._num_values]
         return min(values, key=lambda value: abs(value - exact), default=None)
 
     def _free(self, index: int, direction: int) -> int:
-        """Returns the first free index from `index` on; it may lie outside the values."""
+        """Returns the first free index from `index` on. It may lie outside the values."""
         following = self._next[direction]
         path = []
         while index in following:
@@ -188,10 +187,10 @@ class _FreeMultiples:
 
 
 _LONG_MODEL_LEN = 8192
-"""From this model length on, the full query length is taken off the largest prompt context."""
+"""From this model length on, the whole query length is subtracted from the largest prompt context."""
 
 _SHARING = 3
-"""Decode contexts go up to this many times the cache, for blocks that sequences share."""
+"""Decode contexts may have this many times the cache's blocks, because sequences share blocks."""
 
 _NEWEST_POINTS = RangeRule()
 
@@ -199,26 +198,26 @@ DecodeMax = Callable[[BucketingInputs], int]
 """The most blocks of a decode."""
 
 DecodeLimit = Callable[[BucketingInputs, int], int]
-"""About how many points lie below the most blocks, which is the second argument."""
+"""Returns about how many points to put below the most blocks, which are the second argument."""
 
 
 def sequences_within_cache(inputs: BucketingInputs) -> int:
-    """Returns the whole blocks of all sequences, or the cache where that is less (v0.11.2, v0.13.0)."""
+    """Returns the whole blocks of all sequences, at most the cache's (v0.11.2, v0.13.0)."""
     return min(_whole_blocks(inputs), inputs.num_blocks)
 
 
 def sequences_within_quarter(inputs: BucketingInputs) -> int:
-    """Returns the whole blocks of all sequences, or a quarter of a cache for each (v0.14.1, v0.16.0)."""
+    """Returns the whole blocks of all sequences, at most a quarter of a cache for each (v0.14.1, v0.16.0)."""
     return min(_whole_blocks(inputs), inputs.num_blocks * inputs.max_num_seqs // 4)
 
 
 def shared_cache(inputs: BucketingInputs) -> int:
-    """Returns thrice the cache (v0.17.1, v0.20.0rc0)."""
+    """Returns three times the cache (v0.17.1, v0.20.0rc0)."""
     return _SHARING * inputs.num_blocks
 
 
 def sequences_or_shared_cache(inputs: BucketingInputs) -> int:
-    """Returns the sequences' blocks, up to a third of a cache for each, but thrice the cache (v0.19.1)."""
+    """Returns the sequences' blocks, at most a third of a cache for each, but at least three times the cache (v0.19.1)."""
     bounded = min(_padded_blocks(inputs), inputs.num_blocks * inputs.max_num_seqs // 3)
     return max(bounded, shared_cache(inputs))
 
@@ -229,29 +228,29 @@ def all_sequences(inputs: BucketingInputs) -> int:
 
 
 def sequences_within_shared_cache(inputs: BucketingInputs) -> int:
-    """Returns the blocks of all sequences, or thrice the cache where that is less, unless asked not to."""
+    """Returns the blocks of all sequences, at most three times the cache unless that clamp is off."""
     if inputs.skip_decode_block_clamp:
         return _padded_blocks(inputs)
     return min(_padded_blocks(inputs), shared_cache(inputs))
 
 
 def limit_of_cache(inputs: BucketingInputs, _blocks_max: int) -> int:
-    """Returns the doublings to the cache and one more (up to v0.16.0)."""
+    """Returns one more than the doublings from one block to the cache (up to v0.16.0)."""
     return ceil_log2(inputs.num_blocks) + 1
 
 
 def limit_of_blocks(_inputs: BucketingInputs, blocks_max: int) -> int:
-    """Returns the doublings to the most blocks and one more (v0.17.1, v0.19.1, v0.21.0)."""
+    """Returns one more than the doublings from one block to the most blocks (v0.17.1, v0.19.1, v0.21.0)."""
     return ceil_log2(blocks_max) + 1
 
 
 def limit_of_few_blocks(inputs: BucketingInputs, blocks_max: int) -> int:
-    """Returns the same, but at most 6 or as many as there are batch sizes (v0.20.0rc0)."""
+    """Returns the result of `limit_of_blocks`, at most 6 or, if larger, the number of batch sizes (v0.20.0rc0)."""
     return min(ceil_log2(blocks_max) + 1, max(6, ceil_log2(inputs.max_num_seqs) + 1))
 
 
 def limit_of_wide_blocks(inputs: BucketingInputs, blocks_max: int) -> int:
-    """Returns the same, and more beyond what sequences are expected to share (from v0.24.0)."""
+    """Returns the result of `limit_of_blocks`, and more above what sequences are expected to share (from v0.24.0)."""
     limit, shared = ceil_log2(blocks_max) + 1, shared_cache(inputs)
     if not inputs.contiguous_pa and blocks_max > shared:
         limit += ceil_log2(blocks_max / shared) + 1
@@ -260,12 +259,11 @@ def limit_of_wide_blocks(inputs: BucketingInputs, blocks_max: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExponentialRules:
-    """What changed between versions; the defaults are those of 091bbad.
+    """What changed between versions. The defaults are those of 091bbad.
 
-    `heeds_query_min`: VLLM_PROMPT_QUERY_BUCKET_MIN=1 counts. `shortens_long_contexts`: from a model length of
-    8192 on, the largest prompt context leaves room for a whole step. `decode_max` is without contiguous paged
-    attention; with it the most blocks are the cache, or fewer where sequences have fewer and
-    `contiguous_within_sequences`.
+    `heeds_query_min`: VLLM_PROMPT_QUERY_BUCKET_MIN=1 counts. `shortens_long_contexts`: from a model length of 8192 on, the
+    largest prompt context leaves room for a whole step. `decode_max` applies without contiguous paged attention. With it the
+    most blocks are the cache's, or fewer if `contiguous_within_sequences` and the sequences have fewer.
     """
 
     points: RangeRule = _NEWEST_POINTS
@@ -310,7 +308,7 @@ class ExponentialRanges:
         )
 
     def decode_axes(self, inputs: BucketingInputs) -> ExponentialAxes:
-        """Returns the decode dimensions (exponential.py 89-137). Raises SpecError when they hold no block."""
+        """Returns the decode dimensions (exponential.py 89-137). Raises SpecError if they hold no block."""
         max_seqs = inputs.max_num_seqs
         blocks_max = self._decode_max(inputs)
         limit = self.rules.decode_limit(inputs, blocks_max)

@@ -54,10 +54,10 @@ class ExtensionSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionRules:
-    """What differs between versions and strategies; the defaults are those of exponential at 8211e0b.
+    """What differs between versions and strategies. The defaults are those of exponential at 8211e0b.
 
-    `limits_query`: a query is at most the model's length. `removes_repetitions`: where the filter leaves
-    something, each bucket occurs once. `slices`: queries that sliced attention cannot run are left out.
+    `limits_query`: a query is at most the model's length. `removes_repetitions`: if the filter leaves anything, each bucket
+    occurs once. `slices`: queries that sliced attention cannot run are left out.
     """
 
     limits_query: bool = True
@@ -75,7 +75,7 @@ class ExtensionStrategy:
     def prompt_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
         """Returns the prompt buckets, ascending.
 
-        Where the step's tokens leave none, upstream keeps all rather than serve nothing.
+        If no bucket is within the step's tokens, upstream keeps all of them, so that it can serve.
         """
         runs = self._runs(inputs)
         fitting = [run for run in (self._fitting(run, inputs) for run in runs) if run.contexts]
@@ -91,7 +91,7 @@ class ExtensionStrategy:
         return self.source.decode_table(inputs)
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the decode buckets; there is no speculative decoding in these versions."""
+        """Returns the decode buckets. These versions have no speculative decoding."""
         return self.source.decode_table(inputs)
 
     def _runs(self, inputs: BucketingInputs) -> list[_Run]:
@@ -116,7 +116,7 @@ class ExtensionStrategy:
         return self.source.contexts(query_len, inputs) if inputs.prefix_caching else (0,)
 
     def _fitting(self, run: _Run, inputs: BucketingInputs) -> _Run:
-        """Returns the part of a run that is within the step's tokens; contexts count as well."""
+        """Returns the part of a run that is within the step's tokens. Contexts count as well."""
         if self.rules.limits_query and run.query_len > inputs.max_model_len:
             return run._replace(contexts=())
         most_tokens = inputs.max_num_batched_tokens // run.batch_size
@@ -159,10 +159,10 @@ EXTENSION_POINTS = RangeRule(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtensionExponentialRules:
-    """What changed between versions; the defaults are those of 8211e0b.
+    """What changed between versions. The defaults are those of 8211e0b.
 
-    `long_context`: for which models half of the query lengths are spaced linearly. `dense_contexts`: a query
-    has every context, rather than exponentially spaced ones. `heeds_limits`: VLLM_*_BUCKET_LIMIT count.
+    `long_context`: for which models half of the query lengths are spaced linearly. `dense_contexts`: a query has every
+    context, not only exponentially spaced ones. `heeds_limits`: VLLM_*_BUCKET_LIMIT count.
     """
 
     batch_size_step: int = 2
@@ -182,7 +182,7 @@ class ExtensionExponential:
         return self._batch_sizes(inputs.max_num_prefill_seqs, inputs.prompt.batch_size, inputs)
 
     def query_lens(self, inputs: BucketingInputs) -> Sequence[int]:
-        """Returns the query lengths of the prompt phase, ascending. Raises SpecError for too short models."""
+        """Returns the query lengths of the prompt phase, ascending. Raises SpecError for models that are too short."""
         axis = self._axis(inputs.block_size, inputs.block_size, inputs.max_model_len, inputs.prompt.query_len)
         long_context = self.rules.long_context == "always" or (
             self.rules.long_context == "long" and inputs.max_model_len >= _LONG_MODEL_LEN
@@ -192,10 +192,10 @@ class ExtensionExponential:
         )
 
     def contexts(self, query_len: int, inputs: BucketingInputs) -> Sequence[int]:
-        """Returns the contexts of a query, ascending; small ones may occur twice.
+        """Returns the contexts of a query, ascending. Small ones may occur twice.
 
         Raises:
-            SpecError: the query is longer than the model, where upstream takes the logarithm of that.
+            SpecError: the query is longer than the model. Upstream takes the logarithm of a negative number there.
         """
         most = (inputs.max_model_len - query_len) // inputs.block_size
         if self.rules.dense_contexts:
@@ -213,7 +213,7 @@ class ExtensionExponential:
         return (0, *(math.ceil(math.pow(most, share * index)) for index in range(1, num_points + 1)))
 
     def decode_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the decode buckets, ascending: all combinations, also of more sequences than blocks."""
+        """Returns all combinations as decode buckets, ascending, including those of more sequences than blocks."""
         batch_sizes = self._batch_sizes(inputs.max_num_seqs, inputs.decode.batch_size, inputs)
         axis = self._axis(inputs.block_size, inputs.block_size, inputs.num_blocks, inputs.decode.num_blocks)
         blocks = exponential_range(axis, EXTENSION_POINTS, contiguous_pa=inputs.contiguous_pa)
@@ -233,9 +233,9 @@ class ExtensionExponential:
 
 @dataclass(frozen=True, slots=True)
 class ExtensionLinear:
-    """See ``extension.ExtensionSource``.
+    """The linear strategy of the extension. See ``extension.ExtensionSource``.
 
-    `blocks_past_end`: by how many blocks a cached context may exceed the room that the longest query leaves.
+    `blocks_past_end`: the blocks by which a cached context may exceed the room that the longest query leaves.
     """
 
     blocks_past_end: int = 1
@@ -290,7 +290,7 @@ def decode_axes(inputs: BucketingInputs, blocks_max: int) -> tuple[LinearAxis, L
 def decode_contexts(axis: LinearAxis, inputs: BucketingInputs) -> tuple[int, ...]:
     """Returns the contexts of the decode phase, ascending.
 
-    Under contiguous paged attention they reach the cache's end, unless the spec sets their maximum.
+    Under contiguous paged attention they extend to the cache's end, unless the spec sets their maximum.
     """
     where = "bucketing.decode.num_blocks"
     if not inputs.contiguous_pa or inputs.decode.num_blocks.max is not None:
@@ -300,7 +300,7 @@ def decode_contexts(axis: LinearAxis, inputs: BucketingInputs) -> tuple[int, ...
 
 
 def cut_contexts(contexts: Sequence[int], num_blocks: int) -> Iterator[int]:
-    """Yields contexts; the first one that reaches the cache's end is cut there, and is the last."""
+    """Yields contexts. The first one that reaches the cache's end is cut there, and is the last."""
     for context in contexts:
         yield min(context, num_blocks)
         if context >= num_blocks:
@@ -308,7 +308,7 @@ def cut_contexts(contexts: Sequence[int], num_blocks: int) -> Iterator[int]:
 
 
 def extension_range(axis: LinearAxis, where: str) -> tuple[int, ...]:
-    """Returns the values of one dimension. Raises SpecError for one from 0, where upstream does not end."""
+    """Returns the values of one dimension. Raises SpecError for a dimension from 0, where upstream loops forever."""
     if axis.minimum < 1:
         raise SpecError(f"{where}.min", f"is {axis.minimum}", "at least 1 in this version")
     return linear_range(axis, where)
@@ -324,8 +324,8 @@ Pair = tuple[int, int]
 class TwoDimensionalLinear:
     """The linear strategy, the default of 1.21. See ``strategy.Strategy``.
 
-    `knows_contiguous_pa`: decode contexts reach the cache's end under contiguous paged attention, and have a block
-    for every sequence (29bc7a4).
+    `knows_contiguous_pa`: under contiguous paged attention, decode contexts extend to the cache's end, and have a block for
+    every sequence (29bc7a4).
     """
 
     knows_contiguous_pa: bool
@@ -353,7 +353,7 @@ class TwoDimensionalLinear:
         )
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the decode buckets: there is no speculative decoding in these versions."""
+        """Returns the decode buckets. These versions have no speculative decoding."""
         return self.decode_table(inputs)
 
     def _possible(self, contexts: Sequence[int], batch_size: int) -> Sequence[int]:
@@ -382,7 +382,7 @@ class TwoDimensionalExponential:
         return _decode_table(_pairs(self._range(batch_axis, inputs), contexts, "decode"))
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the decode buckets: there is no speculative decoding in these versions."""
+        """Returns the decode buckets. These versions have no speculative decoding."""
         return self.decode_table(inputs)
 
     def _range(self, axis: ExponentialAxis, inputs: BucketingInputs) -> tuple[int, ...]:
@@ -390,12 +390,12 @@ class TwoDimensionalExponential:
 
 
 def linear_decode_axes(inputs: BucketingInputs) -> tuple[LinearAxis, LinearAxis]:
-    """Returns the batch sizes and the contexts of the linear decode phase, before the cache's end counts."""
+    """Returns the batch sizes and the contexts of the linear decode phase, before the cut at the cache's end."""
     return decode_axes(inputs, _most_decode_blocks(inputs))
 
 
 def exponential_prompt_axes(inputs: BucketingInputs) -> tuple[ExponentialAxis, ExponentialAxis]:
-    """Returns the batch sizes and the query lengths; of the spec's bounds only the limits count."""
+    """Returns the batch sizes and the query lengths. Of the spec's bounds only the limits count."""
     num_seqs, longest, bounds = inputs.max_num_prefill_seqs, inputs.max_model_len, inputs.prompt
     return (
         _axis(1, num_seqs, bounds.batch_size.limit),
@@ -404,7 +404,7 @@ def exponential_prompt_axes(inputs: BucketingInputs) -> tuple[ExponentialAxis, E
 
 
 def exponential_decode_axes(inputs: BucketingInputs) -> tuple[ExponentialAxis, ExponentialAxis]:
-    """Returns the batch sizes and the contexts, before the cache's end counts."""
+    """Returns the batch sizes and the contexts, before the cut at the cache's end."""
     bounds = inputs.decode
     return (
         _axis(1, inputs.max_num_seqs, bounds.batch_size.limit),
@@ -426,7 +426,7 @@ def _pairs(batch_sizes: Sequence[int], lengths: Sequence[int], phase: str) -> li
 
 
 def _within_tokens(pairs: list[Pair], inputs: BucketingInputs, longest: int | None = None) -> list[Pair]:
-    """Returns the prompt pairs within the step's tokens (and `longest`); all, where that leaves none."""
+    """Returns the prompt pairs within the step's tokens (and `longest`); all pairs if none is within."""
     max_tokens = inputs.max_num_batched_tokens
     within = [
         pair for pair in pairs if pair[0] * pair[1] <= max_tokens and (longest is None or pair[1] <= longest)

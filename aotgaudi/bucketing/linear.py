@@ -4,8 +4,8 @@
 `step`, then ascend by it.
 
 **Padding-aware**, from v0.21.0 (vllm_gaudi/extension/bucketing/padding_aware.py). Each dimension is ``[min, step, max,
-pad_max, pad_percent]``: of the linear values it keeps those without which a step would be padded by more than
-`pad_max`, or by more than `pad_percent` of the padded size.
+pad_max, pad_percent]``. A linear value is kept only if a step would otherwise be padded by more than `pad_max`, or by more
+than `pad_percent` of the padded size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LinearAxis:
 
     @classmethod
     def bounded(cls, bounds: AxisBounds, minimum: int, step: int, maximum: int) -> LinearAxis:
-        """Returns these defaults, replaced by the bounds that a spec sets."""
+        """Returns an axis with these defaults, which the bounds of a spec override."""
         return cls(
             minimum if bounds.min is None else bounds.min,
             step if bounds.step is None else bounds.step,
@@ -45,7 +45,7 @@ class LinearAxes:
     context: LinearAxis
 
     def ranges(self, phase: str) -> Ranges:
-        """Returns the values of each dimension. Raises SpecError, which names the dimension."""
+        """Returns the values of each dimension. Raises SpecError, naming the dimension."""
         names = DIMENSIONS[phase]
         axes = (self.batch_size, self.query_len, self.context)
         return Ranges(
@@ -67,8 +67,8 @@ ONE = LinearAxis(1, 1, 1)
 class LinearRanges:
     """Ranges of vllm-gaudi. See ``combine.RangeSource``.
 
-    `clamps_always`: decode contexts end at the cache's blocks, under contiguous paged attention or not, and only
-    a range that is cut there has its minimum corrected (up to v0.19.1).
+    `clamps_always`: decode contexts end at the cache's blocks, with or without contiguous paged attention, and only a range
+    that is cut there has its minimum corrected (up to v0.19.1).
     """
 
     clamps_always: bool = False
@@ -123,7 +123,7 @@ class LinearRanges:
 def linear_range(axis: LinearAxis, where: str = "bucketing") -> tuple[int, ...]:
     """Returns the values of one dimension, ascending (linear.py 129-160).
 
-    The maximum is among them only where it is a multiple of the step. Raises SpecError, which names `where`.
+    They include the maximum only if it is a multiple of the step. Raises SpecError, naming `where`.
     """
     check_axis(axis.minimum, axis.step, axis.maximum, where)
     if axis.maximum == 0:
@@ -139,7 +139,7 @@ def linear_range(axis: LinearAxis, where: str = "bucketing") -> tuple[int, ...]:
 
 
 def check_axis(minimum: int, step: int, maximum: int, where: str) -> None:
-    """Raises SpecError, which names `where`, for a dimension without values or with too many."""
+    """Raises SpecError, naming `where`, for a dimension without values or with too many."""
     if step < 1:
         raise SpecError(f"{where}.step", f"is {step}", "at least 1")
     if not 0 <= minimum <= maximum:
@@ -151,12 +151,12 @@ def check_axis(minimum: int, step: int, maximum: int, where: str) -> None:
 _MAX_PAD_PERCENT = 50
 _PAD_PERCENT = 25
 _PAD_PARTS = 4
-"""By default a step is padded by at most a quarter of the dimension's maximum."""
+"""The default: a step is padded by at most a quarter of the dimension's maximum."""
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedAxis:
-    """One dimension: values from `minimum` to `maximum`, multiples of `step` above it; `pad_max` 0: no bound."""
+    """One dimension: values from `minimum` to `maximum`, multiples of `step` above it. `pad_max` 0 means no bound."""
 
     minimum: int
     step: int
@@ -184,7 +184,7 @@ class PaddedAxes:
     context: PaddedAxis
 
     def ranges(self, phase: str) -> Ranges:
-        """Returns the values of each dimension. Raises SpecError, which names the dimension."""
+        """Returns the values of each dimension. Raises SpecError, naming the dimension."""
         axes = (self.batch_size, self.query_len, self.context)
         named = zip(axes, DIMENSIONS[phase], strict=True)
         return Ranges(*(padded_range(axis, f"bucketing.{phase}.{name}") for axis, name in named))
@@ -239,7 +239,7 @@ def padded_decode_axes(inputs: BucketingInputs) -> PaddedAxes:
 def padded_range(axis: PaddedAxis, where: str = "bucketing") -> tuple[int, ...]:
     """Returns the values of one dimension, ascending (padding_aware.py 152-212).
 
-    The maximum is always among them. Raises SpecError, which names `where`.
+    They always include the maximum. Raises SpecError, naming `where`.
     """
     check_axis(axis.minimum, axis.step, axis.maximum, where)
     if not 0 <= axis.pad_percent <= _MAX_PAD_PERCENT:
@@ -259,7 +259,7 @@ def padded_range(axis: PaddedAxis, where: str = "bucketing") -> tuple[int, ...]:
 
 
 def _is_kept(current: int, last: int, axis: PaddedAxis) -> bool:
-    """Whether leaving out `current` would pad too much between the `last` value and the next on the lattice."""
+    """Whether omitting `current` would pad too much between the `last` value and the next on the lattice."""
     following = current + axis.step
     padding = following - last - 1
     pad_max = axis.pad_max or axis.maximum

@@ -1,7 +1,7 @@
 """Which entry runs a step: the covering one of least padded cost. Called on every engine step.
 
-This is a policy of ours. Upstream takes the lexicographically first covering bucket (smallest batch, then
-query, then context), which is not the one with least padding. Cost, compared in this order:
+This is our own policy. Upstream takes the lexicographically first covering bucket (smallest batch, then query, then
+context), which is not the one with least padding. Cost, compared in this order:
 
 ======  ==================================  =====================================================
 prompt  1. ``batch_size * query_len``       padded tokens: every matrix product of the step
@@ -32,17 +32,16 @@ Size = tuple[int, ...]
 
 
 class CoverIndex(Generic[T]):
-    """Finds, among boxes that are anchored at the origin, the best one that contains a point.
+    """Among boxes that are anchored at the origin, finds the best one that contains a point.
 
-    The sizes in each dimension cut space into cells. The answer is the same within a cell, so it is computed once for
-    each, and a look-up is one bisection a dimension. Immutable. `find` takes about a microsecond; memory is one
-    reference a cell.
+    The sizes in each dimension cut space into cells. All points of a cell have the same answer, which is computed once, so a
+    look-up is one bisection per dimension. Immutable. `find` takes about a microsecond. Memory is one reference per cell.
     """
 
     def __init__(
         self, items: Iterable[T], size: Callable[[T], Size], rank: Callable[[T], tuple[int, ...]]
     ) -> None:
-        """Indexes `items`: `size` gives an item's box, `rank` orders them, least first; ties keep order."""
+        """Indexes `items`. `size` gives an item's box. `rank` orders items, least first. Ties keep their order."""
         ordered = sorted(items, key=rank)
         sizes = [size(item) for item in ordered]
         self._axes = [sorted(set(values)) for values in zip(*sizes, strict=True)]
@@ -64,7 +63,7 @@ class CoverIndex(Generic[T]):
         return self._cells[cell]
 
     def _exact(self, sizes: list[Size]) -> list[int | None]:
-        """Returns for every cell the first item whose box ends exactly there."""
+        """Returns, for every cell, the first item whose box ends exactly there."""
         best: list[int | None] = [None] * (math.prod(map(len, self._axes)) if sizes else 0)
         places = [{value: index for index, value in enumerate(axis)} for axis in self._axes]
         for item in reversed(range(len(sizes))):
@@ -91,7 +90,7 @@ def _lesser(first: int | None, second: int | None) -> int | None:
 
 @dataclass(frozen=True)
 class BucketTable:
-    """The prompt and decode entries that are warm. Look-ups take a microsecond; the first builds an index."""
+    """The prompt and decode entries that are warm. Look-ups take a microsecond. The first one builds an index."""
 
     prompt: tuple[PromptEntry, ...]
     decode: tuple[DecodeEntry, ...]
@@ -106,7 +105,7 @@ class BucketTable:
         )
 
     def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
-        """Returns the entry for `batch_size` chunks of `query_len` tokens, each after `num_ctx_blocks`."""
+        """Returns the entry for `batch_size` chunks of `query_len` tokens, each after `num_ctx_blocks` blocks."""
         return self._prompt_index.find((batch_size, query_len, num_ctx_blocks))
 
     def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
@@ -114,7 +113,7 @@ class BucketTable:
         return self._decode_index.find((batch_size, num_blocks))
 
     def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:
-        """Returns the longest query, in tokens, that `batch_size` chunks after a context may have, or 0."""
+        """Returns the longest query, in tokens, of `batch_size` chunks after a context; 0 if none is possible."""
         longest = self._longest_index.find((batch_size, num_ctx_blocks))
         return 0 if longest is None else longest.query_len
 
@@ -140,7 +139,7 @@ class BucketTable:
 
 
 class WarmEntries(Protocol):
-    """The warm entries; a warm entry never becomes cold."""
+    """The warm entries. A warm entry never becomes cold."""
 
     def __len__(self) -> int: ...
 
@@ -150,8 +149,8 @@ class WarmEntries(Protocol):
 class WarmFirstTable:
     """Looks a step up among the warm entries, and among all entries only if no warm one covers it.
 
-    So a cold entry is asked for only if no warm one would do. The longest chunk depends on all entries. An entry that
-    becomes warm counts from the next look-up on. One thread only.
+    A cold entry is therefore used only if no warm one would do. The longest chunk depends on all entries. An entry that
+    becomes warm counts from the next look-up on. For one thread only.
     """
 
     def __init__(self, entries: Iterable[Entry], warm: WarmEntries) -> None:
@@ -160,18 +159,18 @@ class WarmFirstTable:
         self._warm_table = self._all
 
     def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
-        """As `BucketTable.find_prompt`."""
+        """Like `BucketTable.find_prompt`."""
         size = batch_size, query_len, num_ctx_blocks
         return self._up_to_date().find_prompt(*size) or self._all.find_prompt(*size)
 
     def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
-        """As `BucketTable.find_decode`."""
+        """Like `BucketTable.find_decode`."""
         return self._up_to_date().find_decode(batch_size, num_blocks) or self._all.find_decode(
             batch_size, num_blocks
         )
 
     def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:
-        """As `BucketTable.max_query_len`, of all entries."""
+        """Like `BucketTable.max_query_len`, for all entries."""
         return self._all.max_query_len(num_ctx_blocks, batch_size)
 
     def _up_to_date(self) -> BucketTable:
@@ -185,12 +184,12 @@ class WarmFirstTable:
 
 
 def prompt_cost(entry: PromptEntry) -> tuple[int, ...]:
-    """Returns what `find_prompt` minimises."""
+    """Returns the cost that `find_prompt` minimises."""
     tokens = entry.batch_size * entry.query_len
     context = entry.batch_size * entry.num_ctx_blocks
     return tokens, context, entry.batch_size, entry.query_len, entry.num_ctx_blocks
 
 
 def decode_cost(entry: DecodeEntry) -> tuple[int, ...]:
-    """Returns what `find_decode` minimises."""
+    """Returns the cost that `find_decode` minimises."""
     return entry.num_blocks, entry.batch_size

@@ -1,8 +1,8 @@
-"""Into how many partial sums a hyper-connection is split, and which token counts stand for them.
+"""The number of partial sums of a hyper-connection, and the token counts that represent each number.
 
-A server's kernels for ``hc_pre`` are specialised by `n_splits`, the number of partial sums over the width K of
-the flattened residual streams; the number of tokens is dynamic in them. So one token count for each n_splits
-warms everything up to `max_num_tokens`. The rules are those of public servers (`MHC_RULES`):
+A server's kernels for ``hc_pre`` are specialised by `n_splits`, the number of partial sums over the width K of the flattened
+residual streams. The number of tokens is dynamic in them. So one token count for each n_splits warms everything up to
+`max_num_tokens`. The rules are those of public servers (`MHC_RULES`):
 
 ``sglang-pr25810``
     SGLang PR #25810 (0.5.12.post1, python/sglang/srt/layers/mhc.py 445-470), the DeepGEMM path:
@@ -17,13 +17,13 @@ warms everything up to `max_num_tokens`. The rules are those of public servers (
     vLLM (vllm/model_executor/kernels/mhc/warmup.py): the formula's result rounded to 1, 4 or 16. The order of
     its warm-up keys: ascending n_splits.
 ``one``
-    One sum, whatever the number of tokens: one class. On a CPU more parts save no time.
+    One sum for any number of tokens, so there is one class. On a CPU more parts save no time.
 
 Our own engine follows the same rules (`StepSplits`): a step's padded token count decides its class, and its program calls
-the unit of that class. No result depends on `max_num_tokens` but which buckets there are.
+the unit of that class. `max_num_tokens` changes no result, only which buckets exist.
 
-No loop runs over tokens: the formula's steps are the blocks of equal quotients ``num_sms // tiles``, as in divisor
-sums, so the cost grows with the number of buckets, at most ``2 * sqrt(num_sms)``.
+No loop runs over tokens: the formula's steps are the blocks of equal quotients ``num_sms // tiles``, as in divisor sums. The
+cost grows with the number of buckets, which is at most ``2 * sqrt(num_sms)``.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class MhcBucket:
 
 @dataclass(frozen=True, slots=True)
 class MhcInputs:
-    """What decides the buckets. `num_sms`: streaming multiprocessors of the device; None: unknown.
+    """The numbers that decide the buckets. `num_sms` is the device's number of streaming multiprocessors; None if unknown.
 
-    Nothing is warm where `max_num_tokens` is 0 or less. Raises SpecError for sizes that are not positive.
+    Nothing is warm if `max_num_tokens` is 0 or less. Raises SpecError for sizes that are not positive.
     """
 
     max_num_tokens: int
@@ -91,11 +91,10 @@ def split_buckets(max_num_tokens: int, hc_hidden_size: int, num_sms: int) -> tup
 
 
 def warm_up_buckets(rule: str, inputs: MhcInputs) -> tuple[MhcBucket, ...]:
-    """Returns the buckets of a rule in the order in which its server warms them up; () where nothing is warm.
+    """Returns the buckets of a rule in the order in which its server warms them up; () if nothing is warm.
 
     Raises:
-        SpecError: the rule is not one of `MHC_RULES`, needs a device that is not given, or has no kernel for
-            this size.
+        SpecError: the rule is not one of `MHC_RULES`, needs a device that is not given, or has no kernel for this size.
     """
     if rule not in MHC_RULES:
         raise SpecError("mhc.rule", f"is {rule!r}", f"one of {', '.join(MHC_RULES)}")
@@ -103,7 +102,7 @@ def warm_up_buckets(rule: str, inputs: MhcInputs) -> tuple[MhcBucket, ...]:
 
 
 def _formula(inputs: MhcInputs) -> tuple[MhcBucket, ...]:
-    """The formula's buckets, fewest tokens first."""
+    """Returns the formula's buckets, fewest tokens first."""
     if inputs.num_sms is None:
         raise SpecError(
             "target.num_sms",
@@ -131,7 +130,7 @@ def _deepgemm_off(inputs: MhcInputs) -> tuple[MhcBucket, ...]:
 
 
 def _fma(inputs: MhcInputs) -> tuple[MhcBucket, ...]:
-    """Below 8 tokens a tile has 2 columns, from 8 on 3: two kernels, even where n_splits is the same."""
+    """Returns ``sglang-fma``'s buckets. Tiles have 2 columns below 8 tokens, else 3: two kernels, even of one n_splits."""
     small = 8 if inputs.hidden_size <= _FMA_HIDDEN_SIZE else 4
     most = inputs.max_num_tokens
     buckets = [MhcBucket(small, 1, min(_FMA_SMALL_TOKENS, most))]
@@ -161,12 +160,12 @@ MHC_RULES: Mapping[str, Callable[[MhcInputs], tuple[MhcBucket, ...]]] = MappingP
         "one": lambda inputs: (MhcBucket(1, 1, inputs.max_num_tokens),),
     }
 )
-"""What ``spec.mhc.rule`` may name; each for a `max_num_tokens` of at least 1."""
+"""The rules that ``spec.mhc.rule`` may name. Each expects a `max_num_tokens` of at least 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSplits:
-    """Into how many partial sums the steps of our own engine split a model's hyper-connections."""
+    """The numbers of partial sums into which the steps of our own engine split a model's hyper-connections."""
 
     rule: str
     hc_mult: int
@@ -175,19 +174,19 @@ class StepSplits:
 
     @classmethod
     def of(cls, spec: BuildSpec) -> StepSplits | None:
-        """Returns what a spec says; None if our engine runs no steps with hyper-connections under it."""
+        """Returns the splits of a spec; None if our engine runs no steps with hyper-connections under it."""
         streams = HyperConnections.of(spec.model) if spec.has_own_steps else None
         if streams is None:
             return None
         return cls(spec.mhc.rule, streams.hc_mult, streams.hidden_size, spec.target.resolved_num_sms)
 
     def buckets(self, max_num_tokens: int) -> tuple[MhcBucket, ...]:
-        """Returns the buckets over 1 to `max_num_tokens`, in the rule's order. Raises as `warm_up_buckets` does."""
+        """Returns the buckets over 1 to `max_num_tokens`, in the rule's order. Raises like `warm_up_buckets`."""
         inputs = MhcInputs(max_num_tokens, self.hc_mult, self.hidden_size, self.num_sms)
         return warm_up_buckets(self.rule, inputs)
 
     def n_splits(self, num_tokens: int) -> int:
-        """Returns the class of a step that computes `num_tokens`, at least 1, padding included."""
+        """Returns the class of a step that computes `num_tokens` tokens (at least 1), including padding."""
         return max(self.buckets(num_tokens), key=lambda bucket: bucket.last_token).n_splits
 
     def of_entry(self, entry: StepEntry) -> int:
@@ -196,7 +195,7 @@ class StepSplits:
 
 
 def _steps(max_num_tokens: int, most_splits: int, num_sms: int) -> Iterator[MhcBucket]:
-    """Yields the runs of equal n_splits, run by run: the last tile of a run follows from its n_splits."""
+    """Yields the runs of equal n_splits, run by run. The last tile of a run follows from its n_splits."""
     first = 1
     while first <= max_num_tokens:
         tiles = -(-first // _TILE)

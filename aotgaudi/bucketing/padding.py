@@ -7,13 +7,13 @@ prompt  longest query of the cell + context blocks * B        batch * (query_len
 decode  blocks                                                num_blocks
 ======  ====================================================  ===========================================
 
-The factor of a step is the second by the first; the entry is the one that the engine's look-up takes (least padded
-cost, ``bucketing/lookup.py``). Every cell, or (batch size, total of blocks), counts once. A cell counts with its
-longest query; shorter ones are also padded to whole blocks.
+The factor of a step is the second divided by the first. The entry is the one that the engine's look-up takes (least padded
+cost, ``bucketing/lookup.py``). Every cell, or (batch size, total of blocks), counts once. A cell counts with its longest
+query. Shorter ones are also padded to whole blocks.
 
 Up to `MAX_STEPS` steps are all measured. If there are more, `MAX_STEPS` of them are measured, spread evenly by a
 low-discrepancy sequence, the same ones each time. The mean's error is then given as two standard errors of a random
-sample of that size; an evenly spread sample stays below it in practice. The worst factor is at the smallest step that
+sample of that size. An evenly spread sample stays below it in practice. The worst factor occurs at the smallest step that
 an entry serves, so up to `MAX_STEPS` of those corners are measured too.
 """
 
@@ -33,23 +33,23 @@ from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import PromptEntry
 
 MAX_STEPS = 1024
-"""The most steps measured of each phase: some hundredths of a second."""
+"""The most steps that are measured per phase, which takes some hundredths of a second."""
 
 _STRIDES = (0.7548776662466927, 0.5698402909980532)
-"""Of the two-dimensional sequence of least discrepancy that multiples give: powers of the root of x**3 = x + 1."""
+"""The steps of the two-dimensional additive sequence of least discrepancy: powers of the root of x**3 = x + 1."""
 
 Shape = tuple[int, int, int]
 
 Measure = Callable[[tuple[int, int]], Union[tuple[float, Shape], None]]
-"""From a step to its factor and its shape; None where no entry covers it."""
+"""Maps a step to its factor and its shape; to None if no entry covers it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
     """Padding factors of one phase, 1 or more, over `num_steps` steps.
 
-    The mean of all steps is within `error` of `mean`, which is 0 where all were measured. `worst_step` is a step of
-    the worst factor: (1, query length, context blocks), or (batch size, 1, blocks).
+    The mean of all steps is within `error` of `mean`. `error` is 0 if all steps were measured. `worst_step` is a step of the
+    worst factor: (1, query length, context blocks), or (batch size, 1, blocks).
     """
 
     mean: float
@@ -144,7 +144,7 @@ def prompt_cells(prompts: ReachablePrompts, most: int) -> Iterator[tuple[int, in
 
 
 def decode_steps(decodes: ReachableDecodes, most: int) -> Iterator[tuple[int, int]]:
-    """Yields (batch size, total of blocks) of all decode steps, or of `most`, as `prompt_cells` does."""
+    """Yields (batch size, total of blocks) of all decode steps, or of `most`, like `prompt_cells`."""
 
     def num_totals(batch_size: int) -> int:
         return decodes.most_blocks(batch_size) - batch_size + 1
@@ -164,9 +164,9 @@ def _all(count: Callable[[int], int], columns: range) -> Iterator[tuple[int, int
 def _spread(
     count: Callable[[int], int], columns: range, most_count: int, most: int
 ) -> Iterator[tuple[int, int]]:
-    """Yields `most` of the pairs of `_all`, spread evenly; `count` is concave and nowhere above `most_count`.
+    """Yields `most` of the pairs of `_all`, spread evenly. `count` is concave and nowhere above `most_count`.
 
-    So at least about half of a rectangle's points are among them.
+    So the pairs are at least about half of the rectangle's points.
     """
     points = ((number * _STRIDES[0] % 1, number * _STRIDES[1] % 1) for number in itertools.count(1))
     places = ((columns[int(x * len(columns))], int(y * most_count)) for x, y in points)
@@ -174,7 +174,7 @@ def _spread(
 
 
 def _thinned(xs: Iterable[int], ys: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yields the pairs of some numbers, or about `most` of them, the smallest among them."""
+    """Yields the pairs of some numbers, or about `most` of them, including the smallest."""
     columns = [sorted(xs), sorted(ys)]
     while len(columns[0]) * len(columns[1]) > most:
         longer = max(columns, key=len)
@@ -207,7 +207,7 @@ class _PromptLookup:
         groups: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for entry in entries:
             groups[entry.batch_size * entry.query_len][entry.batch_size].append(entry.num_ctx_blocks)
-        self._tokens = sorted(groups)  # What the look-up compares first.
+        self._tokens = sorted(groups)  # The look-up compares these first.
         self._groups = [
             [(batch_size, sorted(contexts)) for batch_size, contexts in groups[tokens].items()]
             for tokens in self._tokens

@@ -1,4 +1,4 @@
-"""Whether every step that a scheduler can form has an entry, and the fewest entries that close a table. Both exact.
+"""Whether every step that a scheduler can form has an entry, and the fewest entries that close a table. Both are exact.
 
 Under the limits (B `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`, S `max_num_seqs`) these
 steps can be formed:
@@ -7,28 +7,28 @@ steps can be formed:
   ``query + ctx <= M``, which reads ``ceil(ctx / B)`` blocks. vLLM without chunked prefill computes whole prompts: after
   whole cached blocks, or after nothing without prefix caching. Prompts are counted in **cells**: (query rounded up to
   whole blocks, context blocks). A cell is covered if its longest query has an entry whose `query_len` and
-  `num_ctx_blocks` are at least as large. N plays no part: a spec whose cache does not hold a sequence of M tokens is
-  refused.
-* Our scheduler puts several chunks into one step only where an entry covers them together; otherwise they take turns,
-  so such steps need no cover. vLLM may run them in a bucket that it adds; we claim nothing about those.
-* **Decode.** Every batch of ``1 .. min(S, N)`` sequences over every total of blocks from one a sequence to
+  `num_ctx_blocks` are at least as large. N plays no part, because a spec whose cache does not hold a sequence of M tokens
+  is refused.
+* Our scheduler puts several chunks into one step only if an entry covers them together. Otherwise they take turns, so such
+  steps need no cover. vLLM may run them in a bucket that it adds. We claim nothing about those.
+* **Decode.** Every batch of ``1 .. min(S, N)`` sequences over every total of blocks, from one per sequence to
   ``min(N, batch * ceil(M / B))``; under contiguous paged attention over any highest block id up to N. A block shared by
-  several sequences of a step counts once for each, so the total may exceed N. Our scheduler then takes fewer sequences
-  into the step until an entry covers it; one sequence alone always is. We claim nothing about such steps of vLLM.
+  several sequences of a step counts once for each, so the total may exceed N. Our scheduler then takes fewer sequences into
+  the step until an entry covers it; a single sequence is always covered. We claim nothing about such steps of vLLM.
 * **Speculative decode**, of vLLM: `bucketing.speculation`.
 * A pooling model forms prompts only.
 
 **The proof.** An entry that covers a step covers every smaller one. So the longest covered query after c context blocks
 falls as c grows, and changes only at the contexts that entries have. Between two of these, the uncovered steps form a
 `PromptHole`: a run of contexts, and one length above which queries are uncovered. Its cells are an arithmetic series.
-Decodes work the same way, with batch sizes for contexts. The cost is linear in the entries and does not depend on the
+Decodes work the same way, with batch sizes instead of contexts. The cost is linear in the entries and does not depend on the
 number of steps.
 
-Upstream's look-up finds an entry for a step of one token a sequence exactly if some entry covers it, so the proof holds
-for both look-ups. Our scheduler (engine/scheduler.py) forms fewer steps than these: it cuts chunks to the longest
-covered query (or shorter, where others decode), and starts them after cached blocks or inside a block, but only where
-entries cover the rest. So it may serve without coverage too, in other and more steps than the limits say. Neither prefix
-caching nor the scheduling policy adds a step.
+Upstream's look-up finds an entry for a step of one token per sequence exactly if some entry covers it, so the proof holds
+for both look-ups. Our scheduler (engine/scheduler.py) forms fewer steps than these. It cuts chunks to the longest covered
+query (or shorter, if others decode), and starts them after cached blocks or inside a block, but only if entries cover the
+rest. So it may also serve without coverage, in other and more steps than the limits imply. Neither prefix caching nor the
+scheduling policy adds a step.
 
 **Closing a table** (``coverage = "closed"``). An added prompt entry has batch size 1 and the query length of a row
 (whole blocks; T or M in the last one). It is *admissible* for the uncovered cells of a row if it is at least as long as
@@ -41,8 +41,8 @@ ratio. From the longest row down, the longest row without an entry must get one,
 reaches as far down as any. The rows chosen this way are the **witnesses**: each is more than `max_padding` times as
 long as the next, so no entry is admissible for two of them. There are as many witnesses as entries.
 
-Decodes need at most one entry, of the largest uncovered batch and the largest uncovered total; any uncovered decode is
-its witness. Speculative steps need exactly the graphs that they run; all are added, and each is its own witness. The
+Decodes need at most one entry, of the largest uncovered batch and the largest uncovered total. Any uncovered decode is its
+witness. Speculative steps need exactly the graphs that they run. All of these are added, and each is its own witness. The
 rows with holes after one `PromptHole`'s contexts are an interval, so the search runs over holes, not over rows.
 """
 
@@ -83,7 +83,7 @@ class ReachableSteps:
         *,
         generates: bool = True,
     ) -> ReachableSteps:
-        """Returns what `scheduler` can form. Our own does not speculate. A pooling model's forms prompts only."""
+        """Returns what `scheduler` can form. Our own does not speculate. With a pooling model, only prompts are formed."""
         decodes = ReachableDecodes(limits, bucketing.contiguous_pa, generates)
         speculates = scheduler.engine == "vllm"
         return cls(
@@ -99,7 +99,7 @@ class ReachableSteps:
 class PromptHole:
     """After `first_ctx_blocks` to `last_ctx_blocks` blocks, queries of more than `covered_len` tokens are uncovered.
 
-    That is, up to the longest query that the limits allow there. After each of these contexts some query is uncovered.
+    They extend to the longest query that the limits allow there. After each of these contexts some query is uncovered.
     `covered_len` is 0 if no query is covered.
     """
 
@@ -110,7 +110,7 @@ class PromptHole:
 
     @property
     def num_cells(self) -> int:
-        """How many cells are uncovered: those above the covered rows."""
+        """The number of uncovered cells, which are those above the covered rows."""
         num_contexts = self.last_ctx_blocks - self.first_ctx_blocks + 1
         covered_rows = self.covered_len // self.reachable.limits.block_size
         return self.reachable.cells_after(self.first_ctx_blocks, self.last_ctx_blocks) - (
@@ -119,7 +119,7 @@ class PromptHole:
 
     @property
     def smallest(self) -> Counterexample:
-        """The step of the fewest tokens."""
+        """The uncovered step of the fewest tokens."""
         query_len, blocks = self.covered_len + 1, self.first_ctx_blocks
         context = self.reachable.shortest_context(blocks)
         text = f"a prompt chunk of {counted(query_len, 'token')}"
@@ -136,8 +136,8 @@ class PromptHole:
 class DecodeHole:
     """In batches of `first_batch_size` to `last_batch_size`, totals of more than `covered_blocks` are uncovered.
 
-    That is, up to the largest total of each batch. Each batch size has some. `covered_blocks` is 0 if no entry has as
-    many sequences.
+    They extend to the largest total of each batch. Each batch size has uncovered totals. `covered_blocks` is 0 if no entry
+    has as many sequences.
     """
 
     reachable: ReachableDecodes
@@ -152,12 +152,12 @@ class DecodeHole:
 
     @property
     def num_steps(self) -> int:
-        """How many pairs (batch size, total) are uncovered."""
+        """The number of uncovered pairs (batch size, total)."""
         return self.reachable.steps_above(self.covered_blocks, self.first_batch_size, self.last_batch_size)
 
     @property
     def smallest(self) -> Counterexample:
-        """The step of the fewest blocks, then sequences."""
+        """The uncovered step of the fewest blocks, then sequences."""
         batch_size, blocks = self.first_batch_size, self.fewest_blocks
         tokens = blocks * self.reachable.limits.block_size
         text = f"a decode of {counted(batch_size, 'sequence')} over {counted(blocks, 'block')} ({tokens:,} tokens)"
@@ -178,7 +178,7 @@ Hole = Union[PromptHole, DecodeHole, SpeculativeRun]
 
 @dataclass(frozen=True, slots=True)
 class PhaseCoverage:
-    """How many of the steps of one kind can be formed, and how many of them have no entry.
+    """How many of the steps of one kind can be formed, and how many of these have no entry.
 
     Steps are counted in `unit`: ``cells`` (prompt) or ``steps``.
     """
@@ -194,7 +194,7 @@ class PhaseCoverage:
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """The result of a proof. `unproved`: kinds of entries that the table has and the proof does not cover."""
+    """The result of a proof. `unproved`: kinds of entries that the table has but the proof does not cover."""
 
     phases: tuple[PhaseCoverage, ...]
     smallest: Counterexample | None
@@ -202,12 +202,12 @@ class Coverage:
 
     @property
     def is_closed(self) -> bool:
-        """Whether every step has an entry; False if the proof does not cover the server's steps."""
+        """Whether every step has an entry. False if the proof does not cover the server's steps."""
         return self.smallest is None and not self.lacks_steps
 
     @property
     def lacks_steps(self) -> bool:
-        """Whether the proof does not cover the steps at all: those of a vLLM server with unified attention."""
+        """Whether the proof covers none of the steps: those of a vLLM server with unified attention."""
         return "unified" in self.unproved and not any(phase.kind == "prompt" for phase in self.phases)
 
     def __str__(self) -> str:
@@ -266,7 +266,7 @@ def decode_holes(reachable: ReachableDecodes, table: BucketTable) -> Iterator[De
 def _bands(sizes: Iterable[tuple[int, int]], first: int, last: int) -> Iterator[tuple[int, int, int]]:
     """Cuts ``first..last`` where the reach of x changes: the largest y of any size whose x is at least as large.
 
-    Yields (first, last, reach), ascending; the reach is 0 beyond the largest x.
+    Yields (first, last, reach), ascending. The reach is 0 beyond the largest x.
     """
     largest: dict[int, int] = {}
     for x, y in sizes:
@@ -290,7 +290,7 @@ AddedEntry = Union[PromptEntry, DecodeEntry]
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """An added entry, and the uncovered step that requires it: no other added entry is admissible for that step.
+    """An added entry, and the uncovered step that requires it. No other added entry is admissible for that step.
 
     `witness` is the step's exact shape: batch size, query length, (context) blocks.
     """
@@ -302,7 +302,7 @@ class Addition:
 def closing_entries(
     steps: ReachableSteps, bucketing: BucketingSpec, table: BucketTable
 ) -> tuple[AddedEntry, ...]:
-    """Returns the entries that `bucketing` asks to add to `table`: ascending prompts, then decodes.
+    """Returns the entries that `bucketing` adds to `table`: ascending prompts, then decodes.
 
     Empty with ``coverage = "upstream"``, and for a unified table, which the proof does not cover.
     """
@@ -314,10 +314,10 @@ def closing_entries(
 
 
 def close(steps: ReachableSteps, max_padding: float, table: BucketTable) -> tuple[Addition, ...]:
-    """Returns the fewest entries that close the prompts and decodes of `table`; none of them is in it already."""
+    """Returns the fewest entries that close the prompts and decodes of `table`. None of them is in the table already."""
     prompts = tuple(prompt_holes(steps.prompts, table))
     decodes = tuple(decode_holes(steps.decodes, table))
-    ratio = Fraction(str(max_padding))  # As it was written: five times 1.2 is 6.
+    ratio = Fraction(str(max_padding))  # Exact, as it was written: five times 1.2 is 6.
     return (*reversed(list(_prompt_additions(prompts, ratio))), *_decode_additions(decodes))
 
 
@@ -355,19 +355,19 @@ class _OpenHole:
         return min(self.hole.last_ctx_blocks, self.hole.reachable.longest_context(start))
 
     def cell(self, row: int) -> tuple[int, int]:
-        """Returns the longest query of the uncovered cell of most context in `row`, and its context."""
+        """Returns the longest query of the uncovered cell with the most context in `row`, and that context."""
         reachable, context = self.hole.reachable, self.most_context(row)
         return min(reachable.row_query(row), reachable.longest_query(context)), context
 
     def below(self, row: int) -> _OpenHole:
-        """Returns what remains once `row` and longer rows have their entries."""
+        """Returns what remains when `row` and longer rows have their entries."""
         return _OpenHole(self.hole, self.first_row, min(self.last_row, row - 1))
 
 
 def _decode_additions(holes: Sequence[DecodeHole]) -> Iterator[Addition]:
     if not holes:
         return
-    smallest, largest = holes[0], holes[-1]  # By ascending batch size; no smaller batch has more blocks.
+    smallest, largest = holes[0], holes[-1]  # By ascending batch size. No smaller batch has more blocks.
     most = largest.reachable.most_blocks(largest.last_batch_size)
     yield Addition(
         DecodeEntry(largest.last_batch_size, 1, most), (smallest.first_batch_size, 1, smallest.fewest_blocks)

@@ -1,8 +1,8 @@
 """The steps that a scheduler can form under the limits: sizes and counts by arithmetic, without walking the steps.
 
-Here B is `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`, S `max_num_seqs`; queries and
-contexts are of one sequence, and a context counts in whole blocks. ``bucketing.speculation`` has the decode steps of
-several tokens a sequence.
+Here B is `block_size`, T `max_num_batched_tokens`, M `max_model_len`, N `num_blocks`, S `max_num_seqs`. Queries and contexts
+are those of one sequence, and a context counts in whole blocks. ``bucketing.speculation`` has the decode steps of several
+tokens per sequence.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Counterexample:
     """One step that can be formed and has no entry. The smallest is that of fewest tokens.
 
     `num_tokens`: how many tokens the step computes and reads. `shape` is that of the smallest entry that would cover the
-    step: (1, query length, context blocks) or (batch size, 1, blocks); of a sampler (rows,), of a defrag (swaps,).
+    step: (1, query length, context blocks) or (batch size, 1, blocks); for a sampler (rows,), for a defrag (swaps,).
     """
 
     num_tokens: int
@@ -44,7 +44,7 @@ class ReachablePrompts:
     Chunks of prompts start after `contexts` of any length. Whole prompts start after whole cached blocks, or after
     nothing without prefix caching.
 
-    A **cell** is a pair (row, context blocks). Row k, from 1, is the queries of ``(k - 1) * B + 1 .. k * B``
+    A **cell** is a pair (row, context blocks). Row k, counted from 1, contains the queries of ``(k - 1) * B + 1 .. k * B``
     tokens. A cell exists if some query of its row is possible after some context of that many blocks.
     """
 
@@ -55,7 +55,7 @@ class ReachablePrompts:
     def of(
         cls, limits: ServingLimits, bucketing: BucketingSpec, scheduler: SchedulerSpec
     ) -> ReachablePrompts:
-        """Returns what `scheduler` can form. Our own always cuts prompts into chunks."""
+        """Returns the prompts that `scheduler` can form. Our own always cuts prompts into chunks."""
         if scheduler.engine == "aotgaudi" or scheduler.chunked_prefill:
             return cls(limits)
         return cls(limits, "blocks" if bucketing.prefix_caching else "none")
@@ -67,12 +67,12 @@ class ReachablePrompts:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self.row_of(self.longest_query(0))
 
     @property
     def num_cells(self) -> int:
-        """How many cells there are."""
+        """The number of cells."""
         return self.cells_after(0, self.max_ctx_blocks)
 
     def row_of(self, query_len: int) -> int:
@@ -88,7 +88,7 @@ class ReachablePrompts:
         return (row - 1) * self.limits.block_size + 1
 
     def shortest_context(self, num_ctx_blocks: int) -> int:
-        """Returns the fewest tokens in a context of `num_ctx_blocks`; with ``any`` contexts the last may be partly full."""
+        """Returns the fewest tokens in `num_ctx_blocks` of context. If ``any``, the last block may be partly full."""
         if self.contexts == "any" and num_ctx_blocks:
             return (num_ctx_blocks - 1) * self.limits.block_size + 1
         return num_ctx_blocks * self.limits.block_size
@@ -129,8 +129,9 @@ class ReachablePrompts:
 class ReachableDecodes:
     """One token for each of ``1 .. min(S, N)`` sequences, over any total of blocks that they can have.
 
-    At least one block a sequence, at most ``min(N, batch_size * ceil(M / B))``. Under `contiguous_pa` the total
-    is the highest block id in use, up to N for any batch. `generates`: False for a pooling model, which decodes nothing.
+    They have at least one block per sequence, and at most ``min(N, batch_size * ceil(M / B))``. Under `contiguous_pa` the
+    total is the highest block id in use, up to N for any batch. `generates`: False for a pooling model, which decodes
+    nothing.
     """
 
     limits: ServingLimits
@@ -144,7 +145,7 @@ class ReachableDecodes:
 
     @property
     def num_steps(self) -> int:
-        """How many pairs (batch size, total of blocks) there are."""
+        """The number of pairs (batch size, total of blocks)."""
         return 0 if not self.generates else self.steps_above(0, 1, self.max_batch_size)
 
     def most_blocks(self, batch_size: int) -> int:
@@ -171,13 +172,13 @@ class ReachableDecodes:
 
 
 def sum_linear(value: Callable[[int], int], first: int, last: int, cuts: Iterable[int]) -> int:
-    """Returns the sum of `value` over `first` to `last`, where it is linear from each cut up to the next."""
+    """Returns the sum of `value` over `first` to `last`. `value` is linear from each cut up to the next."""
     edges = sorted({first, last + 1, *(cut for cut in cuts if first < cut <= last)})
     return sum((b - a) * (value(a) + value(b - 1)) // 2 for a, b in pairwise(edges))
 
 
 def span(first: int, last: int) -> str:
-    """Returns a range of numbers, or the only one, e.g. ``3`` or ``3 to 2,048``."""
+    """Returns a range of numbers as text, or the only number: ``3``, ``3 to 2,048``."""
     return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 

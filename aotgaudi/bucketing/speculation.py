@@ -6,16 +6,16 @@ of one of them:
 
 1. The padded batch p is that of the bucket that ``(n, s)`` is looked up to, first among the *seeds*, the decode
    buckets before those of speculation are added.
-2. The graph has ``p * t`` rows, over as many blocks as the bucket has that ``(p * t, t * s)`` is looked up to; under
-   contiguous paged attention blocks are block ids, which t does not multiply.
+2. The graph has ``p * t`` rows, over as many blocks as the bucket has that ``(p * t, t * s)`` is looked up to. Under
+   contiguous paged attention blocks are block ids, which are not multiplied by t.
 
-The rows are not padded further, so a graph of *exactly* that shape must be warm; a larger entry does not help.
+The rows are not padded further, so a graph of *exactly* that shape must be warm, and a larger entry does not help.
 A look-up takes the first bucket that is large enough (``bucketing.upstream``). If there is none, blocks are not padded
 either, and each total is a separate graph.
 
 The answer changes only at sizes that buckets have, so steps are counted in runs (`SpeculativeRun`): all t, n and s that
-run one graph. Under contiguous paged attention the highest block id stands for s in the first look-up too: the tables
-are full products there, so that p does not depend on s.
+run one graph. Under contiguous paged attention the highest block id also replaces s in the first look-up. The tables there
+are full products, so p does not depend on s.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from aotgaudi.spec.limits import ServingLimits
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeRun:
-    """Steps with at most `num_tokens` tokens a sequence that all run one graph.
+    """Steps with at most `num_tokens` tokens per sequence that all run one graph.
 
-    `first_batch_size` to `last_batch_size` sequences over `fewest_blocks` to `most_blocks` in all. `entry` is the
-    graph; where `is_padded` is false no bucket is large enough, and it is that of the largest total.
+    `first_batch_size` to `last_batch_size` sequences over `fewest_blocks` to `most_blocks` in all. `entry` is the graph. If
+    `is_padded` is false, no bucket is large enough, and `entry` is the graph of the largest total.
     """
 
     decodes: ReachableDecodes
@@ -54,13 +54,13 @@ class SpeculativeRun:
 
     @property
     def smallest_step(self) -> tuple[int, int, int]:
-        """Tokens a sequence, sequences and blocks of the step of the fewest blocks, then sequences."""
+        """Tokens per sequence, sequences and blocks of the step with the fewest blocks, then sequences."""
         batch_size = max(self.first_batch_size, self.decodes.smallest_batch(self.fewest_blocks))
         return self.num_tokens, batch_size, max(self.fewest_blocks, batch_size)
 
     @property
     def smallest(self) -> Counterexample:
-        """`smallest_step`; its shape is that of the graph."""
+        """`smallest_step` as a counterexample. Its shape is that of the graph."""
         _, batch_size, blocks = self.smallest_step
         tokens = blocks * self.decodes.limits.block_size
         text = (
@@ -78,14 +78,14 @@ class SpeculativeRun:
 
     @property
     def num_steps(self) -> int:
-        """How many pairs (batch size, total of blocks) there are."""
+        """The number of pairs (batch size, total of blocks)."""
         above, batches = self.decodes.steps_above, (self.first_batch_size, self.last_batch_size)
         return above(self.fewest_blocks - 1, *batches) - above(self.most_blocks, *batches)
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeDecodes:
-    """Steps of 2 to `most_tokens` tokens a sequence. `seeds`: the buckets that a batch is padded to first."""
+    """Steps of 2 to `most_tokens` tokens per sequence. `seeds`: the buckets to which a batch is padded first."""
 
     decodes: ReachableDecodes
     most_tokens: int
@@ -93,7 +93,7 @@ class SpeculativeDecodes:
 
     @classmethod
     def of(cls, limits: ServingLimits, bucketing: BucketingSpec) -> SpeculativeDecodes:
-        """Returns the steps of a server; none with ``num_speculative_tokens = 0`` or where `is_modelled` is false."""
+        """Returns the steps of a server; none with ``num_speculative_tokens = 0`` or if `is_modelled` is false."""
         decodes, drafted = ReachableDecodes(limits, bucketing.contiguous_pa), bucketing.num_speculative_tokens
         version = find_version(bucketing.version)
         if drafted == 0 or bucketing.strategy == "unified" or not is_modelled(bucketing):
@@ -107,7 +107,7 @@ class SpeculativeDecodes:
 
     @property
     def num_steps(self) -> int:
-        """How many triples (tokens, batch size, total of blocks) there are."""
+        """The number of triples (tokens, batch size, total of blocks)."""
         return (self.most_tokens - 1) * self.decodes.num_steps
 
     def holes(self, table: Iterable[DecodeEntry]) -> Iterator[SpeculativeRun]:
@@ -124,7 +124,7 @@ class SpeculativeDecodes:
         entries = frozenset(table)
         closed = entries
         while missing := {run.entry for run in self.holes(closed)}:
-            closed |= missing  # What is added may be looked up by other steps.
+            closed |= missing  # Other steps may be looked up to what is added.
         return tuple(sorted(closed - entries))
 
     def runs(self, table: Iterable[DecodeEntry]) -> Iterator[SpeculativeRun]:
@@ -148,7 +148,7 @@ class SpeculativeDecodes:
                     )
 
     def _bands(self, sizes: set[int]) -> Iterator[tuple[int, int]]:
-        """Yields (first, last) of the batches between which no bucket's batch size lies."""
+        """Yields (first, last) of the batch sizes between which no bucket's batch size lies."""
         most = self.decodes.max_batch_size
         for below, last in pairwise(sorted({0, most, *(size for size in sizes if size < most)})):
             yield below + 1, last
@@ -161,15 +161,15 @@ class SpeculativeDecodes:
 
 
 def is_modelled(bucketing: BucketingSpec) -> bool:
-    """Whether a version runs speculative steps as described above: the runners of vllm-gaudi from v0.11.2 on do."""
+    """Whether a version runs speculative steps as described above, like the runners of vllm-gaudi from v0.11.2 on."""
     return isinstance(find_version(bucketing.version), GaudiVersion)
 
 
 class _Lookup:
-    """Upstream's: of the buckets that are large enough the first, by batch size, then blocks."""
+    """Upstream's look-up: the first of the buckets that are large enough, by batch size, then blocks."""
 
     def __init__(self, sizes: Iterable[tuple[int, int]]) -> None:
-        """`sizes`: batch size and blocks of each bucket."""
+        """`sizes` holds the batch size and the blocks of each bucket."""
         blocks: dict[int, set[int]] = defaultdict(set)
         for batch_size, num_blocks in sizes:
             blocks[batch_size].add(num_blocks)

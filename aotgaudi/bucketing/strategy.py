@@ -1,7 +1,7 @@
 """What a bucketing strategy takes, what it returns, and how large its tables may become.
 
-Frozen values and stateless functions; nothing here reads the environment. ``bucketing.versions`` has the strategies of
-every version. The simplest strategy, `TunedStrategy`, is here too: its buckets are listed in the spec.
+Frozen values and stateless functions. Nothing here reads the environment. ``bucketing.versions`` has the strategies of
+every version. The simplest one, `TunedStrategy`, is here too: its buckets are listed in the spec.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UnifiedBucket = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketingInputs:
-    """The numbers and modes that decide the tables. Lengths in tokens, `num_blocks` in KV blocks.
+    """The numbers and modes that decide the tables. Lengths are in tokens, `num_blocks` in KV blocks.
 
     The modes are those of ``spec.bucketing.BucketingSpec``. `num_blocks` is upstream's num_hpu_blocks.
     """
@@ -52,7 +52,7 @@ class BucketingInputs:
 
     @classmethod
     def from_spec(cls, limits: ServingLimits, bucketing: BucketingSpec) -> BucketingInputs:
-        """Returns the inputs that a spec stands for."""
+        """Returns the inputs of a spec."""
         return cls(
             max_num_seqs=limits.max_num_seqs,
             max_num_prefill_seqs=limits.max_num_prefill_seqs,
@@ -86,15 +86,15 @@ class BucketingInputs:
 
     @property
     def prompt_ctx_max(self) -> int | None:
-        """Upstream's VLLM_PROMPT_CTX_BUCKET_MAX; None where that is unset."""
+        """Upstream's VLLM_PROMPT_CTX_BUCKET_MAX; None if that is unset."""
         return self.prompt.num_ctx_blocks.max
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """The values of each dimension of one phase, ascending; a table is made from their product.
+    """The values of each dimension of one phase, ascending. A table is made from their product.
 
-    Upstream's ranges may repeat a value; that changes no table.
+    Upstream's ranges may repeat a value, which changes no table.
     """
 
     batch_sizes: tuple[int, ...]
@@ -103,10 +103,10 @@ class Ranges:
 
 
 MAX_BUCKETS = 4_000_000
-"""Most buckets of one phase. A million take about 0.1 s and 100 MB; compiling them would take months."""
+"""The most buckets of one phase. A million take about 0.1 s and 100 MB. Compiling them would take months."""
 
 MAX_RANGE_VALUES = 1_000_000
-"""Most values of one dimension."""
+"""The most values of one dimension."""
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def collector_paused() -> Iterator[None]:
 
 
 def check_num_buckets(num_buckets: int, phase: str) -> None:
-    """Raises SpecError when a phase would have more than `MAX_BUCKETS`."""
+    """Raises SpecError if a phase would have more than `MAX_BUCKETS`."""
     if num_buckets > MAX_BUCKETS:
         raise SpecError(
             f"bucketing.{phase}",
@@ -135,7 +135,7 @@ def check_num_buckets(num_buckets: int, phase: str) -> None:
 
 
 def check_num_values(num_values: int, dimension: str) -> None:
-    """Raises SpecError when a dimension (its dotted path) would have more than `MAX_RANGE_VALUES`."""
+    """Raises SpecError if a dimension (its dotted path) would have more than `MAX_RANGE_VALUES`."""
     if num_values > MAX_RANGE_VALUES:
         raise SpecError(
             dimension,
@@ -145,9 +145,9 @@ def check_num_values(num_values: int, dimension: str) -> None:
 
 
 class Strategy(Protocol):
-    """Gives upstream's lists exactly, order and repetitions included; stateless.
+    """Gives upstream's lists exactly, including order and repetitions. Stateless.
 
-    All three raise SpecError where upstream raises, and where a table would be too large.
+    All three methods raise SpecError where upstream raises, and if a table would be too large.
     """
 
     def prompt_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
@@ -155,7 +155,7 @@ class Strategy(Protocol):
         ...
 
     def decode_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the decode buckets, those of speculative decoding included."""
+        """Returns the decode buckets, including those of speculative decoding."""
         ...
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
@@ -164,7 +164,7 @@ class Strategy(Protocol):
 
 
 class UnifiedStrategy(Protocol):
-    """Gives upstream's list for unified attention, where one step holds prompts and decodes; stateless."""
+    """Gives upstream's list for unified attention, where one step holds prompts and decodes. Stateless."""
 
     def unified_table(self, inputs: BucketingInputs) -> tuple[UnifiedBucket, ...]:
         """Returns the unified buckets."""
@@ -186,7 +186,7 @@ class TunedStrategy:
         return self.decode_seed_table(inputs)
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
-        """Returns the same: nothing is added for speculation."""
+        """Returns the decode buckets. Nothing is added for speculation."""
         for batch_size, num_blocks in _tuned(inputs).decodes:
             _require("decodes", batch_size, inputs.max_num_seqs, "max_num_seqs")
             _require("decodes", num_blocks, inputs.num_blocks, "num_blocks")

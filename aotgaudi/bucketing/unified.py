@@ -18,7 +18,7 @@ _NUM_POINTS = 10
 
 @dataclass(frozen=True, slots=True)
 class UnifiedAxis:
-    """One dimension: points from `minimum` to `maximum`, multiples of `turn` but for the ends."""
+    """One dimension: points from `minimum` to `maximum`, multiples of `turn` except at the ends."""
 
     minimum: int
     maximum: int
@@ -35,7 +35,7 @@ class UnifiedAxes:
 
 
 class UnifiedRanges:
-    """Gives upstream's list; stateless. See ``strategy.UnifiedStrategy``."""
+    """Gives upstream's list. Stateless. See ``strategy.UnifiedStrategy``."""
 
     def unified_table(self, inputs: BucketingInputs) -> tuple[UnifiedBucket, ...]:
         """Returns the unified buckets, ascending.
@@ -79,7 +79,7 @@ def _point(start: int, axis: UnifiedAxis, index: int) -> int:
 
 
 def _keeps(query_len: int, shared: int, unique: int, is_causal: int, inputs: BucketingInputs) -> bool:
-    """Whether a step is possible: causal steps hold prompts, the others one token for each of their sequences."""
+    """Whether a step is possible. Causal steps hold prompts, the others one token for each of their sequences."""
     shared_tokens = shared * inputs.block_size
     if is_causal:
         return shared_tokens // min(inputs.max_num_seqs, query_len) <= inputs.max_model_len

@@ -1,19 +1,19 @@
 """What vllm-gaudi does with a table at run time: how it looks a step up, and which buckets its warm-up compiles.
 
-**Look-up.** A step runs in the first bucket that is large enough. Where there is none, the server adds a bucket and
-compiles it while the request waits; `aotgaudi coverage` names it. Our own engine looks steps up differently
-(``bucketing.lookup``). Source: vllm_gaudi/extension/bucketing/common.py 257-327 and 550-560 at 091bbad, and the same
-place in older versions; vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
+**Look-up.** A step runs in the first bucket that is large enough. If there is none, the server adds a bucket and compiles it
+while the request waits; `aotgaudi coverage` names it. Our own engine looks steps up differently (``bucketing.lookup``).
+Source: vllm_gaudi/extension/bucketing/common.py 257-327 and 550-560 at 091bbad, and the same place in older versions;
+vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
 
 **Warm-up.** The server runs a dummy step for each bucket and compiles the bucket that the dummy is looked up to
 (vllm_gaudi/v1/worker/hpu_model_runner.py at 091bbad: ``warmup_graphs`` 5466, ``_prepare_dummy_scenario`` 5623).
 
 * *Prompts of one sequence.* From v0.19.1 on, if query and context together exceed the model's length, the dummy has only
-  the whole blocks of context that fit beside the query (5637-5651). Of the buckets of one query length with at least
+  the whole blocks of context that fit in addition to the query (5637-5651). Of the buckets of one query length with at least
   that many blocks, only the smallest is compiled. Older versions drop such buckets from their tables and compile all
   that remain. Prompts of several sequences are not considered here.
-* *Decodes* are compiled as listed. Under contiguous paged attention a dummy has two blocks a sequence (its length is a
-  whole block, and the next token needs another); its batch is looked up with that number, before the highest block id.
+* *Decodes* are compiled as listed. Under contiguous paged attention a dummy has two blocks per sequence (its length is a
+  whole block, and the next token needs another). Its batch is looked up with that number, before the highest block id.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ ContextCap = Literal["none", "cache", "decode_table", "model"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupRules:
-    """What changed between versions; the defaults are those of vllm-gaudi at 091bbad.
+    """What changed between versions. The defaults are those of vllm-gaudi at 091bbad.
 
-    `rounding`: whether added buckets grow with the cube root, or are the next power of two, block, and even
-    number. `caps_batch`: an added batch is at most max_num_seqs. `widens_with_mamba`: query lengths are
-    rounded to mamba chunks. `slices`: long queries are rounded to slices where attention is sliced.
-    `caps_decode`: a decode is looked up with at most the largest decode context, and an added bucket is not
-    added twice. `has_seeds`: decode buckets before speculation can be asked for.
+    `rounding`: whether added buckets grow with the cube root, or are the next power of two, block, and even number.
+    `caps_batch`: an added batch is at most max_num_seqs. `widens_with_mamba`: query lengths are rounded to mamba chunks.
+    `slices`: long queries are rounded to slices if attention is sliced. `caps_decode`: a decode is looked up with at most
+    the largest decode context, and an added bucket is not added twice. `has_seeds`: a look-up can be limited to decode
+    buckets before speculation.
     """
 
     rounding: Literal["cube_root", "power_of_two"] = "cube_root"
@@ -58,14 +58,14 @@ class LookupRules:
 
 
 class UpstreamAnswer(NamedTuple):
-    """The bucket that upstream runs a step with, and whether it was added (and so compiled) for it."""
+    """The bucket in which upstream runs a step, and whether it was added (and so compiled) for this step."""
 
     bucket: Bucket
     is_added: bool
 
 
 class UpstreamLookup:
-    """Upstream's tables as they grow with the steps that are looked up. Not thread-safe."""
+    """Upstream's tables, which grow with the steps that are looked up. Not thread-safe."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class UpstreamLookup:
         self._largest_decode = max((context for _, _, context in self._decode), default=0)
 
     def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> UpstreamAnswer:
-        """Returns upstream's bucket for `batch_size` chunks of `query_len` tokens after a context, all >= 1, 1, 0."""
+        """Returns upstream's bucket for `batch_size` (>= 1) chunks of `query_len` (>= 1) tokens, after a context (>= 0)."""
         found = first_covering(self._prompt, (batch_size, query_len, num_ctx_blocks))
         if found is not None:
             return UpstreamAnswer(found, is_added=False)
@@ -149,7 +149,7 @@ class UpstreamLookup:
 def first_covering(table: list[Bucket], wanted: Bucket) -> Bucket | None:
     """Returns the first bucket of an ascending table that is at least as large in every dimension.
 
-    It is the lexicographically first, not the one with the least padding.
+    This is the lexicographically first one, not the one with the least padding.
     """
     for index in range(bisect_left(table, wanted), len(table)):
         bucket = table[index]
@@ -159,7 +159,7 @@ def first_covering(table: list[Bucket], wanted: Bucket) -> Bucket | None:
 
 
 def calc_fallback_value(value: int, base_step: int) -> int:
-    """Returns `value` rounded up to its cube root (itself rounded up) times `base_step`; 0 and 1 stay."""
+    """Returns `value` rounded up to a multiple of its cube root (itself rounded up) times `base_step`. 0 and 1 stay."""
     if value <= 1:
         return value
     step = math.ceil(math.pow(value, 1 / 3)) * base_step
@@ -175,7 +175,7 @@ def keeps_too_long(rules: ProductRules) -> bool:
 
 
 def blocks_beside(query_len: int, inputs: BucketingInputs) -> int:
-    """Returns the whole blocks of context that the model's length leaves beside a query."""
+    """Returns the whole blocks of context that the model's length leaves next to a query."""
     return max(0, (inputs.max_model_len - query_len) // inputs.block_size)
 
 

@@ -3,9 +3,9 @@
 There are three families: vllm-gaudi from v0.11.2 on; the out-of-tree extension with three-dimensional buckets, and
 vllm-gaudi v0.10.1; and the extension of Gaudi 1.21, whose buckets have two dimensions.
 
-A row has a version's commit, its date, and what differs from the next newer version of its family: buckets, look-up,
-and how the environment is read. Rows are ordered by date: v0.20.0rc0 is older than v0.19.1. To add a version, add a
-row, name it in `HISTORY`, and add its name to ``spec.bucketing.VersionName``, from which editors complete.
+A row has a version's commit, its date, and what differs from the next newer version of its family: buckets, look-up, and how
+the environment is read. Rows are ordered by date: v0.20.0rc0 is older than v0.19.1. To add a version, add a row, name it in
+`HISTORY`, and add its name to ``spec.bucketing.VersionName``, from which editors take completions.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from aotgaudi.spec.bucketing import BucketingSpec, VersionName
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRules:
-    """What one version does with its environment; the defaults are those of 091bbad. Paths are vllm-gaudi's.
+    """What one version does with its environment. The defaults are those of 091bbad. Paths are vllm-gaudi's.
 
     Attributes:
-        strategy: how the strategy is chosen. ``named``: VLLM_BUCKETING_STRATEGY, and VLLM_EXPONENTIAL_BUCKETING
-            before it (extension/bucketing/common.py ``get_bucketing_strategy``). ``flag``: only the latter,
-            exponential where unset. ``opt_in``: linear where unset. ``opt_in_word``: only the word true counts.
-        contiguous_pa: what decides where VLLM_CONTIGUOUS_PA is unset. ``environment``: off, since prefix caching
-            is derived from that same variable (extension/environment.py ``_get_prefix``). ``command``: off
-            exactly with prefix caching, as the command line has it. ``on``: on; only the word true counts.
+        strategy: how the strategy is chosen. ``named``: by VLLM_EXPONENTIAL_BUCKETING, else by VLLM_BUCKETING_STRATEGY
+            (extension/bucketing/common.py ``get_bucketing_strategy``). ``flag``: by the former alone, exponential if
+            unset. ``opt_in``: likewise, but linear if unset. ``opt_in_word``: likewise, and only the word true counts.
+        contiguous_pa: what decides if VLLM_CONTIGUOUS_PA is unset. ``environment``: off, because prefix caching is derived
+            from that same variable (extension/environment.py ``_get_prefix``). ``command``: off exactly if the command line
+            enables prefix caching. ``on``: on; only the word true counts.
         has_file, has_unified, has_sliding, has_context: whether bucket files, unified attention, sliced
             attention, and bounds of the context exist.
         query_names: the names of the query dimension in variables; the first that is set wins.
@@ -75,12 +75,12 @@ class EnvironmentRules:
         has_context_edge: whether it heeds VLLM_PROMPT_CTX_BUCKET_MAX.
         prefill: most prompts of a step. ``environment``: VLLM_PROMPT_BS_BUCKET_MAX, else 1. ``one``: 1.
             ``scheduler``: --max-num-prefill-seqs, else max_num_seqs (the V0 engine).
-        defrag: what enables the defragmenter where VLLM_DEFRAG is unset; None if the version has none.
-        sampler: the smallest batch size that the sampler is warmed with; None where it is not warmed.
-        has_dummy_block: whether one KV block is set aside when blocks are counted.
-        mamba: how the chunk size of mamba layers is found (v1/worker/hpu_model_runner.py): ``none``; ``model``,
-            the model's or vLLM's 2048; ``explicit``, the model's or 128.
-        lora_extra_vocab_size: how many tokens adapters may add to the vocabulary by default; 0 where none.
+        defrag: what enables the defragmenter if VLLM_DEFRAG is unset; None if the version has no defragmenter.
+        sampler: the smallest batch size that the sampler is warmed with; None if it is not warmed.
+        has_dummy_block: whether one KV block is reserved when blocks are counted.
+        mamba: how the chunk size of mamba layers is found (v1/worker/hpu_model_runner.py). ``none``: not at all.
+            ``model``: the model's or vLLM's 2048. ``explicit``: the model's or 128.
+        lora_extra_vocab_size: how many tokens adapters may add to the vocabulary by default; 0 for none.
         is_extension: whether this is the out-of-tree extension, with vllm-fork's engine.
     """
 
@@ -105,7 +105,7 @@ class EnvironmentRules:
 
 @dataclass(frozen=True, kw_only=True)
 class BucketingVersion(ABC):
-    """One public commit, of `date` (YYYY-MM-DD). `lookup` is None where buckets have two dimensions."""
+    """One public commit, of `date` (YYYY-MM-DD). `lookup` is None if buckets have two dimensions."""
 
     name: VersionName
     commit: str
@@ -116,11 +116,11 @@ class BucketingVersion(ABC):
     @property
     @abstractmethod
     def strategies(self) -> Mapping[str, Strategy]:
-        """The strategies by name, without the unified one."""
+        """The strategies by name, except the unified one."""
 
     @property
     def unified(self) -> UnifiedStrategy | None:
-        """The strategy of unified attention; None where the version has none."""
+        """The strategy of unified attention; None if the version has none."""
         return UnifiedRanges() if self.environment.has_unified else None
 
     @property
@@ -416,16 +416,16 @@ VERSIONS: Mapping[str, BucketingVersion] = MappingProxyType({version.name: versi
 
 
 def find_version(name: str) -> BucketingVersion:
-    """Returns a version. Raises SpecError, which names the known ones."""
+    """Returns a version. Raises SpecError, naming the known ones."""
     if name not in VERSIONS:
         raise SpecError("bucketing.version", f"is {name!r}", f"known: {', '.join(VERSIONS)}")
     return VERSIONS[name]
 
 
 def released_as(text: str) -> BucketingVersion | None:
-    """Returns the rules of an installed plugin's version, which are those of the newest release that is not newer.
+    """Returns the rules for an installed plugin's version: those of the newest release that is not newer than it.
 
-    None for a version before the first release, and for a text that is no version.
+    None for a version before the first release, and for a text that is not a version.
     """
     wanted = _release(text)
     rows = [(_release(row.name.rpartition("@v")[2]), row) for row in HISTORY if "vllm-gaudi@v" in row.name]
@@ -439,7 +439,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def have_same_rules(one: BucketingVersion, other: BucketingVersion) -> bool:
-    """Returns whether two versions make the same buckets of the same settings."""
+    """Returns whether two versions make the same buckets from the same settings."""
     return type(one) is type(other) and vars(other) == {
         **vars(one),
         "name": other.name,
@@ -449,7 +449,7 @@ def have_same_rules(one: BucketingVersion, other: BucketingVersion) -> bool:
 
 
 def find_strategy(version: str, strategy: str) -> Strategy:
-    """Returns a strategy of a version; ``tuned`` is ours, and all have it. Raises SpecError, which names the known ones."""
+    """Returns a strategy of a version. All have our ``tuned``. Raises SpecError, naming the known ones."""
     if strategy == "tuned":
         return TunedStrategy()
     found = find_version(version).strategies.get(strategy)
@@ -459,7 +459,7 @@ def find_strategy(version: str, strategy: str) -> Strategy:
 
 
 def find_unified(version: str) -> UnifiedStrategy:
-    """Returns the unified strategy of a version. Raises SpecError where it has none."""
+    """Returns the unified strategy of a version. Raises SpecError if it has none."""
     found = find_version(version).unified
     if found is None:
         raise _unknown_strategy(version, "unified")
@@ -467,9 +467,9 @@ def find_unified(version: str) -> UnifiedStrategy:
 
 
 def skipped_lines(bucketing: BucketingSpec) -> tuple[SkippedLine, ...]:
-    """Returns the lines of a bucket file that its version leaves out; none where there is no file.
+    """Returns the lines of a bucket file that its version leaves out; none without a file.
 
-    Raises SpecError as the file strategy's tables do.
+    Raises SpecError like the file strategy's tables.
     """
     if bucketing.file_text is None:
         return ()
@@ -479,7 +479,7 @@ def skipped_lines(bucketing: BucketingSpec) -> tuple[SkippedLine, ...]:
 
 
 def open_upstream_lookup(version: str, strategy: str, inputs: BucketingInputs) -> UpstreamLookup:
-    """Returns upstream's look-up over the tables of a strategy. Raises SpecError as they do."""
+    """Returns upstream's look-up over the tables of a strategy. Raises SpecError like they do."""
     tables, rules = find_strategy(version, strategy), find_version(version).lookup
     if rules is None:
         raise SpecError("bucketing.version", f"is {version!r}", "one with three-dimensional buckets")

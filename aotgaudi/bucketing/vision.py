@@ -1,12 +1,12 @@
 """Which sizes of vision-tower input are warm: vllm_gaudi/extension/bucketing/vision.py at 091bbad.
 
-A tower is sized by images (`is_batch`) or by patches. A model's list is the first one whose key is part of the
-model's name, hyphens and dots left out: ``ovis`` therefore answers for ``ovis2.5`` as well.
+A tower is sized by images (`is_batch`) or by patches. A model's list is the first one whose key is part of the model's name,
+without hyphens and dots. So ``ovis`` also applies to ``ovis2.5``.
 
-A tower that is sized by patches is also warmed for images: for every size one of each of five aspect ratios, and the
-resolutions that the user names (v1/worker/hpu_model_runner.py 6010-6080). An image is as many patches as its processor
-cuts it into. Qwen2.5-VL pads each image to the next size (models/qwen2_5_vl.py 380-400); the other towers take all images
-of a call at once, unpadded, so each number of images is a separate shape.
+A tower that is sized by patches is also warmed for images: for every size one image of each of five aspect ratios, and the
+resolutions that the user names (v1/worker/hpu_model_runner.py 6010-6080). An image has as many patches as its processor cuts
+it into. Qwen2.5-VL pads each image to the next size (models/qwen2_5_vl.py 380-400). The other towers take all images of a
+call at once, unpadded, so each number of images is a separate shape.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aotgaudi.spec.vision import Resolution, VisionSpec, parse_resolution
 _PATCH_LADDER = (1600, 3136, 4096, 6400, 7744, 9216, 12544)
 _PIXTRAL_LADDER = (512, *range(1024, 12289, 1024), 131076)
 _MERGE_SIZE = 2
-"""Patches are merged two by two (Qwen2.5-VL and Qwen3-VL), so that a grid is an even number of them wide."""
+"""Patches are merged two by two (Qwen2.5-VL and Qwen3-VL), so a grid is an even number of patches wide."""
 
 _PADS_EACH_IMAGE = "qwen2_5_vl"
 _RESIZES_TO_MERGED_PATCHES = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
@@ -54,22 +54,22 @@ MODEL_SIZES = (
     ModelSizes("kimi_k25", ()),
     ModelSizes("gemma4", ()),
 )
-"""In upstream's order, which decides; the towers without a size run at the resolution of each image."""
+"""In upstream's order: the first match wins. Towers without a size run at the resolution of each image."""
 
 DEFAULT_SIZES = ModelSizes("", (1, 2, 4, 8), is_batch=True)
-"""For models that no key names."""
+"""The sizes for models that no key names."""
 
 
 @dataclass(frozen=True, slots=True)
 class VisionBuckets:
-    """What is warm of one model's tower. `sizes` ascend; None: inputs are not padded at all."""
+    """The warm shapes of one model's tower. `sizes` ascend; None means that inputs are not padded."""
 
     sizes: tuple[int, ...] | None
     is_batch: bool
     resolutions: tuple[Resolution, ...] = ()
 
     def find(self, size: int) -> int:
-        """Returns the smallest size that is at least `size`, else `size` itself; 0 where nothing is padded."""
+        """Returns the smallest size that is at least `size`, else `size` itself; 0 if nothing is padded."""
         if self.sizes is None:
             return 0
         return next((found for found in self.sizes if found >= size), size)
@@ -84,11 +84,11 @@ class VisionBuckets:
 
 
 def vision_sizes(model_type: str, vision: VisionSpec) -> VisionBuckets:
-    """Returns what is warm of a model's vision tower.
+    """Returns the warm shapes of a model's vision tower.
 
     Args:
-        model_type: `model_type` of the model's config (hpu_model_runner.py 6176); a model's name does as well.
-        vision: its sizes replace the model's; an empty list stands for upstream's ``None``.
+        model_type: `model_type` of the model's config (hpu_model_runner.py 6176), or a model's name.
+        vision: its sizes replace the model's. An empty list means upstream's ``None``.
     """
     model = _sizes_of_model(model_type)
     sizes: tuple[int, ...] | None = model.sizes if vision.buckets is None else tuple(sorted(vision.buckets))
@@ -98,9 +98,9 @@ def vision_sizes(model_type: str, vision: VisionSpec) -> VisionBuckets:
 
 
 def warm_sizes(model: ModelSpec, vision: VisionSpec) -> tuple[int, ...]:
-    """Returns the sizes of everything that a model's tower is warmed for: each once, the listed ones first.
+    """Returns the sizes of everything that a model's tower is warmed for, each once, the listed ones first.
 
-    Images are assumed to be within their processor's pixel bounds, which a config.json does not hold.
+    Images are assumed to be within their processor's pixel bounds, which a config.json does not contain.
 
     Raises:
         SpecError: resolutions are given, but their number of patches is unknown or has no effect.
@@ -123,7 +123,7 @@ class _Cut:
 
     @classmethod
     def of(cls, model: ModelSpec) -> _Cut | None:
-        """Returns the cut of a model; None where it is not known."""
+        """Returns the cut of a model; None if it is unknown."""
         tower = model.config.get("vision_config")
         patch_size = tower.get("patch_size") if isinstance(tower, dict) else None
         if not isinstance(tower, dict) or type(patch_size) is not int or patch_size < 1:
@@ -159,7 +159,7 @@ def _check_resolutions(model: ModelSpec, found: VisionBuckets, cut: _Cut | None)
 
 
 def _image_sizes(found: VisionBuckets, cut: _Cut, max_images: int) -> Iterator[int]:
-    """Yields the size of each call that is warmed: of the guessed images, one at a time, then of the named ones."""
+    """Yields the size of each call that is warmed: first single images of the guessed resolutions, then the named ones."""
     guessed = (Resolution(width, height, 1) for width, height in found.image_resolutions(cut.patch_size))
     for image in (*guessed, *found.resolutions):
         patches = cut.num_patches(image.width, image.height)

@@ -1,1 +1,1 @@
-"""The command line: one module a verb; the only reader of the environment."""
+"""The command line, with one module per verb. Only this package reads the environment."""

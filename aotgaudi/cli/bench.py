@@ -1,4 +1,4 @@
-"""``aotgaudi bench startup``: where the seconds of a start go, beside the floor."""
+"""``aotgaudi bench startup``: how a start spends its time, compared with the floor."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def startup_document(found: Startup) -> dict[str, Any]:
 
 
 def startup_lines(found: Startup) -> list[str]:
-    """Returns the same for people: a row a phase, with a bar where it lies between the start and ready."""
+    """Returns the same for people: one row per phase, with a bar for its time between the start and ready."""
     ready, floor = found.ready, found.floor
     scale = max([ready.median, *(end.median for _, end, _ in found.phases.values())])
     lines = [f"{'phase':<14} {'begin':>6} {'end':>6}  {'seconds (min to max)':<22}"]

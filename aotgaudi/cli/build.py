@@ -78,7 +78,7 @@ def build_bundle(
 
 
 def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
-    """Returns what was sealed as a JSON value. Calls are those of all distinct programs, each run once."""
+    """Returns what was sealed as a JSON value. Calls are counted over all distinct programs, each run once."""
     counts, receipt = bundle.index.counts, bundle.require_programs()
     distinct = {digest: entry_id for entry_id, digest in receipt.programs.items()}
     return {
@@ -96,7 +96,7 @@ def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
 
 
 def bundle_lines(document: dict[str, Any]) -> list[str]:
-    """Returns the same for people: a line, and one more for a part."""
+    """Returns the same for people: one line, and another one for a part."""
     num_bound, part = document["num_model_files"], document["part"]
     num_entries = document["num_entries"] if part is None else part["num_entries"]
     return [
@@ -177,13 +177,13 @@ def build_all(  # noqa: PLR0913 - one argument per option
 
 
 def default_bundle_path(spec_path: Path) -> Path:
-    """Returns where the bundle of a spec or a manifest goes: in the current folder, ``x.toml`` -> ``x.bundle``."""
+    """Returns the path for the bundle of a spec or a manifest: in the current folder, ``x.toml`` -> ``x.bundle``."""
     name = spec_path.name.removesuffix(".toml").removesuffix(".json").removesuffix(".manifest")
     return Path(f"{name}.bundle")
 
 
 def _write_manifest(manifest: Manifest, spec_path: Path) -> Path:
-    """Returns where the manifest is: beside its spec, written there unless it is up to date; or what was given."""
+    """Returns the manifest's path. Writes the manifest of a spec next to the spec unless it is up to date."""
     if spec_path.suffix != ".toml":
         return spec_path
     path = default_manifest_path(spec_path)

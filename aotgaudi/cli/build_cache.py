@@ -1,4 +1,4 @@
-"""``aotgaudi build cache``: compiles what is missing; with ``--check`` compiles some of it again, and compares."""
+"""``aotgaudi build cache``: compiles what is missing. With ``--check`` it compiles some of it again, and compares."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from aotgaudi.store.store import Store
 
 DEFAULT_SAMPLE = 3
 ALL = sys.maxsize
-"""What ``--sample all`` stands for."""
+"""The number for ``--sample all``."""
 _WORK = {"trace": "tracing", "compile": "compiling"}
 
 
@@ -42,7 +42,7 @@ def describe_check(found: Recheck) -> str:
 
 
 def check_document(found: Recheck) -> dict[str, Any]:
-    """The outcome as a JSON value; seconds are wall-clock."""
+    """Returns the outcome as a JSON value. Seconds are wall-clock."""
     return {
         "same": not found.differences,
         "units": list(found.labels),
@@ -52,7 +52,7 @@ def check_document(found: Recheck) -> dict[str, Any]:
 
 
 def failure_of(found: Recheck) -> NotReproducibleError | None:
-    """The error that names every difference, or None."""
+    """Returns the error that names every difference, or None."""
     if not found.differences:
         return None
     units = {difference.unit for difference in found.differences}
@@ -173,7 +173,7 @@ def _check(
 
 
 def outcome_line(outcome: BuildOutcome) -> str:
-    """One line for people, and another about the proof if there is one."""
+    """Returns one line for people, and another about the proof if there is one."""
     proof = outcome.proof
     if proof is None:
         return _work_line(outcome)
@@ -196,7 +196,7 @@ def _work_line(outcome: BuildOutcome) -> str:
 
 
 def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
-    """The outcome as a JSON value; seconds are wall-clock."""
+    """Returns the outcome as a JSON value. Seconds are wall-clock."""
     return {
         "num_traced": outcome.num_traced,
         "num_compiled": len(outcome.compiled),
@@ -222,14 +222,14 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
 
 
 def phase_rows(phases: Iterable[Phase]) -> list[dict[str, Any]]:
-    """Returns phases as JSON values; seconds since the whole began."""
+    """Returns phases as JSON values, in seconds since the whole began."""
     return [
         {"phase": phase.name, "begin": round(phase.begin, 4), "end": round(phase.end, 4)} for phase in phases
     ]
 
 
 def build_time_line(phases: Sequence[Phase], outcome: BuildOutcome) -> str:
-    """Returns one line: each phase, and within the run what the workers did.
+    """Returns one line with each phase, and for the run the work of the workers.
 
     ``time: 12.4 s: enumerate 0.1, plan 0.2, run 11.9 (2 workers: tracing 3.1, compiling 19.8, idle 0.9), seal 0.2``
     """

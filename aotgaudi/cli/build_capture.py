@@ -1,4 +1,4 @@
-"""``aotgaudi build capture``: runs another server, and seals what it compiled once that has been proved."""
+"""``aotgaudi build capture``: runs another server, and seals what it compiled after that has been proved."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class CaptureSettings:
         return given[-1] if given else "sampler" if self.shapes is None else "shapes"
 
     def check(self, has_output: bool) -> None:
-        """Raises UsageError, SpecError for options that do not go together."""
+        """Raises UsageError or SpecError for options that do not go together."""
         if self.shard is not None:
             parse_shard(self.shard)
         if self.shards is not None and self.shard is not None:
@@ -95,7 +95,7 @@ class CaptureSettings:
             raise click.UsageError("Missing option '-o' / '--output'.")
 
     def sharding(self, place: StorePlace, words: Sequence[str]) -> Sharding | None:
-        """Returns how the first start of the command `words` is shared."""
+        """Returns how several servers share the first start of the command `words`."""
         if self.shards is None:
             return None
         command = None if self.merge else partial(self._shard_command, place, words)
@@ -115,7 +115,7 @@ class CaptureSettings:
         return python_command("aotgaudi.cli.main", "build", "capture", *given, *place.words(), "--", *words)
 
     def own_requests(self) -> tuple[WarmUpRequest, ...]:
-        """Returns the requests of the files. Raises SpecError."""
+        """Returns the requests in the user's files. Raises SpecError."""
         files = [Path(text) for text in self.exercise if text not in LEVELS]
         return tuple(request for file in files for request in read_requests(file))
 
@@ -201,7 +201,7 @@ def _launch_line(found: Found, launch: Launch) -> str:
 
 
 def residual_lines(residuals: Sequence[str]) -> Iterator[str]:
-    """Yields the first residuals, one line each, and how many more there are."""
+    """Yields the first residuals, one line each, and the number of the others."""
     yield from residuals[:_SHOWN_RESIDUALS]
     if len(residuals) > _SHOWN_RESIDUALS:
         yield f"and {len(residuals) - _SHOWN_RESIDUALS} more, in the receipt"

@@ -31,7 +31,7 @@ from aotgaudi.spec.parse import load_spec
 
 
 def bucket_document(path: Path, found: BucketFile) -> dict[str, Any]:
-    """Returns what was written to `path`, and for which server, as a JSON value."""
+    """Returns, as a JSON value, what was written to `path`, and for which server."""
     return {
         "bucket_file": str(path),
         "model": found.spec.model.name,
@@ -46,7 +46,7 @@ def bucket_document(path: Path, found: BucketFile) -> dict[str, Any]:
 
 
 def bucket_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what `bucket_document` says, in words."""
+    """Yields the content of `bucket_document` in words."""
     buckets = document["num_buckets"]
     sizes = " and ".join(counted(number, f"{phase} bucket") for phase, number in buckets.items())
     yield f"{document['bucket_file']}: {sizes} for {document['model']}"
@@ -68,9 +68,9 @@ def _flag(name: str, value: bool | int) -> str:
 
 @dataclass(frozen=True)
 class SpecSource:
-    """A spec that was read. `arguments`: what named it on the command line.
+    """A spec that was read. `arguments` named it on the command line.
 
-    `manifest_path`: where its manifest goes by default.
+    `manifest_path` is the default path of its manifest.
     """
 
     spec: BuildSpec
@@ -79,7 +79,7 @@ class SpecSource:
 
 
 def default_manifest_path(spec_path: Path) -> Path:
-    """Returns where a spec's manifest lies: beside it, ``x.toml`` -> ``x.manifest.json``."""
+    """Returns the default path of a spec's manifest: next to the spec, ``x.toml`` -> ``x.manifest.json``."""
     return spec_path.with_name(f"{spec_path.name.removesuffix('.toml')}.manifest.json")
 
 
@@ -201,7 +201,7 @@ def _warm_up_lines(manifest: Manifest) -> list[str]:
 
 
 def _check(path: Path, manifest: Manifest, mend: str) -> None:
-    """Raises StaleManifestError when the file at `path` is not, byte for byte, what would be written."""
+    """Raises StaleManifestError unless the file at `path` is byte for byte what would be written."""
     if not path.exists():
         raise StaleManifestError(f"{path}: there is no manifest (run `{mend}`)")
     found = difference(read_manifest(path), manifest)
@@ -215,7 +215,7 @@ def _check(path: Path, manifest: Manifest, mend: str) -> None:
 
 
 def _document(path: Path, summary: Summary) -> dict[str, Any]:
-    """What the manifest at `path` holds, as a JSON value."""
+    """Returns the content of the manifest at `path` as a JSON value."""
     manifest, coverage = summary.manifest, summary.coverage
     largest = {kind: summary.largest(kind) for kind in ENTRY_KINDS}
     return {

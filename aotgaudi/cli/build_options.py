@@ -1,4 +1,4 @@
-"""Options of commands that build: which entries, how many of them, on which workers, and who signs the bundle."""
+"""Options of commands that build: which entries and how many, on which workers, and who signs the bundle."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ worker_options = options_of(
         metavar="URL",
     ),
 )
-"""Where a build's jobs run: the command gets `workers`, a `Workers`."""
+"""Where a build's jobs run. The command gets `workers`, a `Workers`."""
 
 # How much is built
 
@@ -89,7 +89,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class AskedExtent:
-    """How much of a manifest is built, and what first. Everything if nothing is given."""
+    """How much of a manifest to build, and what first. Everything if nothing is given."""
 
     tier: TierName | None = option(
         "Build a proved part: what can be served at all, what most steps run in, or what covers every step.",
@@ -119,7 +119,7 @@ class AskedExtent:
         return self.tier is None and self.budget is None
 
     def of(self, manifest: Manifest) -> Extent | None:
-        """Returns what is to be built of `manifest`; None: all.
+        """Returns what to build of `manifest`; None means everything.
 
         Raises CoverageError if no part of it is closed, SpecError for a trace that cannot be read or does not fit.
         """
@@ -136,14 +136,14 @@ class AskedExtent:
 
 
 extent_options = options_of(AskedExtent, "asked")
-"""``--tier``, ``--budget``, ``--trace``: the command gets `asked`, an `AskedExtent`."""
+"""``--tier``, ``--budget``, ``--trace``. The command gets `asked`, an `AskedExtent`."""
 
 # Signatures
 
 
 @dataclass(frozen=True)
 class SigningOptions:
-    """The keys that sign, and the epoch that they sign for; None where it is not given."""
+    """The keys that sign, and the epoch that they sign; None if not given."""
 
     sign_keys: tuple[Path, ...] = option(
         "Sign the bundle with this private key (repeatable; `aotgaudi key generate`).",
@@ -163,14 +163,14 @@ class SigningOptions:
         return tuple(load_signing_key(path) for path in self.sign_keys)
 
     def signing(self) -> Signing | None:
-        """Returns what signs a new bundle; None if nothing is to be signed. Raises as `keys` does, and UsageError."""
+        """Returns what signs a new bundle; None for no signature. Raises like `keys`, and UsageError."""
         if self.epoch is not None and not self.sign_keys:
             raise click.UsageError("--epoch is part of what is signed: it needs --sign-key FILE")
         return Signing(self.keys(), self.epoch or 0) if self.sign_keys else None
 
 
 signing_options = options_of(SigningOptions, "signing", made=SigningOptions.signing)
-"""``--sign-key`` and ``--epoch``: the command gets `signing`, a `Signing`, or None."""
+"""``--sign-key`` and ``--epoch``. The command gets `signing`, a `Signing`, or None."""
 
 # Single entries
 
@@ -181,16 +181,16 @@ entry_option = click.option(
     metavar="ENTRY",
     help='Only this: "(decode, 1, 1, 1)", "(prompt, *, 128, *)", or the first 6 digits of an id (repeatable).',
 )
-"""``--entry ENTRY``, repeatable: the command gets `entry_texts`, for `find_entries`."""
+"""``--entry ENTRY``, repeatable. The command gets `entry_texts`, for `find_entries`."""
 
 
 def find_entries(manifest: Manifest, texts: Sequence[str]) -> tuple[Entry, ...]:
-    """Returns the entries that any of `texts` names, in the manifest's order; all of them if there is no text.
+    """Returns the entries that any of `texts` names, in the manifest's order; all entries if there is no text.
 
-    A text is a printed entry, ``(prompt, 1, 64, 0)`` or ``prompt 1 64 0``; such a text with patterns in place
-    of values (``*``, ``?``, ``[12]``), which names every entry that matches; or an id, or at least its first 6 digits.
+    A text is one of these: a printed entry, ``(prompt, 1, 64, 0)`` or ``prompt 1 64 0``; such a text with patterns as values
+    (``*``, ``?``, ``[12]``), which names every entry that matches; or an id, or at least its first 6 digits.
 
-    Raises ManifestError for a text that names nothing, or is the start of several ids.
+    Raises ManifestError for a text that names nothing, or that begins several ids.
     """
     if not texts:
         return manifest.entries
@@ -218,7 +218,7 @@ def _matches(form: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
 
 
 def _forms(entry: Entry) -> tuple[tuple[str, ...], ...]:
-    """The words of an entry as it is printed, and with all of its columns (a sampler's print fewer)."""
+    """Returns the words of an entry as printed, and with all of its columns, of which a sampler prints fewer."""
     return _words(str(entry)), tuple(str(value).lower() for value in (entry.kind, *entry.row()))
 
 

@@ -32,7 +32,7 @@ _UNMEASURED = "how long that takes is not known: no record of this store is of u
 
 
 def _can_estimate(plan: Plan) -> bool:
-    """Whether seconds are known: those of the table were measured on CPUs."""
+    """Whether compile times are known. Those of the table were measured on CPUs."""
     return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.seen)
 
 
@@ -48,7 +48,7 @@ def what_if_option(function: Command) -> Command:
 
 
 def ask(settings: tuple[str, ...], plan: Plan, spec: BuildSpec, store: Store) -> WhatIf:
-    """Returns what `settings` would invalidate. Raises SpecError for a name that no key has, and StoreError."""
+    """Returns what `settings` would invalidate. Raises SpecError for a name that is in no key, and StoreError."""
     changes = parse_changes(settings, ProgramKeys(spec, plan.target), plan.target)
     return what_if(changes, plan, spec, store)
 

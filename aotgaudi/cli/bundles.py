@@ -1,4 +1,4 @@
-"""Bundles as commands read them and speak of them: their manifest, and the part of it that they hold."""
+"""Bundles, as commands read and describe them: their manifest, and the part of it that they hold."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def load_manifest_of(path: Path) -> Manifest:
-    """Returns the manifest of a bundle of programs, or the manifest that a file holds or its spec gives.
+    """Returns the manifest of a bundle of programs, or the manifest in a file, or that of a spec.
 
-    Raises as `open_bundle` and `load_manifest_or_spec` do.
+    Raises like `open_bundle` and `load_manifest_or_spec`.
     """
     if (path / INDEX_NAME).is_file():
         bundle = open_bundle(path)
@@ -29,13 +29,13 @@ def load_manifest_of(path: Path) -> Manifest:
 
 
 def part_document(bundle: Bundle) -> dict[str, Any] | None:
-    """Returns the part that a bundle holds as a JSON value; None where it holds the whole. Raises as `proved_part` does."""
+    """Returns the part that a bundle holds as a JSON value; None for the whole. Raises like `proved_part`."""
     whole = proved_part(bundle, "whole")
     return None if whole is None else _document(whole, proved_part(bundle, "cut"))
 
 
 def built_part(manifest: Manifest, plan: Plan) -> dict[str, Any]:
-    """Returns the part of `manifest` that could be sealed of a plan's complete programs. `text` says if no part can be."""
+    """Returns the part of `manifest` that could be sealed from a plan's complete programs. `text` says if there is none."""
     warm = [entry for state, _ in plan.complete for entry in state.entries]
     whole = largest_subset(manifest, warm, "whole")
     if whole is None:

@@ -1,4 +1,4 @@
-"""``aotgaudi cache stats``, ``gc``, ``fsck`` and ``root``: what the store holds, and keeping it small and sound."""
+"""``aotgaudi cache stats``, ``gc``, ``fsck`` and ``root``: show what the store holds, and keep it small and sound."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
 
 
 def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, Any] | None:
-    """Shrinks the store after a build, but keeps what `plan` found; returns what was removed, as a JSON value.
+    """Shrinks the store after a build, but keeps what `plan` found. Returns what was removed, as a JSON value.
 
-    Returns None if the store is read-only, or others still use it: the last of them collects.
+    Returns None if the store is read-only, or if others still use it: the last of them collects.
     """
     if store.read_only:
         return None
@@ -78,7 +78,7 @@ def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, A
 
 
 def collection_line(document: dict[str, Any] | None) -> str:
-    """Says what a collection did, for people."""
+    """Returns what a collection did, for people."""
     if document is None:
         return "gc: left to the others that use the store"
     verb = "would remove" if document["dry_run"] else "removed"
@@ -169,7 +169,7 @@ def fsck(context: click.Context, place: StorePlace, jobs: int, dry_run: bool, as
 
 
 def describe_loss(loss: Loss) -> str:
-    """Names what a rebuild would restore, for people: a unit by its label, a program by its entry."""
+    """Returns what a rebuild would restore, for people: a unit by its label, a program by its entry."""
     label = loss.value.get("label")
     if isinstance(label, str):
         return label
@@ -303,7 +303,7 @@ def _is_receipt(path: Path) -> bool:
 
 
 def _kept_by_receipt(name: str, receipt: Receipt, store: Store) -> Root:
-    """The artifacts and programs that sealing the receipt needs. Raises StoreError when one is not there."""
+    """Returns the root of artifacts and programs that sealing the receipt needs. Raises StoreError if one is missing."""
     objects = {digest for unit in receipt.units.values() for digest in unit.artifact.values()}
     for digest in receipt.programs.values():
         program = load_program(store.objects.read(digest), digest)

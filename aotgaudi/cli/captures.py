@@ -1,4 +1,4 @@
-"""What ``explain``, ``diff`` and ``build plan --what-if`` say about captures of wrapped servers."""
+"""The output of ``explain``, ``diff`` and ``build plan --what-if`` about captures of wrapped servers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def explain_launch(
     place: StorePlace,
     run_root: Path | None = None,
 ) -> Told:
-    """Returns a JSON value, the same in lines for people, and the exit code that refusing this launch would give.
+    """Returns a JSON value, the same in lines for people, and the exit code with which this launch would be refused.
 
     Args:
         path: The bundle of a wrapped server.
@@ -141,9 +141,9 @@ _SHOWN_FILES = 10
 
 
 def diff_captures(old: Path, new: Path) -> tuple[dict[str, Any], list[str], bool]:
-    """Returns the differences, as a JSON value and in lines for people, and whether there are any.
+    """Returns the differences as a JSON value and in lines for people, and whether there are any.
 
-    Raises as opening a bundle does, and SpecError if one of them holds no capture.
+    Raises like opening a bundle, and SpecError if one of the bundles holds no capture.
     """
     before, after = open_bundle(old), open_bundle(new)
     found = capture_difference(before, after)
@@ -187,7 +187,7 @@ def built_captures(bundle_path: Path | None, store: Store | None) -> tuple[Built
 def captures_what_if(
     settings: Sequence[str], built: tuple[BuiltCapture, ...]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns what the settings would build again, as a JSON value and in lines. Raises SpecError for a bad setting."""
+    """Returns the captures that the settings would build again, as a JSON value and in lines. Raises SpecError."""
     found = rebuilt(settings, built)
     document = {
         "num_captures": len(built),
@@ -213,7 +213,7 @@ def _recorded(store: Store) -> Iterator[BuiltCapture]:
         try:
             launch, _ = read_documents(store, row)
         except AotGaudiError:
-            continue  # Its documents are damaged, so it will be built again in any case.
+            continue  # Damaged documents: it is built again in any case.
         yield _built(launch, row.build_seconds)
 
 

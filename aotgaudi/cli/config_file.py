@@ -7,8 +7,8 @@
     served-model-name = ["chat", "chat-small"]     # what may be repeated
     override-generation-config = { temperature = 0.6 }     # what takes JSON
 
-What the environment or the command line says wins over the file. Paths are relative to the working directory, as on the
-command line. Each value is turned into the text that the command line would have had, so both are read in the same way.
+The environment and the command line take precedence over the file. Paths are relative to the working directory, as on the
+command line. Each value is converted to its text on the command line, so both are parsed in the same way.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
 _MAX_BYTES = 1024 * 1024
 JSON_METAVAR = "JSON"
-"""The metavar of options that a table may stand for."""
+"""The metavar of options whose value may be a table."""
 
 
 def config_option(unsupported: Mapping[str, str]) -> Callable[[CommandT], CommandT]:
-    """Adds ``--config FILE`` to a command. `unsupported` has options of other programs, and what to do instead."""
+    """Adds ``--config FILE`` to a command. `unsupported`: options of other programs -> what to do instead."""
 
     def take(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
         if path is None:
@@ -81,7 +81,7 @@ def _unknown(path: Path, name: str, options: Iterable[str], unsupported: Mapping
 
 
 def _taken(context: click.Context, option: click.Option, value: Any, path: Path) -> tuple[str, Any]:
-    """Returns the default that the file's `value` is for an option, once it is known to be a good one."""
+    """Returns an option's name, and the default that the file's `value` gives it, after checking the value."""
     where = f"{path}: {option.opts[0].removeprefix('--')}"
     try:
         texts = _texts(option, value)
@@ -109,7 +109,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _texts(option: click.Option, value: Any) -> Any:
-    """Returns what the command line would have had for `value`. Raises ValueError for another type than the option's."""
+    """Returns the texts that `value` would be on the command line. Raises ValueError if it is not of the option's type."""
     if option.is_flag:
         if not isinstance(value, bool):
             raise ValueError("must be true or false")

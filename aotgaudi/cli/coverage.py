@@ -1,4 +1,4 @@
-"""``aotgaudi coverage``: has every step that the server can form an entry, and how much padding does it cost?"""
+"""``aotgaudi coverage``: does every step that the server can form have an entry, and how much padding does it cost?"""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _phase_line(phase: Mapping[str, Any]) -> str:
 
 
 def _step(phase: Mapping[str, Any]) -> str:
-    """The step of the worst padding, in words."""
+    """Returns the step of the worst padding, in words."""
     batch_size, query_len, blocks = phase["padding"]["worst_step"]
     if phase["kind"] == "prompt":
         return f"{counted(query_len, 'token')} after {counted(blocks, 'block')}"
@@ -137,7 +137,7 @@ def _listed(title: str, lines: list[str]) -> Iterator[str]:
 
 
 def server_document(summary: Summary) -> dict[str, Any] | None:
-    """Returns what the server's own table covers as a JSON value; None if the server has the manifest's entries."""
+    """Returns what the server's own table covers as a JSON value; None if the server uses the manifest's entries."""
     found, bucketing = summary.server, summary.manifest.spec.bucketing
     if found is None:
         return None
@@ -155,7 +155,7 @@ def server_document(summary: Summary) -> dict[str, Any] | None:
 
 
 def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yields what `server_document` says, in words."""
+    """Yields the content of `server_document` in words."""
     if document is None:
         return
     table = f"the server's own table ({document['version']}, {document['strategy']})"

@@ -1,4 +1,4 @@
-"""``aotgaudi doctor``: what this machine can build and serve; with ``--hpu``, what holds on its Gaudi."""
+"""``aotgaudi doctor``: what this machine can build and serve, or with ``--hpu`` what holds on its Gaudi."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from aotgaudi.gaudi.identity import Installation, Inventory, find_cards
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 
 _TARGET_CHECKS = frozenset({"H-05", "H-06", "H-09"})
-"""What the mode of keys is learnt from."""
+"""The checks that show the mode of keys."""
 
 _FIT_SECONDS = 600.0
 """Tracing a step of a large model takes minutes."""
@@ -44,7 +44,7 @@ _FIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class _Request:
-    """What is asked of ``--hpu``."""
+    """The options of ``--hpu``."""
 
     hpu: bool = option(
         "Examine a Gaudi instead, on a card that no process holds (how long it takes on one was never measured).",
@@ -92,7 +92,7 @@ class _Request:
 
 @dataclass(frozen=True)
 class _Examination:
-    """What is examined of this machine without ``--hpu``."""
+    """The options without ``--hpu``."""
 
     store_root: Path
     no_trial: bool = option(
@@ -108,7 +108,7 @@ class _Examination:
 
 
 def _refuse_without_hpu(context: click.Context) -> None:
-    """Raises UsageError for an option that ``--hpu`` does not take."""
+    """Raises UsageError for an option that ``--hpu`` does not accept."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         is_other = parameter.name in {"store_root", "no_trial", "trial_seconds", "as_json"}
@@ -133,7 +133,7 @@ def _examine_hpu(request: _Request) -> None:
             click.echo(_line(prefix, check, found))
             write_atomic(
                 out / JSON_NAME, so_far.dumps()
-            )  # Each time: who stops doctor keeps what it has found.
+            )  # Each time, so that an interrupted doctor keeps its findings.
             write_atomic(out / MARKDOWN_NAME, so_far.as_markdown().encode())
 
         report = examine(lab, checks, tell)
@@ -177,12 +177,12 @@ def _checks(request: _Request) -> tuple[HpuCheck, ...]:
 
 
 def _prepare(out: Path, target_file: Path | None) -> None:
-    """Finds out in a moment what would otherwise be found out after minutes: whether files can be written, and made.
+    """Checks at once what would otherwise fail after minutes: whether files can be written, and a target can be made.
 
     Raises:
-        StoreError: a directory cannot be made, or not be written to.
-        TargetError: a part of the software that a target names is not there.
-        SpecError: a variable that a target names by content has no such file.
+        StoreError: a directory cannot be made or written to.
+        TargetError: the software lacks a part that a target names.
+        SpecError: a variable whose file's content goes into the target names no such file.
     """
     for folder in (out,) if target_file is None else (out, target_file.parent):
         try:
@@ -199,7 +199,7 @@ def _module_id(card: int | None, inventory: Inventory) -> int | None:
     if card is None:
         return None
     if not inventory.cards:
-        return card  # Nobody tells of cards here, in some containers: modules are counted alike.
+        return card  # In some containers no source names cards. Modules are counted alike.
     for found in inventory.cards:
         if found.index == card:
             return card if found.module_id is None else found.module_id

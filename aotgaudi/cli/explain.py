@@ -119,7 +119,7 @@ def explain_programs(
     place: StorePlace,
     described: Target | None,
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns what is to be said, as a JSON value and in lines for people. Raises as opening any of these does."""
+    """Returns the explanation as a JSON value and in lines for people. Raises like opening any of these."""
     manifest = load_manifest_of(manifest_path)
     entries = find_entries(manifest, () if entry_text is None else (entry_text,))
     if against is not None:
@@ -270,7 +270,7 @@ _SHOWN_CHARACTERS = 72
 _EXAMPLES = 3
 _INDENT = "    "
 _LISTS = frozenset({"target.isa"})
-"""Components that are lists of words: only the words that differ are shown."""
+"""Components that are lists of words. Only the words that differ are shown."""
 
 NOT_COMPILED = "traced, and not compiled yet"
 
@@ -290,7 +290,7 @@ def reason_lines(reason: Reason, history: History) -> Iterator[str]:
 
 
 def reason_document(reason: Reason, history: History) -> dict[str, Any]:
-    """Returns the same as a JSON value, with nothing shortened."""
+    """Returns the same as a JSON value, unabridged."""
     first = reason.findings[0]
     return {
         "of": "program" if first.is_program else "unit",
@@ -308,7 +308,7 @@ def reason_document(reason: Reason, history: History) -> dict[str, Any]:
 
 
 def cost_document(cost: Cost, *, is_certain: bool) -> dict[str, Any]:
-    """Returns a cost as a JSON value. `is_certain`: the units are compiled again whatever tracing finds."""
+    """Returns a cost as a JSON value. `is_certain`: the units are compiled again, whatever tracing finds."""
     return {
         "num_units": cost.num_units,
         "seconds": cost.seconds,
@@ -323,7 +323,7 @@ def changes_document(changes: Iterable[Change]) -> list[dict[str, Any]]:
 
 
 def change_text(change: Change) -> str:
-    """Returns ``name: old -> new``; for a list of words, the words that went and those that came."""
+    """Returns ``name: old -> new``; for a list of words, the removed words and the added ones."""
     if change.name in _LISTS and change.old is not None and change.new is not None:
         old, new = change.old.split(), change.new.split()
         words = [*(f"-{w}" for w in old if w not in new), *(f"+{w}" for w in new if w not in old)]
@@ -332,7 +332,7 @@ def change_text(change: Change) -> str:
 
 
 def time_text(cost: Cost) -> str:
-    """Returns what compiling took, in words."""
+    """Returns how long compiling took, in words."""
     if cost.num_untimed == cost.num_units:
         return "how long they took is not on record"
     others = f" ({cost.num_untimed} of them not on record)" if cost.num_untimed else ""

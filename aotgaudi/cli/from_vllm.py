@@ -1,4 +1,4 @@
-"""``--from-vllm``: a spec from a vLLM server's command line and environment, and from options for what they leave open."""
+"""``--from-vllm``: a spec from a vLLM server's command line and environment, and from options for what these leave open."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class VllmOptions:
 
 
 def spec_of_options(options: VllmOptions) -> BuildSpec:
-    """Returns the spec of a vLLM server, written where --spec-out says, after printing the report to stderr.
+    """Returns the spec of a vLLM server. Prints the report to stderr, and writes the spec if --spec-out is given.
 
     Raises:
         SpecError: see `wrap.from_vllm.spec`; or a file or the config cannot be read.
@@ -102,7 +102,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     """
     from aotgaudi.spec.write import write_spec
     from aotgaudi.wrap.from_vllm.command import (
-        VllmCommand,  # Only here: the other commands need not wait for it.
+        VllmCommand,  # Only here: other commands need not wait for it.
     )
     from aotgaudi.wrap.from_vllm.limits import Pin
     from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
@@ -128,7 +128,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
 
 
 def manifest_name(spec: BuildSpec) -> str:
-    """Returns the name of a manifest's file after a model: ``meta-llama/Llama-3.1-8B`` is that of its last part."""
+    """Returns the name of a manifest's file, from the last part of the model's name (``meta-llama/Llama-3.1-8B``)."""
     last = re.sub(r"[^\w.-]", "_", spec.model.name.rstrip("/").rpartition("/")[2])
     return f"{last.strip('.') or 'model'}.manifest.json"
 
@@ -163,7 +163,7 @@ def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:
 
 
 def _folder(model: str) -> Path | None:
-    """Returns the directory that a model's name stands for; None if there is no such directory."""
+    """Returns the directory that a model's name denotes; None if there is no such directory."""
     try:
         folder = Path(model).expanduser()
         return folder if folder.is_dir() else None

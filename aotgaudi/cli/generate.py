@@ -1,4 +1,4 @@
-"""``aotgaudi generate``: answers to a file of requests, in the form of OpenAI's batch API."""
+"""``aotgaudi generate``: answers a file of requests, in the form of OpenAI's batch API."""
 
 from __future__ import annotations
 

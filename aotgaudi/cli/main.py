@@ -1,4 +1,4 @@
-"""``aotgaudi``: the root of the command line, and the edge where errors become a message and an exit code."""
+"""``aotgaudi``: the root of the command line, where errors become a message and an exit code."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from aotgaudi.errors import AotGaudiError, MissingPackageError, SpecError, store
 
 _EXIT_INTERRUPTED = 130
 _CLOSE = 0.8
-"""How alike an unknown option and one that we suggest must be: a misspelling is, another word is not."""
+"""How similar a suggested option must be to an unknown one. A misspelling is similar enough, another word is not."""
 _UNUSABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP})
 
 
 class RootGroup(LazyGroup):
-    """Prints only the message of an error that is raised on purpose; any traceback is a bug of ours."""
+    """Prints only the message of an error that is raised on purpose. A traceback is a bug of ours."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -45,7 +45,7 @@ class RootGroup(LazyGroup):
             close = difflib.get_close_matches(error.option_name, error.possibilities or (), cutoff=_CLOSE)
             raise click.NoSuchOption(error.option_name, possibilities=close, ctx=error.ctx) from error
         except OSError as error:
-            # Even a look whether there is such a file raises these.
+            # Even checking whether such a file exists raises these.
             if error.errno == errno.ENAMETOOLONG:
                 raise SpecError(str(error.filename), "is too long a name for a file") from error
             if error.errno in _UNUSABLE and error.filename is not None:
@@ -67,7 +67,7 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line of this process and exits.
 
-    SIGINT interrupts it even if the process was started with that signal ignored, as a script's background jobs are.
+    SIGINT interrupts it even if the process was started with that signal ignored, like a script's background jobs.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

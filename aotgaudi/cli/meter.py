@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: a bar on a terminal, else a line now and then."""
+"""The progress of long work on standard error: a bar on a terminal, else occasional lines."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 _LINE_SECONDS = 10.0
 _SAME_SECONDS = 60.0
-"""How long to hold back a line in which only the time is new."""
+"""How long to hold back a line in which only the time has changed."""
 
 
 class Meter:
-    """Shows one piece of work that is `completed` to some part of a `total`. Threads may share it.
+    """Shows the progress of one piece of work: how much of a `total` is `completed`. Thread-safe.
 
     A context manager. `make_bar` is called if standard error is a terminal.
     """
 
     def __init__(self, make_bar: Callable[[], Bar], *, is_told_at_once: bool) -> None:
-        """With `is_told_at_once` the first line comes with the first update, otherwise after a while."""
+        """With `is_told_at_once` the first update writes a line, otherwise only a later one."""
         self._make_bar = make_bar
         self._lock = threading.Lock()
         self._bar: Bar | None = None
@@ -46,7 +46,7 @@ class Meter:
     def update(
         self, line: str, completed: int, total: int | None, *, is_last: bool = False, **fields: Any
     ) -> None:
-        """Draws the bar, with the `fields` of its columns, or writes `line` if that is due."""
+        """Draws the bar, with the `fields` of its columns, or writes `line` if one is due."""
         with self._lock:
             if self._bar is not None:
                 self._bar.update(self._task, completed=completed, total=total, **fields)
@@ -69,7 +69,7 @@ class Meter:
 
 
 def bar(title: str, *columns: Any) -> Bar:
-    """Returns a bar on standard error, called `title`, with `columns` behind it."""
+    """Returns a bar on standard error with the name `title`, followed by `columns`."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

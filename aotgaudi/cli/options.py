@@ -1,6 +1,6 @@
 """Click options from dataclasses: a command receives each group of options as one frozen value.
 
-A field of a group says in `option` what ``--help`` prints; its type and default give the rest::
+Each field of a group contains, in `option`, its ``--help`` text. Its type and default give the rest::
 
     @dataclass(frozen=True, kw_only=True)
     class Workers:
@@ -10,7 +10,7 @@ A field of a group says in `option` what ``--help`` prints; its type and default
     @options_of(Workers, "workers")
     def build(workers: Workers) -> None: ...
 
-A dataclass of another layer, which knows nothing of options, is described where it is used:
+For a dataclass of another layer, which knows nothing of options, the texts are given where it is used:
 ``options_of(Workers, "workers", jobs=said("Worker processes", "-j", "--jobs"))``.
 """
 
@@ -45,15 +45,15 @@ POSITIVE = click.IntRange(min=1)
 
 
 def said(text: str, *names: str, **settings: Any) -> Settings:
-    """Returns what an option says of itself: its help, its `names` if not the field's, settings of ``click.option``.
+    """Returns the description of an option: its help, its `names` unless the field's will do, settings of ``click.option``.
 
-    One setting is not click's: `parse` makes the value of the text that was given, and raises ValueError for a wrong one.
+    One setting is not click's: `parse` turns the given text into the value, and raises ValueError for a wrong text.
     """
     return {"help": text, "names": names, **settings}
 
 
 def option(text: str, *names: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
-    """Returns a field of a group of options, with its default. A callable default is asked at each call of the command."""
+    """Returns a field of a group of options, with its default. A callable default is called each time the command runs."""
     if callable(default):
         settings["default"], default = default, dataclasses.MISSING
     return dataclasses.field(default=default, metadata={_SAID: said(text, *names, **settings)})
@@ -67,10 +67,10 @@ def options_of(
     made: Callable[[Any], Any] | None = None,
     **others: Settings,
 ) -> Callable[[CommandT], CommandT]:
-    """Adds an option for each field of the dataclass `kind`; the command gets a value of `kind` as `argument`.
+    """Adds an option for each field of the dataclass `kind`. The command gets a value of `kind` as `argument`.
 
-    `others` says more, or something else, of single fields. With `made` the command gets what that makes of the value.
-    `heading`: see `GroupedCommand`.
+    `others` adds to or replaces the descriptions of single fields. With `made`, the command gets the result of `made`
+    instead of the value. `heading`: see `GroupedCommand`.
     """
     hints = get_type_hints(kind)
     described = {
@@ -147,7 +147,7 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Param
 
 
 class _Option(click.Option):
-    """An option that stands under a heading in the help."""
+    """An option that is listed under a heading in the help."""
 
     def __init__(self, *arguments: Any, heading: str = "", **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -155,15 +155,15 @@ class _Option(click.Option):
 
 
 def heading_of(parameter: click.Parameter) -> str:
-    """Returns the heading that a parameter stands under; empty for none."""
+    """Returns the heading under which a parameter is listed; empty for none."""
     return parameter.heading if isinstance(parameter, _Option) else ""
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists options under their headings; those without one come first."""
+    """A command whose help lists options under their headings, first those without one."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options. Part of click."""
+        """Writes the options. Called by click."""
         groups: dict[str, list[tuple[str, str]]] = {"": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -175,10 +175,10 @@ class GroupedCommand(click.Command):
 
 
 class CommandWithWords(click.Command):
-    """Gives its callback ``words``: what stands after the first ``--``, untouched; () if there is no ``--``."""
+    """Gives its callback ``words``: everything after the first ``--``, unchanged; () if there is no ``--``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parses what stands before ``--``."""
+        """Parses everything before ``--``."""
         at = args.index("--") if "--" in args else len(args)
         rest = super().parse_args(ctx, args[:at])
         ctx.params["words"] = tuple(args[at + 1 :])
@@ -190,10 +190,10 @@ class CommandWithWords(click.Command):
 
 
 class FiniteRange(click.FloatRange):
-    """A number of a range. Neither ``nan`` nor ``inf`` is one, though click takes them for numbers of any range."""
+    """A number in a range. Refuses ``nan`` and ``inf``, which click accepts in any range."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Part of click."""
+        """Converts a value. Called by click."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
@@ -204,7 +204,7 @@ ABOVE_ZERO = FiniteRange(min=0, min_open=True)
 
 
 def parse_byte_count(text: str) -> int:
-    """Returns the bytes that a number with a unit stands for: ``96GiB``, ``1.5 TB``, ``4096``.
+    """Returns the bytes for a number with a unit: ``96GiB``, ``1.5 TB``, ``4096``.
 
     Raises:
         ValueError: `text` is not a size, or is less than a byte.
@@ -221,12 +221,12 @@ def parse_byte_count(text: str) -> int:
 
 
 def path_option(*names: str, **settings: Any) -> Callable[[CommandT], CommandT]:
-    """An option whose value is a path. `settings` are those of ``click.option``, or `dir_okay`."""
+    """Returns an option whose value is a path. `settings` are those of ``click.option``, or `dir_okay`."""
     return click.option(*names, type=_path_type(settings), **settings)
 
 
 def path_argument(name: str, **settings: Any) -> Callable[[CommandT], CommandT]:
-    """An argument whose value is a path; see `path_option`."""
+    """Returns an argument whose value is a path; see `path_option`."""
     return click.argument(name, type=_path_type(settings), **settings)
 
 
@@ -235,7 +235,7 @@ def _path_type(settings: dict[str, Any]) -> click.Path:
 
 
 def json_option(text: str) -> Callable[[CommandT], CommandT]:
-    """``--json``, as `as_json`; see `aotgaudi.cli.show.emit`."""
+    """Returns the option ``--json``, passed as `as_json`; see `aotgaudi.cli.show.emit`."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
@@ -263,4 +263,4 @@ memory_budget_option = click.option(
     metavar="SIZE",
     help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
 )
-"""``--memory-budget SIZE``: what KV cache and step buffers may take."""
+"""``--memory-budget SIZE``: the memory that KV cache and step buffers may take."""

@@ -1,4 +1,4 @@
-"""Progress of builds, captures and transfers on standard error, and how a build is stopped."""
+"""The progress of builds, captures and transfers on standard error, and the signals that stop a build."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class BuildDisplay(Watch):
     """Shows a build, and stops it at a signal.
 
-    After the first Ctrl-C or SIGTERM the units under way are finished; the second one stops the build at once. Before
-    and after the jobs run, signals act as usual.
+    After the first Ctrl-C or SIGTERM the running units are finished. The second one stops the build at once. Before and
+    after the jobs run, signals act as usual.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class BuildDisplay(Watch):
 
 @dataclass(frozen=True)
 class TransferDisplay:
-    """`conduct` runs transfers and shows them; `expect` takes the number of bytes, once it is known."""
+    """`conduct` runs transfers and shows them. `expect` takes the number of bytes, once it is known."""
 
     conduct: Conduct
     expect: Callable[[int], None]
@@ -84,7 +84,7 @@ class TransferDisplay:
 
 @contextmanager
 def transfer_display(verb: str) -> Iterator[TransferDisplay]:
-    """Yields what shows a transfer, called `verb` ("pulling")."""
+    """Yields the display of a transfer with the name `verb` ("pulling")."""
     transfer = _Transfer(verb)
     with transfer.meter:
         yield TransferDisplay(Conduct(advance=transfer.advance, warn=transfer.meter.warn), transfer.expect)
@@ -131,9 +131,9 @@ _HEADING = 11
 
 
 class CaptureDisplay:
-    """Writes lines ``HEADING  TEXT``; notes of the step under way go to standard error, on a terminal over each other.
+    """Writes lines ``HEADING  TEXT``. Notes of the running step go to standard error; on a terminal each replaces the last.
 
-    With `is_quiet` finished lines go to standard error, too: standard output is for a document. One thread only.
+    With `is_quiet` finished lines go to standard error too, because standard output is for a document. One thread only.
     """
 
     def __init__(self, *, is_quiet: bool = False) -> None:
@@ -147,7 +147,7 @@ class CaptureDisplay:
         self._heading, self._last = heading, time.monotonic()
 
     def note(self, text: str) -> None:
-        """What it is at."""
+        """The step has come this far."""
         if sys.stderr.isatty():
             click.echo(f"\r\x1b[K{self._heading:<{_HEADING}}{text}", err=True, nl=False)
             self._is_noted = True
@@ -156,21 +156,21 @@ class CaptureDisplay:
             self._last = time.monotonic()
 
     def end(self, text: str) -> None:
-        """It is done."""
+        """The step is done."""
         self.line(self._heading, text)
 
     def line(self, heading: str, text: str) -> None:
-        """Something that is known now."""
+        """Writes something that is known now."""
         self.clear()
         click.echo(f"{heading:<{_HEADING}}{text}", err=self._is_quiet)
 
     def warn(self, text: str) -> None:
-        """A warning, on standard error."""
+        """Writes a warning to standard error."""
         self.clear()
         click.echo(f"warning: {text}", err=True)
 
     def clear(self) -> None:
-        """Takes away what was noted, before something else is written."""
+        """Removes the last note before something else is written."""
         if self._is_noted:
             click.echo("\r\x1b[K", err=True, nl=False)
             self._is_noted = False

@@ -36,7 +36,7 @@ DEFAULT_NAME = "latest"
 
 @dataclass(frozen=True)
 class RegistryAccess:
-    """How registries are reached: whether they may use plain http, and which token services may see passwords."""
+    """How registries are accessed: whether by plain http, and which token services may see passwords."""
 
     allow_http: bool = option(
         "Use plain http even with registries that are not on this machine.", "--insecure", default=False
@@ -50,14 +50,14 @@ class RegistryAccess:
     )
 
     def client(self, reference: Reference) -> RegistryClient:
-        """Returns a client for a repository, to which $ORAS_USER and $ORAS_PASS belong."""
+        """Returns a client for a repository. $ORAS_USER and $ORAS_PASS are for its registry."""
         credentials = read_credentials(reference.host, self.token_hosts)
         return RegistryClient(reference, credentials, allow_http=self.allow_http)
 
     def open(self, location: str, *others: str) -> tuple[NamedRemote, ...]:
-        """Returns what the locations mean. Raises SpecError, RemoteError.
+        """Returns the remotes at the locations. Raises SpecError, RemoteError.
 
-        $ORAS_USER and $ORAS_PASS belong to the registry of the first.
+        $ORAS_USER and $ORAS_PASS are for the registry of the first location.
         """
         credentials = read_credentials(registry_host(location), self.token_hosts)
         return tuple(
@@ -66,7 +66,7 @@ class RegistryAccess:
 
 
 registry_options = options_of(RegistryAccess, "access")
-"""``--insecure`` and ``--token-host``: the command gets `access`, a `RegistryAccess`."""
+"""``--insecure`` and ``--token-host``. The command gets `access`, a `RegistryAccess`."""
 
 _name_option = click.option(
     "--name", metavar="NAME", help="The bundle's name there  [default: the reference's tag, or latest]"
@@ -74,7 +74,7 @@ _name_option = click.option(
 
 
 def read_credentials(host: str | None, token_hosts: Iterable[str] = ()) -> Credentials:
-    """Returns where passwords come from: $ORAS_USER and $ORAS_PASS for `host` alone; files of docker and podman."""
+    """Returns the sources of passwords: $ORAS_USER and $ORAS_PASS for `host` alone, and the files of docker and podman."""
     user, password = os.environ.get("ORAS_USER"), os.environ.get("ORAS_PASS")
     logins = (Login(host, user, password),) if host and user and password else ()
     return Credentials(logins, tuple(_config_files()), frozenset(token_hosts))
@@ -248,7 +248,7 @@ def _pull_bundle(
 def _first_image(
     remotes: Sequence[NamedRemote], name: str, display: TransferDisplay
 ) -> tuple[RegistryImage | None, Sequence[NamedRemote]]:
-    """Returns what `name` means in the first remote where it is a bundle's image, and the remotes that can be used."""
+    """Returns the bundle's image `name` of the first remote that has one; if none has, None and the usable remotes."""
     usable = []
     for row in remotes:
         try:

@@ -37,12 +37,12 @@ from aotgaudi.traffic.cost import WorkModel, device_of
 _REPORTER = f"aotgaudi {__version__}"
 
 _MOST_PLANNED = 100_000
-"""Of more entries it is not looked up which are built: that takes longer than all the rest."""
+"""For more entries we do not look up which are built, because that takes longer than everything else."""
 
 
 @dataclass(frozen=True)
 class _GivenTrace:
-    """What was said of a trace. `step_times`: measured seconds of entries."""
+    """The options for a trace. `step_times`: measured seconds of entries."""
 
     path: Path | None = option(
         "Requests, as CSV, JSON lines or the text of /metrics: padding is that of the steps which they make.",
@@ -155,7 +155,7 @@ def _given(path: Path, budget: int | None, place: StorePlace, described: Target 
 
 
 def _traced(given: Given, path: Path, trace: _GivenTrace) -> Given:
-    """The same with a trace, or with why it cannot be replayed: a manifest with a hole is reported all the same."""
+    """Returns `given` with a trace, or with why it cannot be replayed. A manifest with a hole is reported all the same."""
     from aotgaudi.engine.scheduler import UncoveredStepError
     from aotgaudi.report.traffic import steps_of_trace
     from aotgaudi.traffic.trace import Drawing, read_trace
@@ -172,7 +172,7 @@ def _traced(given: Given, path: Path, trace: _GivenTrace) -> Given:
 
 
 def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str]:
-    """What steps cost, and where that is from, in words."""
+    """Returns the cost of steps, and its source in words."""
     if step_times is not None:
         from aotgaudi.traffic.cost import read_step_times
 
@@ -185,7 +185,7 @@ def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str
 def _planned(
     manifest: Manifest, store: Store | None, described: Target | None
 ) -> tuple[Holdings | None, str | None]:
-    """What the store has, or why that is not known."""
+    """Returns what the store has, or why that is not known."""
     if store is None:
         return None, "there is no store (--store), and this is no bundle"
     if len(manifest.entries) > _MOST_PLANNED:

@@ -1,4 +1,4 @@
-"""``aotgaudi run``: runs another server from its sealed caches, and watches it as long as it runs."""
+"""``aotgaudi run``: runs another server from its sealed caches, and watches it while it runs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASKING = "aotgaudi.asking"
 
 
 class CommandThatAsks(click.Command):
-    """First asks the interpreter of the server that the ``words`` start, which answers while we import and verify."""
+    """First puts the question to the interpreter of the server in ``words``, which answers while we import and verify."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command."""
@@ -77,9 +77,9 @@ def supervise(
     extra_words: tuple[str, ...] = (),
     log_format: LogFormat = "text",
 ) -> None:
-    """Runs a server and exits with its exit code; `serve` does the same, with the sealed command."""
+    """Runs a server and exits with its exit code. `serve` uses this too, with the sealed command."""
     from aotgaudi.server.log import log_handler
-    from aotgaudi.wrap.run import run as run_server  # Only now, while the interpreter is being asked.
+    from aotgaudi.wrap.run import run as run_server  # Only now, while the interpreter answers.
 
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format, teller="aotgaudi")])
     logging.captureWarnings(log_format == "json")
@@ -106,7 +106,7 @@ def supervise(
 
 
 def _asked_ahead() -> Asking | None:
-    """Returns the interpreter that this command has asked; None if it has not asked one."""
+    """Returns the question that this command has put to an interpreter, if any."""
     context = click.get_current_context(silent=True)
     found = None if context is None else context.meta.get(_ASKING)
     return found if isinstance(found, Asking) else None

@@ -1,4 +1,4 @@
-"""``aotgaudi serve``: a bundle and a model directory, over the OpenAI API."""
+"""``aotgaudi serve``: serves a bundle and a model directory with the OpenAI API."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 _PROGRAMS = "For bundles of programs"
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?", re.ASCII)
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
-"""Sources of what a person has written for this command."""
+"""The sources of settings that a person has written for this command."""
 _SEALED = "limits are sealed in the bundle; build again with another"
 
 _NOT_YET: Mapping[str, str] = MappingProxyType(
@@ -74,7 +74,7 @@ _NOT_YET: Mapping[str, str] = MappingProxyType(
         "--max-num-batched-tokens": f"{_SEALED} limits.max_num_batched_tokens",
     }
 )
-"""Options of vLLM's server that users try, and what to do instead."""
+"""Options of vLLM's server that users try -> what to do instead."""
 
 
 class _ServeCommand(GroupedCommand):
@@ -91,7 +91,7 @@ class _ServeCommand(GroupedCommand):
 
 @dataclass(frozen=True, kw_only=True)
 class _Serving(ModelChoice):
-    """What is served of a bundle of programs, and how."""
+    """What to serve from a bundle of programs, and how."""
 
     drain_delay: float = option(
         "How long to answer 503 after SIGTERM, before the socket closes.",
@@ -150,7 +150,7 @@ def _parse_url(text: str) -> str:
 
 
 def _check_address(context: click.Context) -> None:
-    """Raises UsageError where both a socket file and an address are asked for. In the file, an address may give way."""
+    """Raises UsageError if both a socket file and an address are given. An address in the config file may be overridden."""
     source = context.get_parameter_source("uds")
     if source not in _GIVEN:
         return
@@ -160,11 +160,11 @@ def _check_address(context: click.Context) -> None:
 
 
 API_KEY_VARIABLES = ("AOTGAUDI_API_KEY", "VLLM_API_KEY")
-"""vLLM's, too: a server that has it in its environment must not be open to everybody."""
+"""Includes vLLM's variable, so that a server which has it in its environment is not open to everybody."""
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    """Returns the values that an option was given: one, or a JSON list, as vLLM's take it."""
+    """Returns the values of an option: one, or a JSON list, in vLLM's form."""
     if not text.startswith("["):
         return (text,)
     try:
@@ -212,7 +212,7 @@ class _Clients:
     allow_credentials: bool = option("Let these pages send cookies and the like.", default=False)
 
     def access(self) -> Access:
-        """Raises SpecError for a key that cannot be one, and UsageError for options of CORS without an origin."""
+        """Returns who may send requests. Raises SpecError for an unfit key, UsageError for CORS without an origin."""
         cors = (self.allowed_methods, self.allowed_headers, self.allow_credentials)
         if any(cors) and not self.allowed_origins:
             raise click.UsageError("options about pages of other origins need --allowed-origins")
@@ -388,7 +388,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
 
 
 def _refuse_given(context: click.Context, heading: str, kind: str, remedy: str = "") -> None:
-    """Raises UsageError for an option under `heading` that was given although the bundle is not of its kind."""
+    """Raises UsageError for an option under `heading` that was given although the bundle is of another kind."""
     for parameter in context.command.params:
         is_given = context.get_parameter_source(parameter.name or "") in _GIVEN
         if is_given and heading_of(parameter) == heading:

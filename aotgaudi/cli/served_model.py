@@ -1,4 +1,4 @@
-"""Which model is served, as options, and the engine's process that begins to serve it: what `serve` and `generate` share."""
+"""The options for the served model, and the start of its engine process, which `serve` and `generate` share."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
 Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
 Seccomp = Literal["auto", "require", "off"]
-"""As `aotgaudi.bundle.part` and `aotgaudi.runtime.guard` have them, which import too much for a help text."""
+"""As in `aotgaudi.bundle.part` and `aotgaudi.runtime.guard`, which import too much for a help text."""
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SERVE = {"torch": "serve", "tokenizers": "serve", "uvicorn": "serve"}
 OTEL = {"opentelemetry.sdk": "otel", "opentelemetry.exporter.otlp.proto.http": "otel"}
-"""What `require_packages` looks for, with the extra that brings it."""
+"""The modules that `require_packages` looks for, with the extra that brings them."""
 
 
 def _parse_override(text: str) -> Mapping[str, Any]:
@@ -56,7 +56,7 @@ def _parse_override(text: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """A model of a bundle of programs, and how it is run. A command that lets users choose the last four describes them."""
+    """A model of a bundle of programs, and how to run it. A command that offers the last four fields describes them."""
 
     model: str | None = option(
         "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
@@ -113,14 +113,14 @@ class ModelChoice:
 
     @property
     def given_model(self) -> str:
-        """The model. Raises UsageError if none was given."""
+        """The given model. Raises UsageError if there is none."""
         if self.model is None:
             raise click.UsageError("Missing option '--model'.")
         return self.model
 
 
 def parsers_options(heading: str = "") -> Callable[[CommandT], CommandT]:
-    """How the model writes calls of tools, and what it thinks: the command gets `parsers`, a `ReplyParsers`."""
+    """Adds the formats of tool calls and of reasoning. The command gets `parsers`, a `ReplyParsers`."""
     return options_of(
         ReplyParsers,
         "parsers",
@@ -141,11 +141,11 @@ def served_name(model: str) -> str:
 
 
 def require_packages(extras: Mapping[str, str] = _SERVE) -> None:
-    """Raises MissingPackageError if a package of an extra is missing, before another process finds that out."""
+    """Raises MissingPackageError if a package of an extra is missing, before another process finds out."""
     for package, extra in extras.items():
         try:
             is_there = find_spec(package) is not None
-        except ModuleNotFoundError:  # Not even the package around it.
+        except ModuleNotFoundError:  # The package around it is missing as well.
             is_there = False
         if not is_there:
             raise MissingPackageError(package, extra)
@@ -161,9 +161,9 @@ def begun_engine(
     *,
     require_warm: bool = True,
 ) -> Iterator[tuple[EngineProcess, Threads]]:
-    """Yields the engine's process, which has begun to start, and its threads. Ends it.
+    """Yields the engine process, which has begun to start, and its threads. Ends the process.
 
-    The log is set up, and no garbage is looked for: what a start makes stays. The caller has it looked for again.
+    Sets up the log, and disables garbage collection, because the objects of a start stay. The caller enables it again.
     """
     model_dir = find_model(choice.given_model)
     gc.disable()
@@ -194,7 +194,7 @@ def begun_engine(
             policy=choice.policy,
             outside=choice.outside,
         )
-        # Where the server does not require warm, its engine has to start builders.
+        # If the server does not require warm, its engine has to start builders.
         seccomp = choice.seccomp if require_warm else "off"
         process.begin(Begin(options=model_options, seccomp=seccomp, log_format=log_format))
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])

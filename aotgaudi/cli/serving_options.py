@@ -13,7 +13,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile
 
 CAPTURES = "For captures"
-"""The heading of options that only bundles of wrapped servers take."""
+"""The heading of options that apply only to bundles of wrapped servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Demands:
                 raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
 
     def acceptance(self) -> TrustPolicy:
-        """Returns what is accepted. Raises SpecError as `TrustPolicy.demanding` does."""
+        """Returns what is accepted. Raises SpecError like `TrustPolicy.demanding`."""
         return TrustPolicy.demanding(
             self.trusted_keys,
             self.threshold,
@@ -56,7 +56,7 @@ class _Demands:
 
 
 acceptance_options = options_of(_Demands, "acceptance", made=_Demands.acceptance)
-"""Which bundles a command accepts: it gets `acceptance`, a `TrustPolicy`."""
+"""Which bundles a command accepts. It gets `acceptance`, a `TrustPolicy`."""
 
 
 @dataclass(frozen=True, kw_only=True)

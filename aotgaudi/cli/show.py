@@ -1,4 +1,4 @@
-"""How commands print: text or JSON, sizes and counts in words; and what they refuse to write over."""
+"""How commands print (text or JSON, sizes and counts in words), and which files they refuse to overwrite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotgaudi.errors import SpecError, StoreError
 
 
 def emit(document: Any, as_json: bool, text: str | Iterable[str]) -> None:
-    """Prints `document` as JSON, or else `text`, which may be lines."""
+    """Prints `document` as JSON, or else `text`, which may be an iterable of lines."""
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:
@@ -34,7 +34,8 @@ def size_text(size_bytes: int) -> str:
 def refuse_unwritable(path: Path, *inputs: Path | None) -> None:
     """Raises StoreError if a file cannot be written, before the work for it is done.
 
-    Raises SpecError if it is one of the `inputs`, which are only read, or lies within one, a sealed bundle say.
+    Raises SpecError if the path is one of the `inputs`, which are only read, or lies within one, for example a sealed
+    bundle.
     """
     for given in inputs:
         if given is not None and path.resolve().is_relative_to(given.resolve()):

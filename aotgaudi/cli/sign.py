@@ -45,7 +45,7 @@ def sign(bundle_path: Path, signing: SigningOptions, as_json: bool) -> None:
 
 
 def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
-    """`key_ids` are what the signatures claim of themselves: a hint, not a proof."""
+    """Returns a JSON value. Its `key_ids` are the signatures' own claims: a hint, not a proof."""
     envelope = load_envelope(signed)
     return {
         "bundle": str(bundle.path),
@@ -57,7 +57,7 @@ def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
 
 
 def _refuse_damaged(bundle: Bundle) -> None:
-    """Raises CorruptError if the bundle is not what was sealed: nobody should vouch for that. Cold entries are fine."""
+    """Raises CorruptError if the bundle is not what was sealed, because nobody should sign that. Cold entries are fine."""
     report = verify_bundle(bundle)
     if report.corrupt or report.extra:
         report.raise_if_bad(bundle.path)

@@ -1,4 +1,4 @@
-"""Options about the store: where it is, what lies below it, and how large it may become."""
+"""Options about the store: where it is, which layers lie below it, and how large it may become."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotgaudi.store.store import Store
 
 @dataclass(frozen=True)
 class StorePlace:
-    """A store that the user named, its read-only layers, and whether other users may own them."""
+    """The store that the user named, its read-only layers, and whether other users may own them."""
 
     root: Path
     lower: tuple[Path, ...] = option(
@@ -35,9 +35,9 @@ class StorePlace:
         return ["--store", str(self.root), *lower, *(["--allow-unsafe-store"] if self.trust_others else [])]
 
     def open(self, *, create: bool = True) -> Store:
-        """Opens the store; read-only if we cannot write to it, which is enough while nothing is missing.
+        """Opens the store. It is read-only if we cannot write to it, which is enough while nothing is missing.
 
-        Raises StoreError as `Store.open` does.
+        Raises StoreError like `Store.open`.
         """
         is_writable = not self.root.is_dir() or os.access(self.root, os.W_OK | os.X_OK)
         return Store.open(
@@ -50,11 +50,11 @@ class StorePlace:
 
 
 store_options = options_of(StorePlace, "place", root=STORE)
-"""``--store``, ``--lower`` and ``--allow-unsafe-store``: the command gets `place`, a `StorePlace`."""
+"""``--store``, ``--lower`` and ``--allow-unsafe-store``. The command gets `place`, a `StorePlace`."""
 
 
 def to_store_size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
-    """Returns the bytes that an option's value stands for, ``0`` included. Raises BadParameter."""
+    """Returns the bytes in an option's value, which may be ``0``. Raises BadParameter."""
     if value is None or value.strip() == "0":
         return None if value is None else 0
     try:
@@ -70,4 +70,4 @@ store_limit_option = click.option(
     metavar="SIZE",
     help="After the build, shrink the store as `cache gc --max-size SIZE` does; what this build needs is kept.",
 )
-"""``--store-limit SIZE``: the command gets `store_limit`, in bytes; None if the store may grow."""
+"""``--store-limit SIZE``. The command gets `store_limit`, in bytes; None for no limit."""

@@ -20,7 +20,7 @@ _WRITTEN_BY = "what `aotgaudi doctor --hpu --write-target FILE` wrote on a Gaudi
 
 
 def read_target(path: Path, remedy: str) -> Target:
-    """Returns the target that a file describes. Raises SpecError, whose remedy is `remedy`."""
+    """Returns the target that a file describes. Raises SpecError with `remedy`."""
     try:
         return Target.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -30,9 +30,9 @@ def read_target(path: Path, remedy: str) -> Target:
 
 
 def refuse_other_target(described: Target | None, *specs: BuildSpec) -> None:
-    """Raises SpecError if the target that was given is not one of all `specs`. For commands on which it has no effect."""
+    """Raises SpecError unless the given target is one of all `specs`. For commands on which it has no effect."""
     from aotgaudi.backends.offline import (
-        find_target,  # Only here: few calls of these commands have the option.
+        find_target,  # Only here: few calls of these commands need it.
     )
 
     if described is not None:
@@ -58,7 +58,7 @@ planned_target_option = path_option(
     metavar="FILE",
     help=f"For an hpu spec, where there is no Gaudi: {_WRITTEN_BY}.",
 )
-"""``--target FILE`` of a Gaudi: the command gets `described`, a `Target`, or None for this machine."""
+"""``--target FILE`` of a Gaudi. The command gets `described`, a `Target`, or None for this machine."""
 
 refused_target_option = click.option(
     "--target",
@@ -67,4 +67,4 @@ refused_target_option = click.option(
     callback=_refuse,
     help="Refused: says what compiling takes.",
 )
-"""``--target FILE`` of a command that compiles. It says what that takes."""
+"""``--target FILE`` of a command that compiles, which refuses it and says what compiling takes."""

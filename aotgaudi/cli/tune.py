@@ -1,4 +1,4 @@
-"""``aotgaudi tune``: buckets chosen from a trace of requests, closed and proved."""
+"""``aotgaudi tune``: chooses buckets from a trace of requests, closes them and proves the table."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What prompt and decode entries take of one budget, each on average, in its unit; `source` says who says so."""
+    """What an average prompt or decode entry takes of one budget, in its unit. `source` says where the figures are from."""
 
     prompt: float
     decode: float
     source: str
 
     def of(self, num_prompts: int, num_decodes: int) -> float:
-        """Returns what this many entries take."""
+        """Returns what these numbers of entries take."""
         return self.prompt * num_prompts + self.decode * num_decodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One budget and what entries take of it."""
+    """One budget, and what entries take of it."""
 
     name: str
     most: float
@@ -61,13 +61,13 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryBudget:
-    """The least of what was given; as many as today where nothing was."""
+    """The smallest of the given budgets. Without one, as many entries as today."""
 
     entries: int | None = None
     shares: tuple[Share, ...] = ()
 
     def num_entries(self, today: int, split: Callable[[int], tuple[int, int]]) -> int:
-        """Returns how many entries fit, `split` being how many of a number are prompts and decodes.
+        """Returns how many entries fit. `split` returns how many of a number are prompts and decodes.
 
         Raises:
             SpecError: not even the fewest fit.
@@ -84,7 +84,7 @@ class EntryBudget:
 
 @dataclass(frozen=True, kw_only=True)
 class _BudgetOptions:
-    """How many entries there may be: a number, or build seconds and graph memory, by what one entry takes of them."""
+    """How many entries are allowed: a number, or build seconds and graph memory with what one entry takes of them."""
 
     entries: int | None = option(
         "The most prompt and decode entries  [default: as many as SPEC has, 400 at most]",
@@ -123,7 +123,7 @@ class _BudgetOptions:
     )
 
     def budget(self) -> EntryBudget:
-        """Returns the budget. Raises UsageError, SpecError, and as opening a bundle and a store does."""
+        """Returns the budget. Raises UsageError, SpecError, and like opening a bundle and a store."""
         if self.store_root is not None and self.built is None:
             raise click.UsageError("--store is about --built BUNDLE: it says how long its entries took.")
         if self.seconds_per_entry is not None and self.build_seconds is None:
@@ -145,7 +145,7 @@ class _BudgetOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Means:
-    """What the entries of a bundle take: seconds where a store knows them."""
+    """What the entries of a bundle take: bytes, and seconds if a store knows them."""
 
     where: Path
     store: Path | None
@@ -154,7 +154,7 @@ class _Means:
 
     @classmethod
     def of(cls, built: Path, store_root: Path | None) -> _Means:
-        """Reads a bundle, and the records of a store. Raises as `open_bundle` and `Store.open` do."""
+        """Reads a bundle, and the records of a store. Raises like `open_bundle` and `Store.open`."""
         from aotgaudi.bundle.bundle import open_bundle
         from aotgaudi.cli.store_options import StorePlace
         from aotgaudi.report.holdings import entry_mean, holdings_of_bundle
@@ -204,7 +204,7 @@ def _bytes_price(given: int | None, means: _Means | None) -> Price:
 
 
 def tuned_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yields the lines."""
+    """Yields the lines for people."""
     yield (
         f"{document['requests']:,} requests, {document['steps']:,} steps in {document['seconds']:,.0f} s of simulated time"
         f" ({document['refused']:,} requests do not fit the limits, {document['shortened']:,} answers are cut)"
@@ -245,7 +245,7 @@ def _line(one: Mapping[str, Any], tuned: Mapping[str, Any]) -> str:
 
 _STRATEGIES = ("exponential", "linear", "padding_aware")
 _NEAR = ((1, 2), (3, 4), (1, 1), (5, 4), (3, 2))
-"""The nearest alternatives: parts of the budget."""
+"""The alternatives to show, as fractions of the budget."""
 
 
 @click.command("tune")
@@ -332,7 +332,7 @@ def tune(
 
 
 def _check_outputs(output: Path | None, bucket_file: Path | None, trace_path: Path, spec_path: Path) -> None:
-    """A spec may be written over by what becomes of it; nothing else that is read may be."""
+    """Refuses to overwrite what is read, except a spec, which its tuned version may replace."""
     if output is not None and output.suffix != ".toml":
         raise click.UsageError("-o takes a file that ends in .toml.")
     if output is not None:
@@ -355,7 +355,7 @@ def _num_steps(spec: BuildSpec) -> int:
 
 
 def _file_of(spec: BuildSpec, tuned: BuildSpec) -> BucketFile:
-    """The buckets as a file. A vLLM server has no other way to be given them, so that is what its spec gets as well."""
+    """Returns the buckets as a file. A vLLM server's spec contains it too: the server takes buckets in no other form."""
     if spec.scheduler.engine == "vllm":
         tuned = tuned.model_copy(update={"scheduler": spec.scheduler})
     return bucket_file_of(tuned)
@@ -364,7 +364,7 @@ def _file_of(spec: BuildSpec, tuned: BuildSpec) -> BucketFile:
 def _document(tuner: Tuner, tuned: BuildSpec, num_entries: int) -> dict[str, Any]:
     manifest = Manifest.of(tuned)
     coverage = coverage_of(manifest)
-    if not coverage.is_closed:  # A mistake of ours: its largest entry covers every step.
+    if not coverage.is_closed:  # A bug: the largest entry covers every step.
         raise CoverageError(f"the tuned table has holes: {coverage}")
     judged, replayed = tuner.replayed(tuned, "tuned, replayed")
     return {
@@ -396,7 +396,7 @@ def _budgets(tuner: Tuner, budget: EntryBudget, num_entries: int) -> list[dict[s
 
 
 def _measured(times: StepTimes, work: WorkModel, spec: BuildSpec) -> dict[str, Any]:
-    """What is measured of today's entries, and how well the fit says it, by which all others go."""
+    """Returns what was measured of today's entries, and the error of the fit that estimates all other entries."""
     manifest = Manifest.of(spec)
     today = (*manifest.of_kind("prompt"), *manifest.of_kind("decode"))
     median, most = times.misses(work)
@@ -411,7 +411,7 @@ def _measured(times: StepTimes, work: WorkModel, spec: BuildSpec) -> dict[str, A
 
 
 def _strategies(tuner: Tuner) -> Iterator[Padding]:
-    """Today's table, and those of the public strategies: on the very steps for which the tuned one was chosen."""
+    """Yields today's table, and those of the public strategies, for the same steps as the tuned one."""
     own = tuner.spec.bucketing.strategy
     yield tuner.predicted(tuner.spec, f"{own} (today's)")
     for name in _STRATEGIES:
@@ -421,7 +421,7 @@ def _strategies(tuner: Tuner) -> Iterator[Padding]:
         spec = tuner.spec.model_copy(update={"bucketing": tuner.spec.bucketing.model_copy(update=update)})
         try:
             yield tuner.predicted(spec, name)
-        except SpecError:  # Not of this version, or too many.
+        except SpecError:  # Not in this version, or too many buckets.
             continue
 
 

@@ -39,7 +39,7 @@ class LazyGroup(click.Group):
         self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Returns the names in the order of the table: the order in which a user meets them."""
+        """Returns the names in the order of the table, which is the order in which a user meets them."""
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -50,7 +50,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Finds the command. For an unknown name, suggests the nearest one, without importing any."""
+        """Finds the command. For an unknown name it suggests the nearest one, without importing any."""
         if args[0] not in self.lazy and not args[0].startswith("-"):
             close = difflib.get_close_matches(args[0], self.lazy, n=1)
             hint = f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(self.lazy)}."
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, command.help) for name, command in self.lazy.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Returns what the shell may complete: commands, from the table alone, and our options."""
+        """Returns the completions for the shell: commands, from the table alone, and our options."""
         names = [
             CompletionItem(name, help=command.help)
             for name, command in self.lazy.items()
@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
 
 
 class BuildGroup(LazyGroup):
-    """``build SPEC`` is ``build all SPEC``: a first word that names no command is an argument of ``all``."""
+    """``build SPEC`` is ``build all SPEC``: if the first word names no command, it is an argument of ``all``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts ``all`` first if no command is named."""
@@ -88,7 +88,7 @@ class BuildGroup(LazyGroup):
         return [*super().shell_complete(ctx, incomplete), *files]
 
     def _is_misspelt(self, name: str) -> bool:
-        """Whether `name` is meant as a command: a bare word close to one, and not a file."""
+        """Whether `name` is probably a misspelt command: a bare word similar to one, and not a file."""
         is_word = name.replace("-", "").isalpha()
         return is_word and bool(difflib.get_close_matches(name, self.lazy)) and not Path(name).exists()
 

@@ -123,12 +123,12 @@ def verify(
         click.echo(_summary(bundle, report, fit, part))
     else:
         for error in errors:
-            click.echo(f"error: {error}", err=True)  # A table: it would not survive as one line.
+            click.echo(f"error: {error}", err=True)  # A table, which would not survive as one line.
     context.exit(errors[0].exit_code if errors else 0)
 
 
 def _verify_model(bundle: Bundle, path: Path) -> None:
-    """Raises CorruptError or UntrustedError where the directory is not what the bundle binds."""
+    """Raises CorruptError or UntrustedError if the directory is not the one that the bundle is bound to."""
     if bundle.require_programs().model is None:
         raise UntrustedError(
             f"bundle {bundle.path} binds no model, so nothing says what {path} should be"

@@ -1,1 +1,1 @@
-"""Offline: what is missing, and the workers that make it."""
+"""The offline half: finds what a store lacks, and runs the workers that make it."""

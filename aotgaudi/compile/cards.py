@@ -1,8 +1,8 @@
-"""Workers that hold accelerator cards: one a card, each with a directory of recipes of its own. Imports no torch.
+"""Workers that hold accelerator cards, one for each card, each with its own directory of recipes. Imports no torch.
 
-Tracing runs beside them, in as many processes as asked for, without the bridge. A card's worker gets its whole environment
-when it starts, since the bridge reads it when torch is imported (K-01). Both variables that name a card are set: by the
-first alone the bridge would take another one where this is busy (K-25).
+Tracing runs in other processes, as many as requested, without the bridge. A card's worker gets its whole environment when it
+starts, because the bridge reads it when torch is imported (K-01). Both variables that name a card are set: with only the
+first one, the bridge would take another card if this one is busy (K-25).
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def local_pool(
     cache_dir: Path,
     timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
 ) -> Pool[Job]:
-    """Returns what runs jobs for `target` on this machine. `scratch` gives a directory for the time that it runs."""
+    """Returns the pool that runs jobs for `target` on this machine. `scratch` provides a directory while the pool runs."""
     if target.backend != "hpu":
         return LocalPool(num_workers, cache_dir, timeout_seconds=timeout_seconds)
     return CardPool(scratch, num_workers, cache_dir, timeout_seconds)
 
 
 def card_environment(directory: Path, module: int | None) -> Mapping[str, str]:
-    """Returns the environment of a process that compiles into `directory` on the card `module`; None: any free one."""
+    """Returns the environment of a process that compiles into `directory` on the card `module`; None: on any free card."""
     return process_environment(os.environ, directory, module)
 
 
 class CardPool:
-    """A worker a card for what runs on cards, and workers without the bridge for tracing.
+    """One worker per card for jobs that need a card, and workers without the bridge for tracing.
 
-    Jobs that find no idle worker of their kind wait here. If a worker gets no card, another one tries its job. The second
-    time that job fails, and with it those that wait for a card.
+    Jobs wait here until a worker of their kind is idle. If a worker gets no card, another one tries its job. If that happens
+    twice with no job done on a card in between, all jobs that wait for a card fail.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class CardPool:
         cache_dir: Path,
         timeout_seconds: float,
     ) -> None:
-        """Raises TargetError where no card can be used."""
+        """Raises TargetError if no card can be used."""
         self._cards, self._scratch, self._stack = usable_modules(os.environ), scratch, ExitStack()
         self._cache_dir, self._timeout_seconds = cache_dir, timeout_seconds
         self._tracing = LocalPool(
@@ -107,6 +107,8 @@ class CardPool:
         for one in [one for pool in pools for one in pool.wait(0.0)]:
             _, job = self._running.pop(one.ticket)
             if not isinstance(one.error, CardError):
+                if not isinstance(job, TraceJob):
+                    self._num_without_card = 0
                 found.append(one)
                 continue
             self._num_without_card += 1

@@ -1,8 +1,8 @@
 """A worker's jobs: trace one entry or compile one unit, once, and record the result.
 
-Of the builders that want a unit, the one with its lock looks its record up again, works only if there is no record, and
-records the result before it releases the lock. So one builder compiles, and the kernel frees the lock of a builder that
-dies. On a file system without locks two builders may compile; the first record stays.
+When several builders want a unit, the one that gets its lock looks up its record again, works only if there is none, and
+records the result before it releases the lock. So only one builder compiles, and the kernel frees the lock of a builder that
+dies. On a file system without locks two builders may compile, and the first record stays.
 
 Jobs and results are plain values that can travel to another process or machine.
 """
@@ -36,14 +36,14 @@ from aotgaudi.store.store import Store
 
 _LONGEST_MESSAGE = 500
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
-"""Errors of a store that takes no more; the unit is not at fault."""
+"""Errors of a store that accepts no more data. The unit is not at fault."""
 
 Row = Union[ProgramRow, UnitRow]
 
 
 @dataclass(frozen=True)
 class Built:
-    """The recorded row. `is_new`: this job made it, not another builder."""
+    """A recorded row. `is_new`: this job made it, not another builder."""
 
     row: Row
     is_new: bool
@@ -51,14 +51,14 @@ class Built:
 
 @dataclass(frozen=True)
 class Busy:
-    """Another builder is working on it."""
+    """Another builder is working on this job."""
 
 
 @dataclass(frozen=True)
 class TraceJob:
     """Trace the program of `key` for `entry` (and for every other entry with that key).
 
-    `n_splits`: into how many partial sums a step splits its hyper-connections.
+    `n_splits`: the number of partial sums of a step's hyper-connections.
     """
 
     key: Key
@@ -74,7 +74,7 @@ class TraceJob:
 
     @property
     def label(self) -> str:
-        """For people: ``trace (prompt, 1, 256, 0)``."""
+        """The job's name for people: ``trace (prompt, 1, 256, 0)``."""
         return f"trace {self.entry}"
 
     def run(self) -> Built | Busy:
@@ -103,7 +103,7 @@ BuildJob = Union[TraceJob, CompileJob]
 
 
 class LostTextError(CorruptError):
-    """The text of a unit is gone or does not match its key, so its program must be traced again."""
+    """The text of a unit is gone or does not match its key. Its program must be traced again."""
 
 
 def key_of(job: BuildJob) -> str:
@@ -119,9 +119,9 @@ def find_row(store: Store, job: BuildJob) -> Row | None:
 
 
 def build_once(job: BuildJob) -> Built | Busy:
-    """Runs in a worker: does `job` and records the result, unless another builder did or is doing so.
+    """Does `job` in a worker and records the result, unless another builder did so or is doing so.
 
-    Raises as `run_trace` and `run_compile` do.
+    Raises like `run_trace` and `run_compile`.
     """
     store = Store(job.store_root, job.lower)
     with store.locks.try_unit(key_of(job)) as is_mine:
@@ -142,9 +142,9 @@ def is_busy(store: Store, job: BuildJob) -> bool:
 
 
 def run_trace(job: TraceJob) -> ProgramRow:
-    """Traces, publishes texts, constants and the program, and returns its row.
+    """Traces an entry, publishes the texts, the constants and the program, and returns the program's row.
 
-    Raises SpecError for a model that cannot be built, StoreError, and CompileError for all else.
+    Raises SpecError for a model that cannot be built, StoreError, and CompileError for everything else.
     """
     with _errors_of(job), _logged(job.log_path):
         from aotgaudi.graphs.trace import trace
@@ -178,7 +178,7 @@ def run_trace(job: TraceJob) -> ProgramRow:
 def run_compile(job: CompileJob) -> UnitRow:
     """Compiles and checks one unit, publishes its artifact, and returns its row.
 
-    Raises CompileError, StoreError, and LostTextError where the unit's text is not what its key says.
+    Raises CompileError, StoreError, and LostTextError if the unit's text does not match its key.
     """
     with _errors_of(job), _logged(job.log_path), locked_directory(job.store_root) as work_dir:
         objects = ObjectStore(job.store_root, job.lower, heals=True)
@@ -198,7 +198,7 @@ def run_compile(job: CompileJob) -> UnitRow:
 
 
 def compile_again(job: CompileJob, work_dir: Path) -> CompiledUnit:
-    """Compiles and checks one unit in `work_dir`, and publishes nothing. Raises as `run_compile` does."""
+    """Compiles and checks one unit in `work_dir`, and publishes nothing. Raises like `run_compile`."""
     with _errors_of(job), _logged(job.log_path):
         return _compile(job, ObjectStore(job.store_root, job.lower), work_dir)[1]
 
@@ -239,7 +239,7 @@ def _cpu_seconds() -> float:
 
 
 class _Placed(Protocol):
-    """What the edge of a job needs of it."""
+    """The parts of a job that its error handling needs."""
 
     @property
     def label(self) -> str: ...
@@ -260,7 +260,7 @@ def logged_errors(job: _Placed) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _errors_of(job: _Placed) -> Iterator[None]:
-    """Turns any error of the job into one of ours: others may not survive the way to the parent."""
+    """Turns any error of the job into one of ours. Other errors may not survive the way to the parent."""
     try:
         yield
     except AotGaudiError:
@@ -276,7 +276,7 @@ def _errors_of(job: _Placed) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logged(path: Path) -> Iterator[None]:
-    """Sends all output of the job, the compiler's included, to its log file."""
+    """Sends all output of the job, including the compiler's, to its log file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,18 +1,18 @@
-"""Keys and the records that the store keeps under them. Imports no torch.
+"""Keys, and the records that the store keeps under them. Imports no torch.
 
-*Program key* (direct): everything a program follows from. It answers "is this entry traced?" without torch.
+*Program key* (direct): everything that decides a program. It answers "is this entry traced?" without torch.
 *Unit key* (content): the text of a graph and its target. It makes equal graphs one artifact.
 
-A program key includes everything: a field that is added to the spec is in the key of every program, until its name is
-excluded here, with the reason. Exclusions of model fields are in ``spec/model.py``.
+A program key includes everything: a new field of the spec is in the key of every program until its name is excluded here,
+with the reason. Exclusions of model fields are in ``spec/model.py``.
 
 Records are JSON values:
 
 * program key -> `ProgramRow`: the program's digest and its units.
 * unit key -> `UnitRow`: the artifact's files, the cost of compiling and the result of the check.
-* key of a proof -> `ProofRow`: that programs of a device with a cache compile nothing in a new process.
+* key of a proof -> `ProofRow`: shows that a new process compiles nothing for programs of a device that has a cache.
 
-A record is a claim, which is checked against the objects: if an object is gone, the record is a miss. Failures are never
+A record is a claim, which is checked against the objects. If an object is gone, the record is a miss. Failures are never
 recorded.
 """
 
@@ -44,7 +44,7 @@ FIXED_NUM_BLOCKS = frozenset({"hpu"})
 """Backends whose graphs fix the size of the KV cache. Others leave it open (graphs/canonical.py)."""
 
 PROVED_BACKENDS = frozenset({"hpu"})
-"""Backends whose artifacts are a cache of the device's: a bundle is sealed once new processes have found all in it."""
+"""Backends whose artifacts fill a cache of the device. A bundle is sealed only after new processes found all in it."""
 
 LIMITS_EXCLUDED = {
     "max_num_seqs": "bounds which entries exist, not what one computes",
@@ -78,19 +78,19 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "target.num_sms": "decides the classes of hyper-connections, which are keyed as entry.n_splits",
     }
 )
-"""Sections and fields of a spec that are not directly in a program key. ``target.execution_mode`` is in the key, since each
-mode has another hpu graph."""
+"""Sections and fields of a spec that are not directly in a program key. ``target.execution_mode`` is in the key, because
+each mode has a different hpu graph."""
 
 
 class ProgramKeys:
-    """The keys of the programs of one spec and target. The components that all entries share are made once.
+    """The keys of the programs of one spec and target. The components that all entries share are computed once.
 
-    Sampler settings are per-row tensors of the graph, so a sampler entry is keyed by its signature and by the number of
-    log-probabilities that it returns.
+    Sampler settings are per-row tensors of the graph, so the key of a sampler entry contains only its signature and the
+    number of log-probabilities that it returns.
     """
 
     def __init__(self, spec: BuildSpec, target: Target, builder: Mapping[str, str] | None = None) -> None:
-        """`builder` has the versions of the code that traces (``builder_versions``), by default those installed here."""
+        """`builder` holds the versions of the code that traces (``builder_versions``); by default, those installed here."""
         self._splits = StepSplits.of(spec)
         self._keep((*_spec_components(spec, target), *_builder_components(builder), *target.components()))
 
@@ -100,7 +100,7 @@ class ProgramKeys:
         return self._common
 
     def replacing(self, changed: Mapping[str, str]) -> ProgramKeys:
-        """Returns keys with other values of some common components. Raises KeyError for an unknown name."""
+        """Returns these keys with some common components replaced. Raises KeyError for an unknown name."""
         for name in changed.keys() - dict(self._common).keys():
             raise KeyError(name)
         other = copy.copy(self)
@@ -116,13 +116,13 @@ class ProgramKeys:
         return Key((*self._own_components(entry), *self._common))
 
     def hex_of(self, entry: Entry) -> str:
-        """Returns ``of(entry).hex``, for a hundredth of the work."""
+        """Returns ``of(entry).hex``, a hundred times faster."""
         return sha256_bytes(framed(self._own_components(entry)) + self._framed_common)
 
     def n_splits(self, entry: Entry) -> int | None:
-        """Returns the class of hyper-connections that the program of a step calls; None for all others.
+        """Returns the class of hyper-connections that the program of a step calls; None for all other entries.
 
-        Raises SpecError where the spec's rule lacks a number.
+        Raises SpecError if the spec's rule lacks a number.
         """
         if self._splits is None or not isinstance(entry, (PromptEntry, DecodeEntry)):
             return None
@@ -156,14 +156,14 @@ def builder_versions() -> dict[str, str]:
 def require_key_parts() -> None:
     """Raises MissingPackageError if a package whose version is in every key is not installed.
 
-    Keys can be made and explained without it, but nothing is ever built under them.
+    Keys can be made and explained without the package, but nothing is ever built under them.
     """
     require_installed("build", "torch", "transformers")
 
 
 @functools.cache
 def graph_code_digest() -> str:
-    """Returns the sha256 of our graph code's source, subfolders included: any edit of it traces anew."""
+    """Returns the sha256 of our graph code's source, including subfolders. Any edit of it causes new traces."""
     folder = Path(aotgaudi.graphs.__path__[0])
     return sha256_source(folder.rglob("*.py"), folder)
 
@@ -213,7 +213,7 @@ class UnitSource(Value):
 
 
 class ProgramRow(Value):
-    """A traced program. `program` is the digest of its JSON, `units` maps unit keys to sources, `constants` is a digest."""
+    """A traced program. `program` is its JSON's digest, `units` maps unit keys to sources, `constants` is a digest."""
 
     program: str
     units: dict[Sha256, UnitSource]
@@ -242,7 +242,8 @@ class UnitRow(UnitRecord):
 class ProofRow(Value):
     """A proof that processes which find only recorded recipes compile nothing for these programs (compile/recipe_proof.py).
 
-    `recipes` has what programs need beyond the artifacts of their units: file name -> digest. `num_recipes` counts all.
+    `recipes` maps file name -> digest of files that programs need in addition to their units' artifacts. `num_recipes`
+    counts all recipes.
     """
 
     recipes: dict[str, DigestField]
@@ -259,9 +260,9 @@ RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow, ProofRow])
 
 
 def record(store: Store, key: str, row: ProgramRow | UnitRow | ProofRow) -> None:
-    """Records the result of a job. Of two results the first stays, unless one of its objects is gone.
+    """Records the result of a job. If there is a result already, it stays, unless one of its objects is gone.
 
-    Raises StoreError if it cannot be written.
+    Raises StoreError if the record cannot be written.
     """
     recorded = store.actions.put(
         key, row.model_dump(mode="json"), lambda value: _intact(type(row), value, store.objects) is not None
@@ -272,17 +273,17 @@ def record(store: Store, key: str, row: ProgramRow | UnitRow | ProofRow) -> None
 
 
 def read_programs(store: Store, keys: Iterable[str]) -> dict[str, ProgramRow]:
-    """Returns the intact rows of `keys`, which are program keys, in their order. Keys without one are left out."""
+    """Returns the intact rows of `keys`, which are program keys, in their order. Leaves out keys without one."""
     return _read(ProgramRow, store, keys)
 
 
 def read_units(store: Store, keys: Iterable[str]) -> dict[str, UnitRow]:
-    """Returns the intact rows of `keys`, which are unit keys, in their order. Keys without one are left out."""
+    """Returns the intact rows of `keys`, which are unit keys, in their order. Leaves out keys without one."""
     return _read(UnitRow, store, keys)
 
 
 def read_proof(store: Store, key: str) -> ProofRow | None:
-    """Returns the intact proof of `key`."""
+    """Returns the intact proof of `key`, if there is one."""
     return _read(ProofRow, store, (key,)).get(key)
 
 
@@ -297,5 +298,5 @@ def _intact(kind: type[RowT], value: dict[str, object] | None, objects: ObjectSt
     try:
         row = cast("RowT", kind.model_validate(value)) if value else None
         return row if row and all(map(objects.has, row.digests())) else None
-    except ValueError:  # Another shape, or a malformed digest.
+    except ValueError:  # It is of another shape, or has a malformed digest.
         return None

@@ -1,7 +1,7 @@
 """Converts any checkpoint that transformers reads into a directory that the server reads without transformers.
 
-The server reads weights from safetensors, by the names of the model's modules. Most published checkpoints are like that
-already. `import_model` is for the others: GGUF files, checkpoints whose names transformers converts while loading (mixtures
+The server reads weights from safetensors, by the names of the model's modules. Most published checkpoints already have this
+form. `import_model` converts the others: GGUF files, checkpoints whose names transformers converts while loading (mixtures
 of experts), and models on the hub.
 """
 
@@ -18,7 +18,7 @@ from aotgaudi.share.hub import fetch_model, is_hub_id
 _WEIGHTS = "model.safetensors"
 _FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 _REPLACED = ("config.json", "*.safetensors", "*.safetensors.index.json")
-"""What ``overwrite`` removes first: with another checkpoint's shards beside it, the server would read those."""
+"""Files that ``overwrite`` removes first, because the server would read leftover shards of another checkpoint."""
 
 
 def import_model(source: str, out: Path, dtype: str, *, overwrite: bool = False) -> None:
@@ -28,7 +28,7 @@ def import_model(source: str, out: Path, dtype: str, *, overwrite: bool = False)
     with `overwrite`. `dtype` is ``float32``, ``bfloat16``, ``float16``, or ``auto`` for the checkpoint's own.
 
     Raises:
-        SpecError: there is no such source, transformers cannot read it, or `out` has files already.
+        SpecError: `source` does not exist, transformers cannot read it, or `out` has files already.
         RemoteError: the hub does not have the model, or does not answer.
         StoreError: `out` cannot be written.
         MissingPackageError: an extra is not installed: [build], or [gguf] for a ``.gguf`` file.
@@ -56,7 +56,7 @@ def _require_free(out: Path, *, overwrite: bool) -> None:
 
 
 def _make_writable(out: Path) -> None:
-    """Creates `out`, so that a place we may not write to fails before minutes of loading."""
+    """Creates `out`, so that a directory we may not write to fails before minutes of loading."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
@@ -65,7 +65,7 @@ def _make_writable(out: Path) -> None:
 
 
 def _locate(source: str) -> tuple[str, dict[str, Any]]:
-    """Returns a directory, and what ``from_pretrained`` needs to find the model in it."""
+    """Returns a directory, and the options with which ``from_pretrained`` finds the model in it."""
     path = Path(source)
     if path.is_dir():
         _require_readable(path / "config.json")
@@ -91,7 +91,7 @@ def _require_readable(path: Path) -> None:
 
 
 def _load(source: str, location: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns model and tokenizer; never from pickles, and never by way of a network."""
+    """Returns model and tokenizer. Never reads pickles or uses a network."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     names = {key: options[key] for key in ("gguf_file",) if key in options}
@@ -114,7 +114,7 @@ def _load(source: str, location: str, dtype: str, options: dict[str, Any]) -> tu
 
 
 def _save(model: Any, tokenizer: Any, out: Path) -> None:
-    """Writes the directory; ``config.json`` last, so that a directory with one is whole."""
+    """Writes the directory, ``config.json`` last, so that a directory with that file is complete."""
     for pattern in _REPLACED:
         for path in out.glob(pattern):
             path.unlink()
@@ -129,7 +129,7 @@ def _save(model: Any, tokenizer: Any, out: Path) -> None:
 
 
 def _save_weights(model: Any, path: Path) -> None:
-    """Writes the tensors; safetensors makes the file for its owner alone, so its mode is set to what the umask gives."""
+    """Writes the tensors. safetensors makes the file private to its owner, so we set the mode that the umask gives."""
     from safetensors.torch import save_file
 
     from aotgaudi.graphs.trace import stored_names

@@ -49,8 +49,8 @@ PathLike = str | os.PathLike[str]
 class Workers:
     """Where jobs run: on this machine, or on the Ray cluster at `ray`.
 
-    `jobs` None: one per core, or the whole cluster. `timeout_seconds` limits each unit. `ray_store`: the URL of the remote
-    through which nodes exchange results if they do not share the store.
+    `jobs` None means one per core, or the whole cluster. `timeout_seconds` limits each unit. `ray_store` is the URL of the
+    remote through which nodes exchange results if they do not share the store.
     """
 
     jobs: int | None = None
@@ -60,11 +60,11 @@ class Workers:
 
     @property
     def num_local(self) -> int:
-        """Worker processes on this machine."""
+        """The number of worker processes on this machine."""
         return self.jobs or available_cores()
 
     def pool(self, store: Store, target: Target) -> Pool[BuildJob]:
-        """Returns what runs jobs of `store` for `target`. Raises SpecError for an impossible `ray_store`."""
+        """Returns the pool that runs jobs of `store` for `target`. Raises SpecError for an impossible `ray_store`."""
         if self.ray is None:
             scratch, cache_dir = locked_directory(store.root), store.root / "toolcache"
             return local_pool(target, scratch, self.num_local, cache_dir, self.timeout_seconds)
@@ -101,24 +101,24 @@ def build(  # noqa: PLR0913 - one argument a setting
     on_progress: Callable[[Progress], None] | Watch | None = None,
     phases: Phases | None = None,
 ) -> BuildResult:
-    """Enumerates the entries of `spec`, compiles what the store lacks, and seals a bundle. Does nothing twice.
+    """Enumerates the entries of `spec`, compiles what the store lacks, and seals a bundle. A second run does nothing.
 
     Args:
         spec: A spec file (``.toml``), a manifest file, or either as a value.
         out: The bundle's directory. None: compile into the store, and seal no bundle.
         store: The store or its directory. None: $AOTGAUDI_STORE, else the user's cache directory.
-        jobs: Worker processes on this machine (None: one a core), or `Workers` for other places.
-        sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: it is not signed.
-        model: The model directory that the bundle is bound to: its weights, tokenizer, template and configuration are then
-            covered by the signature, and nothing else is served with it. None: it serves any checkpoint of its model.
-        extent: How much is built, by importance. The bundle is then a part, closed under lower limits. None: all.
-        on_progress: Called several times a second while jobs run. A `Watch` may stop the build, too.
-        phases: Times the build; None: from now.
+        jobs: The number of worker processes on this machine (None: one a core), or `Workers` for other places.
+        sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: no signature.
+        model: The model directory to which the bundle is bound: the signature then covers its weights, tokenizer, template
+            and configuration, and the bundle serves no other model. None: the bundle serves any checkpoint of its model.
+        extent: How much to build, by importance. The bundle is then a part, closed under lower limits. None: everything.
+        on_progress: Called several times a second while jobs run. A `Watch` may also stop the build.
+        phases: Times the build; None: starts now.
 
     Raises:
         SpecError, ManifestError: The spec or the manifest is wrong, or its model cannot be built.
-        CompileError: Units failed; the message names each with its log, and the others are in the store.
-        BuildInterruptedError: The `Watch` said to stop; the next build goes on from there.
+        CompileError: Units failed. The message names each with its log. The other units are in the store.
+        BuildInterruptedError: The `Watch` stopped the build. The next build continues from there.
         StoreError: The store or `out` cannot be used.
         TargetError: This machine cannot compile for the spec's target.
         CoverageError: With an `extent`: no part of the manifest is closed.
@@ -158,7 +158,7 @@ def compile_extent(
 ) -> BuildOutcome:
     """Compiles what `store` lacks for `extent`, program by program, until its time is over. A proof comes after that time.
 
-    Raises as `compile_missing` does, but for the time.
+    Raises like `compile_missing`, except when the time is over.
     """
     phases = phases or Phases()
     if extent.seconds is None:
@@ -181,9 +181,9 @@ def plan_manifest(
     entries: Iterable[Entry] | None = None,
     described: Target | None = None,
 ) -> Plan:
-    """Returns what is missing for `entries` (default: the whole manifest) on this machine's target, or on `described`.
+    """Returns the plan for `entries` (default: the whole manifest) on this machine's target, or on `described`.
 
-    Raises SpecError as `build_target` does.
+    Raises SpecError like `build_target`.
     """
     target = build_target(manifest.spec, described)
     return make_plan(manifest.entries if entries is None else entries, manifest.spec, target, store)
@@ -199,9 +199,10 @@ def compile_missing(
     *,
     in_order: bool = False,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `entries` of `manifest`, in their order with `in_order`. `phases` times that.
+    """Compiles what `store` lacks for `entries` of `manifest`, in their order with `in_order`. `phases` times the work.
 
-    Raises CompileError when units failed, BuildInterruptedError when `watch` stopped it, and as `run_plan` does.
+    Raises CompileError if units failed, BuildInterruptedError if `watch` stopped the run, and everything that `run_plan`
+    raises.
     """
     phases = phases or Phases()
     outcome = _compile(manifest, store, entries, workers, watch, phases, in_order=in_order)
@@ -243,7 +244,7 @@ def _proved(
     workers: Workers,
     phases: Phases,
 ) -> BuildOutcome:
-    """Returns `outcome` with the proof of what `store` has for `entries` now, for a device that needs one."""
+    """Returns `outcome` with the proof of what `store` has for `entries` now, if the device needs one."""
     if manifest.spec.target.backend not in PROVED_BACKENDS:
         return outcome
     plan = plan_manifest(manifest, store, entries)
@@ -256,7 +257,7 @@ def _proved(
 
 
 def make_receipt(manifest: Manifest, plan: Plan, proof: ProofRow | None = None) -> Receipt:
-    """Returns the receipt of the complete programs of `plan`, with what `proof` says that they need besides."""
+    """Returns the receipt of the complete programs of `plan`, with the additional recipes that `proof` lists."""
     programs: dict[str, Digest] = {}
     units = {}
     for state, row in plan.complete:
@@ -284,10 +285,14 @@ def seal(
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed if `signing` is given.
 
-    With `part`, only what it has for these entries, and under which limits they are closed, unless they are all.
-    With `model` the bundle is bound to the files of that model directory. Raises SpecError where they are of another model,
-    NotWarmError when entries are missing, unless `allow_missing`, or where a part can serve nothing; CorruptError where a
-    step calls the hyper-connections of another class; MissingPackageError where torch or transformers is not installed.
+    With `part`, the bundle holds only what the store has for these entries. Unless that covers all entries, the receipt says
+    under which limits they are closed. With `model`, the bundle is bound to the files of that model directory.
+
+    Raises:
+        SpecError: The model directory holds another model.
+        NotWarmError: Entries are missing without `allow_missing`, or a part can serve nothing.
+        CorruptError: A step calls the hyper-connections of another class.
+        MissingPackageError: torch or transformers is not installed.
     """
     require_key_parts()
     plan = plan_manifest(manifest, store, part)
@@ -308,7 +313,7 @@ def seal(
 
 
 def _check_splits(manifest: Manifest, receipt: Receipt, store: Store) -> None:
-    """Raises CorruptError if a step calls another hyper-connection than its class's."""
+    """Raises CorruptError if a step calls the hyper-connections of another class than its own."""
     if StepSplits.of(manifest.spec) is None:
         return
     found = ((entry, receipt.programs.get(entry.id)) for entry in manifest.entries)

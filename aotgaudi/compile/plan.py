@@ -1,10 +1,10 @@
 """A plan: which programs and units of a manifest the store lacks, and how long building them may take.
 
-Imports no torch: a build with nothing to do answers from the store's records alone.
+Imports no torch: if a build has nothing to do, the store's records alone answer.
 
-The estimate of a unit is the time of the most similar unit on record, else a table's. Similar units are the same piece of a
-step (`layer`, `head`, ...) for the same kind of entry, with sizes close in proportion. A run corrects the estimates by the
-times of its jobs. Estimates decide the order of units and the displayed time, and nothing else.
+The estimate for a unit is the time of the most similar unit on record, or else a value from a table. Similar units are the
+same piece of a step (`layer`, `head`, ...) for the same kind of entry, with sizes close in proportion. A run corrects the
+estimates by the times of its jobs. Estimates only decide the order of units and the displayed time.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Estimates:
         return (Part(_kind(label), self.unit_seconds(label)),)
 
     def of_entry(self, entry: Entry) -> Work:
-        """Returns the expected work for an untraced entry: the trace, and the units that it may find."""
+        """Returns the expected work for an untraced entry: the trace, and the units that it may produce."""
         is_step = entry.kind in ("prompt", "decode")
         kinds = _UNITS_A_STEP if is_step else (entry.kind,)
         trace = Part("trace", TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS)
@@ -102,7 +102,7 @@ class Estimates:
 
 
 def read_estimates(store: Store, target: Target) -> Estimates:
-    """Returns estimates from the store's records of `target`'s backend and machine, a sample of at most `_MOST_RECORDS`."""
+    """Returns estimates from at most `_MOST_RECORDS` of the store's records for `target`'s backend and machine."""
     keys = tuple(store.actions)
     chosen = keys[:: max(1, math.ceil(len(keys) / _MOST_RECORDS))]
     wanted = {name: value for name, value in target.components() if name in _DECISIVE}
@@ -117,13 +117,13 @@ def read_estimates(store: Store, target: Target) -> Estimates:
 
 
 _DECISIVE = frozenset({"target.backend", "target.machine"})
-"""Components that must be equal for one compile time to predict another. A new torch changes little."""
+"""Components that must be equal for one compile time to predict another. A new torch changes the times little."""
 
 
 class TimeLeft:
-    """Predicts the rest of a run. It learns how this run's jobs compare with their estimates, by kind.
+    """Predicts how long the rest of a run takes. It learns how this run's jobs compare with their estimates, by kind.
 
-    Between events (a job ends, or another is found) the prediction falls as time passes, even if a job is late. At an
+    Between events (a job ends, or a new one is found) the prediction falls as time passes, even if a job is late. At an
     event it follows what was learnt: down at once, up by at most a quarter or 10 seconds, whichever is more.
     """
 
@@ -147,11 +147,11 @@ class TimeLeft:
         num_workers: int,
         event: object,
     ) -> float:
-        """Returns the seconds that are left: 0 only if no work is left.
+        """Returns the seconds that are left; 0 only if no work is left.
 
         Args:
             waiting: Jobs that have not begun.
-            running: Jobs under way, each with the seconds since it began.
+            running: Running jobs, each with the seconds since it began.
             num_workers: How many jobs may run at a time.
             event: A value that changes at each event, e.g. the number of finished jobs.
         """
@@ -167,7 +167,7 @@ class TimeLeft:
         return self._shown
 
     def _expected(self, part: Part) -> float:
-        """Returns the estimate times the ratio of measured to estimated time of its kind; few jobs weigh little."""
+        """Returns the estimate times the measured-to-estimated ratio of its kind. A few jobs change the ratio little."""
         overall = _ratio(self._measured[_ALL], self._estimated[_ALL], 1.0)
         return part.seconds * _ratio(self._measured[part.kind], self._estimated[part.kind], overall)
 
@@ -182,7 +182,7 @@ def _ratio(measured: float, estimated: float, prior: float) -> float:
 
 
 def _rest(seconds: float, elapsed: float) -> float:
-    """Returns the seconds left of a job that should take `seconds`: always more than 0, and falling."""
+    """Returns the remaining seconds of a job that should take `seconds`: always more than 0, and falling."""
     return seconds * math.exp(-elapsed / seconds) if seconds > 0 else 0.0
 
 
@@ -195,7 +195,7 @@ def _shape(label: str) -> Shape:
 
 
 def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> float:
-    """Returns how far apart sizes are, in doublings."""
+    """Returns the distance between sizes, in doublings."""
     return sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(left, right, strict=True))
 
 
@@ -203,7 +203,7 @@ def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> float:
 class ProgramState:
     """One program: its key, the entries that it serves, and its record in the store (None: not traced).
 
-    `n_splits`: into how many partial sums a step splits its hyper-connections; 1 where there are none.
+    `n_splits`: the number of partial sums of a step's hyper-connections; 1 without hyper-connections.
     """
 
     key: Key
@@ -219,7 +219,7 @@ class Plan:
     target: Target
     programs: tuple[ProgramState, ...]
     units: dict[str, UnitRow]
-    """Units with an artifact, by key."""
+    """Units that have an artifact, by key."""
 
     estimates: Estimates = field(default_factory=Estimates)
     """How long units may take. Empty if nothing is missing."""
@@ -249,16 +249,16 @@ class Plan:
 
     @property
     def is_complete(self) -> bool:
-        """True when there is nothing to do."""
+        """Whether there is nothing to do."""
         return not self.untraced and not self.missing_units
 
     def digests(self) -> Iterator[Digest]:
-        """Yields every object that was found (programs, texts, constants and artifacts), some of them twice."""
+        """Yields every object that was found (programs, texts, constants and artifacts), possibly more than once."""
         programs = (state.row.digests() for state in self.programs if state.row)
         yield from chain(*programs, *(row.digests() for row in self.units.values()))
 
     def as_root(self, name: str) -> Root:
-        """Returns the root that keeps everything that was found, texts included, so that nothing is traced again.
+        """Returns the root that keeps everything that was found, including texts, so that nothing is traced again.
 
         Raises ValueError for an invalid name.
         """
@@ -273,7 +273,7 @@ class Plan:
 
 
 def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> Plan:
-    """Looks every entry up. Entries with the same program key share a program."""
+    """Looks up every entry. Entries with the same program key share a program."""
     keys = ProgramKeys(spec, target)
     groups = _by_program(entries, keys)
     rows = read_programs(store, groups)
@@ -287,15 +287,15 @@ def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: 
 
 
 def is_known_complete(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> bool:
-    """Whether a plan for `entries` was complete before and all of its objects are still there.
+    """Whether a plan for `entries` was complete before and all of its objects still exist.
 
-    It answers for thousands of entries without reading a record. False proves nothing: make a plan.
+    Answers for thousands of entries without reading a record. False proves nothing: make a plan.
     """
     return store.remembers(tuple(_by_program(entries, ProgramKeys(spec, target))))
 
 
 def remember_complete(plan: Plan, store: Store) -> None:
-    """Lets `is_known_complete` remember `plan` if it is complete, and marks its objects as used."""
+    """Makes `is_known_complete` remember `plan` if it is complete, and marks its objects as used."""
     if not plan.is_complete:
         return
     keys = [state.key.hex for state in plan.programs]

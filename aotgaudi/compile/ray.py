@@ -1,15 +1,15 @@
 """Workers on a Ray cluster: one task is one job, with the resources that its target needs.
 
-On a node, a job runs as on this machine: in a process that the task supervises (workers.py), so that timeouts, signals,
-settings and the death of a worker mean the same everywhere. Ray chooses the node and notices lost machines. It retries
-nothing: the run decides on second attempts (run.py).
+On a node, a job runs as on this machine: in a process that the task supervises (workers.py). Timeouts, signals, settings and
+the death of a worker therefore mean the same everywhere. Ray chooses the node and notices lost machines. Ray does not retry:
+the run decides on second attempts (run.py).
 
 The cluster exists already, or a process in a separate session starts one on this machine (`main`). Signals to the
-builder's process group then stop the builder at a unit boundary and leave the daemons that run its units alone.
+builder's process group then stop the builder at a unit boundary, and leave the daemons that run its units alone.
 
 A node that does not share the builder's store exchanges data through a remote. The builder uploads a job's input (the
-text of a unit) before it starts, and the node uploads the results (objects, then the record) before it is done. Neither
-trusts the other: objects are hashed on arrival, and records checked. The node's store is scratch, kept as a cache.
+text of a unit) before the job starts, and the node uploads the results (objects, then the record) before it is done. Neither
+trusts the other: each hashes objects on arrival and checks records. The node's store is scratch, kept as a cache.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
             address = ends.enter_context(_our_cluster(num_cpus))
         else:
             _require_answer(address)
-        import ray  # It reads the token when imported.
+        import ray  # Ray reads the token when it is imported.
 
         with _kept_handlers(), _at_the_root():
             try:
@@ -90,9 +90,9 @@ def connected(address: str, num_cpus: int | None = None) -> Iterator[Any]:
 
 
 def main() -> None:
-    """Runs in a child process: starts a cluster here, writes its address to stdout, and ends it when stdin ends.
+    """Starts a cluster here in a child process, writes its address to stdout, and ends it when stdin ends.
 
-    ``argv[1]`` is how many CPUs it has, or ``null`` for all of them.
+    ``argv[1]`` is the number of its CPUs, or ``null`` for all of this machine's.
     """
     num_cpus = json.loads(sys.argv[1])
     try:
@@ -128,7 +128,7 @@ def _our_token() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _our_cluster(num_cpus: int | None) -> Iterator[str]:
-    """Yields the address of a new cluster on this machine. It ends with the context or with this process."""
+    """Yields the address of a new cluster on this machine. The cluster ends with the context or with this process."""
     process = subprocess.Popen(
         python_command("aotgaudi.compile.ray", json.dumps(num_cpus)),
         stdin=subprocess.PIPE,
@@ -160,7 +160,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Raises CompileError if nothing listens at ``HOST:PORT``: Ray itself would try for minutes."""
+    """Raises CompileError if nothing listens at ``HOST:PORT``. Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not (host and port.isdecimal()):
         return
@@ -172,9 +172,9 @@ def _require_answer(address: str) -> None:
 
 @contextlib.contextmanager
 def _at_the_root() -> Iterator[None]:
-    """Works in ``/`` for a while: Ray puts its driver's working directory first on the path of all workers' imports.
+    """Works in ``/`` during the context, because Ray puts its driver's working directory first on all workers' import paths.
 
-    Only root can put a file there. Relative paths of other threads are wrong meanwhile.
+    Only root can put a file into ``/``. Meanwhile relative paths of other threads are wrong.
     """
     before = os.getcwd()
     os.chdir("/")
@@ -186,7 +186,7 @@ def _at_the_root() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _kept_handlers() -> Iterator[None]:
-    """Keeps our signal handlers: Ray replaces the SIGTERM handler that stops a build at a unit boundary."""
+    """Keeps our signal handlers, because Ray replaces the SIGTERM handler that stops a build at a unit boundary."""
     saved = {number: signal.getsignal(number) for number in _STOP_SIGNALS}
     try:
         yield
@@ -199,7 +199,7 @@ _CONDUCT = Conduct(num_threads=4)
 
 
 def offer(job: BuildJob, store: Store, remote: Remote) -> None:
-    """Uploads the input of `job` from `store` to `remote`. Raises as `transfer.send` does."""
+    """Uploads the input of `job` from `store` to `remote`. Raises like `transfer.send`."""
     if isinstance(job, CompileJob):
         digest = Digest.parse(job.text)
         send(remote, {digest: store.objects.path(digest)}, _CONDUCT)
@@ -217,7 +217,7 @@ def collect(job: BuildJob, store: Store, remote: Remote) -> Row:
 
 
 def build_through(job: BuildJob, url: str) -> Built | Busy:
-    """Runs `build_once` on a node, in the node's store; texts and rows travel through the remote at `url`."""
+    """Runs `build_once` on a node, in the node's store. Texts and rows travel through the remote at `url`."""
     remote = open_remote(url).remote
     store = Store.open(_scratch_store(url))
     sources = Sources([remote], _CONDUCT)
@@ -249,7 +249,7 @@ def _scratch_store(url: str) -> Path:
 
 
 _LOOK_SECONDS = 2.0
-"""How old our knowledge of the cluster's size may be: it changes during a build."""
+"""How long we rely on the known size of the cluster, which changes during a build."""
 
 _GRACE_SECONDS = 60.0
 _DEVICES = frozenset({"hpu", "cuda"})
@@ -289,7 +289,7 @@ class NodeJob:
 
 @dataclass(frozen=True)
 class RayPlace:
-    """A cluster: `address` in Ray's form, or ``local`` for one on this machine. `exchange` None: the store is shared."""
+    """A cluster: `address` in Ray's form, or ``local`` for one on this machine. `exchange` None: nodes share the store."""
 
     address: str
     backend: str
@@ -306,7 +306,7 @@ class RayPlace:
 
     @property
     def resources(self) -> dict[str, Any]:
-        """What one job needs, as options of a task."""
+        """The resources of one job, as options of a task."""
         if self.backend == "hpu":
             return {"num_cpus": 1, "resources": {"HPU": 1}}
         return {"num_cpus": 1, "num_gpus": 1} if self.backend == "cuda" else {"num_cpus": 1}
@@ -344,13 +344,13 @@ class RayPool:
 
     def __exit__(self, *_: object) -> None:
         for task in self._tasks:
-            with contextlib.suppress(Exception):  # It may be done, or its node lost.
+            with contextlib.suppress(Exception):  # The task may be done, or its node lost.
                 self._ray.cancel(task, force=True)
         self._cluster.close()
 
     @property
     def num_workers(self) -> int:
-        """See `Pool.num_workers`: the cluster's current capacity, but at least 1, which may wait for a node."""
+        """See `Pool.num_workers`. The cluster's current capacity, but at least 1: that job may wait for a node."""
         known, when = self._known
         if time.monotonic() - when > _LOOK_SECONDS:
             known = int(self._ray.cluster_resources().get(self._place.bound_by, 0))
@@ -393,7 +393,7 @@ class RayPool:
 def run_on_node(
     job: NodeJob, cache_dir: Path | None, timeout_seconds: float, is_kept: bool
 ) -> tuple[Any, Exception | None]:
-    """The task: does `job` in a child process, and returns its result or its error."""
+    """Runs in a task: does `job` in a child process, and returns its result or its error."""
     here = str(cache_dir or Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}" / "toolcache")
     if is_kept:
         return _run(_kept_pool(here, timeout_seconds), job, timeout_seconds)
@@ -403,7 +403,7 @@ def run_on_node(
 
 @functools.cache
 def _kept_pool(cache_dir: str, timeout_seconds: float) -> LocalPool:
-    """Returns this Ray worker's child process, which is kept because it has imported torch."""
+    """Returns this Ray worker's child process. It is kept because it has imported torch."""
     return LocalPool(1, Path(cache_dir), timeout_seconds=timeout_seconds)
 
 

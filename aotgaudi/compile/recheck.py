@@ -2,7 +2,7 @@
 
 Bytes are compared, except for recipes (`aotgaudi.backends.offline.what_is_compared`).
 
-Processes, directories and the compiler's caches are all fresh. Nothing is published.
+All processes, directories and compiler caches are new. Nothing is published.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Difference:
-    """A file of a unit that came out differently. `offset` is the first byte that differs, from 0.
+    """A file of a unit that differs from the stored one. `offset` is the first byte that differs, from 0.
 
     `stored` and `rebuilt` are digests (``sha256:<hex>:<size>``); None if that side has no such file.
     """
@@ -44,7 +44,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Recheck:
-    """The labels of the units that were compiled again, and the files that came out differently, judged by `compared`."""
+    """The labels of the units that were compiled again, and the files that differ, as judged by `compared`."""
 
     labels: tuple[str, ...]
     differences: tuple[Difference, ...]
@@ -53,9 +53,10 @@ class Recheck:
 
 
 def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
-    """Compiles up to `sample` units of `plan` that are in the store again, and compares the bytes.
+    """Compiles up to `sample` units of `plan` that the store has once more, and compares the bytes.
 
-    The units are chosen by their keys, so the choice is always the same. It covers all kinds of units: keys are hashes.
+    The units are chosen by their keys, so the choice is always the same. Keys are hashes, so the choice covers all kinds of
+    units.
 
     Raises:
         NotWarmError: no unit of the plan is in the store.
@@ -85,7 +86,7 @@ class RecheckJob:
     scratch: Path
 
     def run(self) -> tuple[Difference, ...]:
-        """Returns the files that came out differently. Raises CompileError, CorruptError."""
+        """Returns the files that differ. Raises CompileError, CorruptError."""
         job = self.job
         objects = ObjectStore(job.store_root, job.lower)
         with tempfile.TemporaryDirectory(prefix="unit-", dir=self.scratch) as work_dir:
@@ -106,13 +107,13 @@ def _text(digest: Digest | None) -> str | None:
 
 
 def first_difference(left: bytes, right: bytes) -> int:
-    """Returns where two byte strings first differ; if one is a prefix of the other, its length."""
+    """Returns the offset at which two byte strings first differ; if one is a prefix of the other, its length."""
     pairs = zip(left, right, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
 
 
 def _run(jobs: list[RecheckJob], scratch: Path, num_workers: int) -> tuple[Difference, ...]:
-    """Runs all jobs; their differences come in the order of the jobs."""
+    """Runs all jobs. Returns their differences in the order of the jobs."""
     found: dict[int, tuple[Difference, ...]] = {}
     num_started = 0
     pool = local_pool(

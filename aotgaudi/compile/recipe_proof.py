@@ -1,8 +1,8 @@
-"""Proves that a new process finds every recipe of a build, and compiles nothing. Imports no torch; its workers do.
+"""Proves that a new process finds every recipe of a build and compiles nothing. Imports no torch; its workers do.
 
-Each round is a new process with a directory of what is recorded, first one that it cannot write to. If it compiles
-something all the same, the keys of some units depend on what ran before them (K-10): the next round may write, what it
-compiles is recorded for the programs, and the round after that must find everything.
+Each round is a new process whose directory holds the recorded recipes. In the first round it cannot write there. If it still
+compiles something, the keys of some units depend on what ran before them (K-10). Then the next round may write, and what it
+compiles is recorded for the programs. The round after that must find everything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Files = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Round:
-    """What a process saw: how many recipes it found, what it compiled (label, key), and the files of that."""
+    """What a process reported: the number of recipes found, what it compiled (label, key), and the resulting files."""
 
     num_found: int
     compiled: tuple[tuple[str, str], ...]
@@ -82,12 +82,12 @@ class ProveJob:
 
 
 def find_proof(plan: Plan, store: Store) -> ProofRow | None:
-    """Returns what was proved of the complete programs of `plan`; None if nothing was."""
+    """Returns the recorded proof of the complete programs of `plan`; None without one."""
     return read_proof(store, _key(plan))
 
 
 def require_proof(plan: Plan, store: Store) -> ProofRow | None:
-    """Returns the proof of what `plan` has; None for a backend that needs none. Raises NotWarmError where it lacks."""
+    """Returns the proof of what `plan` has; None for a backend that needs none. Raises NotWarmError if it is missing."""
     if plan.target.backend not in PROVED_BACKENDS:
         return None
     found = find_proof(plan, store)
@@ -99,9 +99,9 @@ def require_proof(plan: Plan, store: Store) -> ProofRow | None:
 
 
 def prove(plan: Plan, store: Store, timeout_seconds: float) -> ProofRow:
-    """Returns the proof of all complete programs of `plan`; runs processes on a card unless it was proved before.
+    """Returns the proof of all complete programs of `plan`. Runs processes on a card unless there is a proof already.
 
-    Raises CompileError, naming the units, where keys do not settle.
+    Raises CompileError, naming the units, if keys do not settle.
     """
     found = find_proof(plan, store)
     if found is not None:
@@ -188,7 +188,7 @@ def _units(plan: Plan) -> dict[str, tuple[str, Files]]:
 
 
 def _recipes(units: Mapping[str, tuple[str, Files]], late: Files) -> dict[str, str]:
-    """The recipes of all units, one file a name: the smallest digest, as a server chooses it."""
+    """Returns the recipes of all units, one file a name: the one with the smallest digest, as a server chooses it."""
     chosen: dict[str, str] = {}
     for files in (late, *(files for _, files in units.values())):
         for name, digest in files.items():

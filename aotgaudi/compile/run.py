@@ -1,18 +1,18 @@
 """Runs a plan: traces untraced programs, compiles units without artifacts, and records each result at once.
 
-Each worker gets one job at a time, so a stop only waits for the jobs under way: a build stops at a unit boundary, and the
-next run continues there. A worker that dies or hangs is replaced and its job tried again. A job that fails twice is reported
-with its log, and the others continue. A failure is never recorded as a result.
+Each worker gets one job at a time, so a stop only waits for the running jobs: a build stops at a unit boundary, and the next
+run continues there. A worker that dies or hangs is replaced and its job tried again. A job that fails twice is reported with
+its log, and the others continue. A failure is never recorded as a result.
 
-Many builders may work on one store. A job that another builder is working on is parked, and looked at again from time to
-time. If a result appears, it is taken; if that builder stops without one, the job is queued again.
+Many builders may work on one store. A job that another builder is working on is set aside and checked again from time to
+time. If a result appears, it is taken. If that builder stops without a result, the job is queued again.
 
 A build that may be stopped early goes by importance (`in_order`): the jobs of a plan's first program come before those of
 the second, so that the finished part is always a beginning of the plan. `Extent` says which part is wanted, `Deadline` when
 to stop.
 
-An error that affects every job (a model that cannot be built, a store that cannot be written, no card) ends the build: no
-more jobs start, those under way finish and are recorded, and then the error itself is raised, once.
+An error that affects every job (a model that cannot be built, a store that cannot be written, no card) ends the build. No
+more jobs start, the running ones finish and are recorded, and then the error itself is raised, once.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ JobKind = Literal["trace", "compile"]
 
 _POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
-"""Traces come first: they find the units, and with them the total and a usable estimate."""
+"""Traces come first, because they find the units, and with them the total and a usable estimate."""
 
 _FIRST_UNIT_COST = 2e9
-"""The first unit of a run comes before other traces: it fills the toolchain's cache, so that workers without anything left
-to trace do not wait for that."""
+"""The first unit of a run precedes other traces, because it fills the toolchain's cache. Otherwise workers that have nothing
+left to trace would wait for that."""
 
 _LONGEST_SLUG = 160
-"""The most characters of a label in a file name, which may have 255."""
+"""The most characters of a label in a file name, which itself may have 255."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A build's progress: jobs done and known so far, estimated seconds left, and the jobs under way."""
+    """A build's progress: jobs done and known so far, estimated seconds left, and the running jobs."""
 
     num_done: int
     num_total: int
@@ -75,7 +75,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Failure:
-    """A job that failed for good."""
+    """A job that failed and will not be tried again."""
 
     label: str
     message: str
@@ -84,10 +84,10 @@ class Failure:
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """The result of a run. `interrupted`: it was asked to stop and did, at a unit boundary.
+    """The result of a run. `interrupted`: it was asked to stop, and stopped at a unit boundary.
 
-    `seconds` is the run's wall-clock time. `worker_seconds` is the time of all `num_workers` workers, by kind of job. It
-    includes failed jobs. `proof` is what was proved, for backends that need it.
+    `seconds` is the run's wall-clock time. `worker_seconds` is the time of all `num_workers` workers by kind of job,
+    including failed jobs. `proof` is the proof, for backends that need one.
     """
 
     num_traced: int = 0
@@ -100,7 +100,7 @@ class BuildOutcome:
     proof: ProofRow | None = None
 
     def after(self, first: BuildOutcome) -> BuildOutcome:
-        """Returns the outcome of both runs, of which `first` came first and was not interrupted."""
+        """Returns the combined outcome of two runs: `first`, which was not interrupted, and then this one."""
         return BuildOutcome(
             num_traced=first.num_traced + self.num_traced,
             compiled=(*first.compiled, *self.compiled),
@@ -135,7 +135,7 @@ class Watch:
         self._on_progress(progress)
 
     def should_stop(self) -> bool:
-        """Whether to start no more jobs. Asked between jobs."""
+        """Whether to start no more jobs. Called between jobs."""
         return self._should_stop()
 
 
@@ -150,7 +150,7 @@ def run_plan(
 ) -> BuildOutcome:
     """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
 
-    With `in_order` the jobs of a program come before those of later programs in the plan.
+    With `in_order`, the jobs of a program come before those of later programs in the plan.
 
     Raises SpecError for a model that cannot be built, StoreError if the store cannot be written, CompileError if no worker
     can be started, MissingPackageError if torch or transformers is not installed. Earlier results stay in the store.
@@ -179,7 +179,7 @@ def run_plan(
 
 
 def _work_off(pool: Pool[BuildJob], run: _Run, watch: Watch) -> None:
-    """Returns when no work is left or, after a stop, when no job runs."""
+    """Runs jobs until no work is left or, after a stop, until no job runs."""
     is_ending = False
     while True:
         is_ending = is_ending or run.fatal is not None or watch.should_stop()
@@ -205,7 +205,7 @@ class _Attempt:
 class _Run:
     """The state of a run: a queue by rank and cost, running jobs, jobs of other builders, and results.
 
-    `fatal`: the error that ends the run.
+    `fatal` is the error that ends the run.
     """
 
     def __init__(self, store: Store, plan: Plan, spec: BuildSpec, *, in_order: bool) -> None:
@@ -260,7 +260,7 @@ class _Run:
             raise
 
     def settle(self, done: Done, *, is_stopping: bool) -> None:
-        """Counts the result of a job, queues its second attempt, or reports it."""
+        """Counts the result of a job, queues its second attempt, or reports its failure."""
         attempt = self._running.pop(done.ticket)
         seconds = time.monotonic() - attempt.started
         self.worker_seconds["trace" if isinstance(attempt.job, TraceJob) else "compile"] += seconds
@@ -313,7 +313,7 @@ class _Run:
             self.fatal = self.fatal or error
             self._push(job, attempt.number, known=True)
         elif is_stopping and isinstance(error, WorkerDiedError):
-            self._push(job, attempt.number, known=True)  # It got the signal that stops us, too.
+            self._push(job, attempt.number, known=True)  # It also got the signal that stops us.
         elif isinstance(error, LostTextError) and key_of(job) in self._origins.keys() - self._traced_again:
             self._trace_again(key_of(job))
         elif attempt.number < ATTEMPTS:
@@ -346,7 +346,7 @@ class _Run:
             self._push(self._compile_job(key, row.units[key]))
 
     def _trace_again(self, unit_key: str) -> None:
-        """Discards the record of a program of which a unit's text is lost, and traces it again, once."""
+        """Discards the record of a program whose unit has lost its text, and traces the program again, once."""
         trace = self._origins[unit_key]
         self._traced_again.add(unit_key)
         self._unit_keys.discard(unit_key)
@@ -379,7 +379,7 @@ class _Run:
 
 
 def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
-    """Whether an error affects every job: a mistake of the user, a store that takes no more, or no card."""
+    """Whether an error affects every job: a user's mistake, a store that accepts no more data, or no card."""
     return isinstance(error, (SpecError, ManifestError, StoreError, CardError))
 
 
@@ -392,8 +392,8 @@ def _describe(error: Exception, label: str) -> str:
 class Extent:
     """Entries of a manifest to build, in this order (by importance).
 
-    The first `num_certain` are always built, since fewer could not be served. For the others no job starts after `seconds`;
-    None: all are built.
+    The first `num_certain` are always built, because fewer could not be served. For the others, no job starts after
+    `seconds`. None: all are built.
     """
 
     entries: tuple[Entry, ...]
@@ -407,7 +407,7 @@ class Extent:
 
 
 class Deadline(Watch):
-    """Stops a run after `seconds`, or when `inner` does. Passes progress on to `inner`."""
+    """Stops a run after `seconds`, or when `inner` stops it. Passes progress on to `inner`."""
 
     def __init__(self, inner: Watch, seconds: float) -> None:
         super().__init__(inner.show, inner.should_stop)

@@ -1,7 +1,7 @@
-"""Sharing what a manifest needs between stores, through a remote: records, and the objects that they name.
+"""Shares what a manifest needs between stores, through a remote: records, and the objects that they name.
 
-A pull asks for the very keys that a build would look up, and takes what there is: a cache may lack anything, and what it
-has damaged is a miss, with a warning. Who may write to a remote decides what code the bundles made from it will run.
+A pull asks for exactly the keys that a build would look up, and takes what it finds. A cache may lack anything, and damaged
+data is a miss, with a warning. Anyone who may write to a remote decides what code the bundles made from it will run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ R = TypeVar("R", ProgramRow, UnitRow)
 
 @dataclass(frozen=True)
 class Share:
-    """How much of a manifest was sent or received. `num_wanted` is how many records were looked for."""
+    """How much of a manifest was sent or received. `num_wanted` is the number of records that were looked for."""
 
     num_wanted: int
     num_records: int
@@ -52,8 +52,8 @@ def push_plan(
 ) -> Share:
     """Uploads what `store` has of `plan` and `remote` lacks: objects first, then records.
 
-    A record that the remote has stays if its objects are there. Raises CorruptError for a damaged object of the store,
-    RemoteError, StoreError, and MissingPackageError where nothing here can have been built.
+    A record of the remote stays if its objects exist. Raises CorruptError for a damaged object of the store, RemoteError,
+    StoreError, and MissingPackageError if this machine lacks a package without which nothing can have been built.
     """
     require_key_parts()
     rows: dict[str, Row] = {state.key.hex: state.row for state in plan.programs if state.row}
@@ -63,7 +63,7 @@ def push_plan(
 def push_rows(
     rows: Mapping[str, Row], store: Store, remote: Remote, conduct: Conduct, *, overwrite: bool = False
 ) -> Share:
-    """Uploads `rows` of `store`, given by key. Works and raises as `push_plan` does."""
+    """Uploads `rows` of `store`, given by key. Works and raises like `push_plan`."""
     digests = {digest for row in rows.values() for digest in row.digests()}
     files = {digest: store.objects.path(digest) for digest in digests}
     num_objects, size_bytes = send(remote, files, conduct, overwrite=overwrite)
@@ -83,10 +83,10 @@ def push_rows(
 def pull_entries(
     entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store, sources: Sources
 ) -> Share:
-    """Brings into `store` what it lacks for `entries` and `sources` can give: programs first, then their units.
+    """Brings into `store` what it lacks for `entries` and `sources` have: programs first, then their units.
 
-    Raises RemoteError where no remote can be used, StoreError, and MissingPackageError where nothing can have the
-    keys that are made here.
+    Raises RemoteError if no remote can be used, StoreError, and MissingPackageError if a package is missing here without
+    which no build can have these keys.
     """
     require_key_parts()
     puller = _Puller(store, sources)
@@ -109,7 +109,7 @@ def pull_entries(
 def pull_row(key: str, parse: Callable[[dict[str, object]], R], store: Store, sources: Sources) -> bool:
     """Brings the record of `key` and its objects into `store`. Returns False if no remote has it.
 
-    Raises as `pull_entries` does.
+    Raises like `pull_entries`.
     """
     is_there = bool(_Puller(store, sources).pull((key,), parse))
     sources.require_usable()
@@ -117,7 +117,7 @@ def pull_row(key: str, parse: Callable[[dict[str, object]], R], store: Store, so
 
 
 def receive_object(digest: Digest, store: Store, sources: Sources) -> bool:
-    """Brings one object into `store`. Returns False if it was there. Raises StoreError, and as `Sources.fill` does."""
+    """Brings one object into `store`. Returns False if it was there. Raises StoreError, and like `Sources.fill`."""
     if store.objects.has(digest):
         return False
     incoming = store.root / INCOMING_NAME / digest.sha256
@@ -138,7 +138,7 @@ class _Puller:
         return sum(digest.size_bytes for digest in self.received)
 
     def pull(self, keys: Iterable[str], parse: Callable[[dict[str, object]], R]) -> int:
-        """Returns how many of `keys` a remote had."""
+        """Receives `keys`. Returns how many of them a remote had."""
         return sum(self._sources.each(lambda key: self._pull_one(key, parse), keys))
 
     def _pull_one(self, key: str, parse: Callable[[dict[str, object]], R]) -> bool:
@@ -164,7 +164,7 @@ class _Puller:
 
 
 def _is_answered(remote: Remote, key: str, data: bytes) -> bool:
-    """Whether the record that the remote has will do: it is the same, or it is sound and all its objects are there."""
+    """Whether the remote's record suffices: it is the same, or it is sound and all its objects exist."""
     found = remote.get_record(key)
     if found is None or found == data:
         return found is not None

@@ -1,8 +1,9 @@
 """Predicts what an upgrade would invalidate, by changing components of a plan's keys.
 
-A program's key has every component, so the program will be traced again. A unit's key has the target and the text of its
-graph. Another torch, compiler or instruction set changes the target, so the unit is compiled again. Another transformers
-or a change of our graph code does not: the unit is compiled again only if its text changes, which only tracing can tell.
+A program's key has every component, so a change of any component traces the program again. A unit's key has the target and
+the text of its graph. Another torch, compiler or instruction set changes the target, so the unit is compiled again. Another
+transformers, or a change of our graph code, does not: the unit is compiled again only if its text changes, which only
+tracing can tell.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ _WHERE = "--what-if"
 class WhatIf:
     """The effect of `changes` on what is built now.
 
-    `num_programs` programs of `num_entries` entries are traced anew; `already` programs were built under the new
-    values before. `units`: what was compiled for the programs that go. `is_certain`: all of them are compiled
-    again; otherwise those whose text changes. `num_cold` programs are not built now either.
+    `num_programs` programs of `num_entries` entries are traced again. `already` programs were built under the new values
+    before. `units` is the cost of what was compiled for the invalidated programs. `is_certain`: all of these units are
+    compiled again; otherwise only those whose text changes. `num_cold` programs are not built now either.
     """
 
     changes: tuple[Change, ...]
@@ -51,7 +52,7 @@ class WhatIf:
 
 
 def parse_changes(settings: Iterable[str], keys: ProgramKeys, target: Target) -> tuple[Change, ...]:
-    """Returns what ``NAME=VALUE`` settings change in the keys of all entries. A current value changes nothing.
+    """Returns the changes that ``NAME=VALUE`` settings make in the keys of all entries. A current value changes nothing.
 
     Raises SpecError for an unknown name, and lists the known ones.
     """
@@ -71,7 +72,7 @@ def parse_changes(settings: Iterable[str], keys: ProgramKeys, target: Target) ->
 
 
 def what_if(changes: tuple[Change, ...], plan: Plan, spec: BuildSpec, store: Store) -> WhatIf:
-    """Returns what `changes` would invalidate of what is built now by `plan`. Raises StoreError."""
+    """Returns what `changes` would invalidate of what is built now in `plan`. Raises StoreError."""
     warm = [state for state in plan.programs if _is_whole(state.row, plan)]
     after = _rows_after(changes, warm, ProgramKeys(spec, plan.target), store)
     gone = [state for state, row in zip(warm, after, strict=True) if row is None]

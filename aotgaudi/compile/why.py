@@ -1,13 +1,13 @@
 """Explains why programs and units are not warm: which components of their keys differ from what was built before.
 
-A plan or a receipt decides whether something is warm. This module finds the reason for what is not, and the cost.
+A plan or a receipt decides whether something is warm. This module finds the reason why something is not, and the cost.
 
-*History* is what a store's records, a bundle or a receipt say was built. It is for comparing, never for building: a
-record whose objects are gone still says what was built and how long it took. A receipt has no program keys; they follow from
-its manifest, the target and the builder's versions. A bundle has all three.
+*History* is what a store's records, a bundle or a receipt say was built. It serves for comparison only, never for building:
+a record whose objects are gone still says what was built and how long it took. A receipt has no program keys. They follow
+from its manifest, the target and the builder's versions. A bundle has all three.
 
-*Nearest* is found by comparing key components by name. For programs, the same entry of the same model comes first; then the
-program with the fewest differing components, the same entry before others. For units, the same graph comes first, then the
+*Nearest* is found by comparing key components by name. For programs, the same entry of the same model comes first, then the
+program with the fewest differing components, preferably of the same entry. For units, the same graph comes first, then the
 same label. Ties go to the smaller key, so that the answer is always the same.
 """
 
@@ -52,7 +52,7 @@ class BuiltProgram:
 
 @dataclass(frozen=True)
 class BuiltUnit:
-    """A unit that was compiled. `seconds` is its compile time; `label` is for people."""
+    """A unit that was compiled. `seconds` is its compile time. `label` is for people."""
 
     key: str
     components: Mapping[str, str]
@@ -72,7 +72,7 @@ class History:
     def of_store(cls, store: Store) -> History:
         """Reads every record of `store` and of the layers below it. Raises StoreError.
 
-        Like a look-up, it skips everything that is no record of a program or unit.
+        Like a look-up, it skips everything that is not a record of a program or unit.
         """
         programs: dict[str, BuiltProgram] = {}
         units: dict[str, BuiltUnit] = {}
@@ -88,7 +88,7 @@ class History:
 
 @dataclass(frozen=True)
 class Cost:
-    """The time of compiling some units the last time, on one worker, each unit counted once.
+    """The time that compiling some units took the last time, on one worker, with each unit counted once.
 
     `seconds` is the sum over the units on record. `num_untimed` units are not on record.
     """
@@ -122,12 +122,12 @@ class Sealed:
 
 
 def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: History) -> Sealed:
-    """Reads the bundle or the receipt at `path`, to be compared with `manifest`.
+    """Reads the bundle or the receipt at `path`, for comparison with `manifest`.
 
-    A receipt does not say which units a program calls; they are looked up in `store`. A receipt of another manifest does
-    not have that manifest's spec either. If `history` does not know its programs, the spec of `manifest` is assumed.
+    A receipt does not say which units a program calls, so they are looked up in `store`. A receipt of another manifest does
+    not contain that manifest's spec either. If `history` does not know its programs, the spec of `manifest` is assumed.
 
-    Raises StoreError, ManifestError and CorruptError, as opening a bundle does.
+    Raises StoreError, ManifestError and CorruptError, like opening a bundle.
     """
     if path.is_dir():
         bundle = open_bundle(path)
@@ -166,7 +166,7 @@ def _sealed(
     program_of: Callable[[Digest], Program | None],
     assumed: tuple[str, ...],
 ) -> Sealed:
-    """Makes the keys that the entries of `manifest` had when they were sealed."""
+    """Computes the keys that the entries of `manifest` had when they were sealed."""
     here = builder_versions()
     lacking = [
         f"it does not say its {name}: taken to be {here[name]}"
@@ -254,7 +254,7 @@ _MODEL = ("model.", "limits.")
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One key component that differs. None: that side lacks the component."""
+    """One key component that differs. None means that the side lacks the component."""
 
     name: str
     old: str | None
@@ -262,7 +262,7 @@ class Change:
 
 
 def changes(old: Components, new: Components) -> tuple[Change, ...]:
-    """Returns the components that differ, in the order of `new`, followed by those of `old` alone."""
+    """Returns the components that differ, in the order of `new`, followed by those that only `old` has."""
     names = dict.fromkeys([*new, *sorted(old)])
     return tuple([Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)])
 
@@ -296,7 +296,7 @@ class NearestProgram:
         fewest = math.inf if best is None else _distance(best, components)
         for distance, other in self._ranked(rest):
             if distance + 1 >= fewest:
-                break  # Another entry differs in at least one component more.
+                break  # Another entry differs in at least one more component.
             programs = self._of_rest[other]
             found = next((programs[part] for part in _shared_parts(own) if part in programs), None)
             if found is not None and _distance(found, components) < fewest:
@@ -339,7 +339,7 @@ def _parts(components: Components) -> tuple[Rows, Rows]:
 
 
 def _shared_parts(own: Rows) -> Iterator[Rows]:
-    """Yields the rows that two entries of one kind may share, the longest first. Entries have at most four fields."""
+    """Yields the subsets of rows that two entries of one kind may share, longest first. Entries have at most four fields."""
     kind = tuple(row for row in own if row[0] == _KIND)
     fields = [row for row in own if row[0] != _KIND]
     for size in range(len(fields), -1, -1):
@@ -383,7 +383,7 @@ class Finding:
 
     @property
     def is_program(self) -> bool:
-        """Whether it concerns a program."""
+        """Whether it is about a program."""
         return bool(self.entries)
 
     @property
@@ -407,12 +407,12 @@ class Reason:
 
     @property
     def num_entries(self) -> int:
-        """How many entries need these programs; 0 for units."""
+        """The number of entries that need these programs; 0 for units."""
         return sum(len(finding.entries) for finding in self.findings)
 
     @property
     def is_certain(self) -> bool:
-        """Whether units are compiled again in any case: a component of the target changed, and every key has it."""
+        """Whether the units are certainly compiled again: a component of the target changed, and every key contains it."""
         return any(change.name.startswith(_TARGET) for change in self.findings[0].changes)
 
     def cost(self, history: History) -> Cost:

@@ -1,7 +1,7 @@
 """Worker processes on this machine: the builder's side (`LocalPool`) and the workers' (`main`).
 
 Each worker has one socket and shares nothing with the others: no queue, no lock. A worker that is killed takes its job
-with it and disturbs no other. The builder sees its end at once (the socket closes), and the next job starts a new worker.
+with it and disturbs no other. The builder notices at once (the socket closes), and the next job starts a new worker.
 There are no threads: everything happens in `LocalPool.wait`.
 """
 
@@ -27,7 +27,7 @@ from aotgaudi.errors import AotGaudiError, CardError, CompileError
 
 UNIT_TIMEOUT_SECONDS = 900.0
 _GARBAGE_THRESHOLD = 70_000
-"""A hundred times Python's default: collecting garbage took a tenth of a worker's time and found little."""
+"""A hundred times Python's default, with which garbage collection took a tenth of a worker's time and found little."""
 
 _CLOSING_SECONDS = 5.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -37,7 +37,7 @@ _TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_
 
 
 class WorkerDiedError(CompileError):
-    """The process that ran a job ended before the job did. `exit_code` is negative for a signal, as in subprocess."""
+    """The process that ran a job ended before the job did. As in subprocess, a negative `exit_code` is a signal."""
 
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -90,7 +90,7 @@ class Pool(Protocol[JobT_contra]):
         ...
 
     def wait(self, timeout_seconds: float) -> list[Done]:
-        """Returns ended jobs as soon as there are any, or an empty list after `timeout_seconds`."""
+        """Returns finished jobs as soon as there are any, or an empty list after `timeout_seconds`."""
         ...
 
 
@@ -105,7 +105,7 @@ class LocalPool:
         timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`environment` is that of the workers; None: this process's."""
+        """`environment` is that of the workers; None means this process's."""
         self._environment = environment
         self.num_workers = num_workers
         self._cache_dir = cache_dir
@@ -123,7 +123,7 @@ class LocalPool:
             self.stop()
 
     def submit(self, ticket: int, job: Job) -> None:
-        """See `Pool.submit`. Raises CompileError when no process can be started."""
+        """See `Pool.submit`. Raises CompileError if no process can be started."""
         for worker in [worker for worker in self._workers if worker.ticket is None]:
             if worker.take(ticket, self._timeout_seconds, job):
                 return
@@ -146,7 +146,7 @@ class LocalPool:
         return done_now
 
     def close(self) -> None:
-        """Lets idle workers end by themselves, then kills the others."""
+        """Lets idle workers end, then kills the others."""
         for worker in self._workers:
             worker.connection.close()
         deadline = time.monotonic() + _CLOSING_SECONDS
@@ -180,7 +180,7 @@ class LocalPool:
         return None
 
     def _end_of(self, worker: _Worker, ticket: int) -> Done:
-        """Returns the result of a job whose worker closed its end: it is dead or dying."""
+        """Returns the result of a job whose worker closed its end of the socket: it is dead or dying."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             worker.process.wait(1.0)
         self._remove(worker)
@@ -204,7 +204,7 @@ class _Worker:
     def take(self, ticket: int, timeout_seconds: float, job: Job) -> bool:
         """Sends a job to the process. Returns False if it is dead."""
         try:
-            # All that an idle process could say is that it ends.
+            # An idle process sends nothing, except that it ends.
             if self.process.poll() is not None or self.connection.poll():
                 return False
             self.connection.send(job)
@@ -242,7 +242,7 @@ def _launch(
 
 @contextlib.contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Blocks the signals that stop a build. New processes inherit this: an early signal would cause a traceback."""
+    """Blocks the signals that stop a build. New processes inherit this, since an early signal would cause a traceback."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
@@ -251,7 +251,7 @@ def _blocked_signals() -> Iterator[None]:
 
 
 def _kill_with_children(pid: int) -> None:
-    """Kills a process and its descendants: a hanging compiler would go on for ever."""
+    """Kills a process and its descendants, since a hanging compiler would run for ever."""
     children = _children(pid)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -260,7 +260,7 @@ def _kill_with_children(pid: int) -> None:
 
 
 def _children(pid: int) -> list[int]:
-    """Returns the children of a process; empty if the kernel does not say (CONFIG_PROC_CHILDREN)."""
+    """Returns the children of a process; empty if the kernel does not tell (CONFIG_PROC_CHILDREN)."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # It may end meanwhile.
         for task in Path(f"/proc/{pid}/task").iterdir():
@@ -269,7 +269,7 @@ def _children(pid: int) -> list[int]:
 
 
 def main() -> None:
-    """Runs in a worker: does the jobs from the socket ``argv[1]``, one after the other, until it is closed.
+    """Runs in a worker: does one job after another from the socket ``argv[1]``, until it is closed.
 
     ``argv[2]`` is the directory of the toolchain's cache, ``argv[3]`` the parent's process id.
     """
@@ -283,11 +283,11 @@ def main() -> None:
 
 
 def start_worker(cache_dir: str) -> None:
-    """Prepares a fresh process before torch is imported: one thread, signals left to the parent, a cache directory.
+    """Prepares a new process before torch is imported: one thread, signals left to the parent, a cache directory.
 
-    It removes the user's settings of torch: one key is one set of bytes in any environment. Ctrl-C or a supervisor's SIGTERM
-    reaches the whole process group. Only the parent acts on it, so that the unit under way is finished (its compiler
-    inherits the ignored signals).
+    It removes the user's settings of torch, so that one key means one set of bytes in any environment. Ctrl-C or a
+    supervisor's SIGTERM reaches the whole process group. Only the parent acts on it, so that the running unit is finished
+    (its compiler inherits the ignored signals).
     """
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

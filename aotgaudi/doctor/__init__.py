@@ -1,4 +1,4 @@
-"""What a machine can build and serve, and which lines of the contract with Gaudi's bridge hold there.
+"""Examines what a machine can build and serve, and which lines of the contract with Gaudi's bridge hold there.
 
-`machine` looks at any machine, `trial` compiles on it, and `hpu` examines a Gaudi.
+`machine` examines any machine and compiles on it as a trial. `hpu` examines a Gaudi.
 """

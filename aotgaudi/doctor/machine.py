@@ -1,7 +1,7 @@
 """What this machine can build and serve: one finding for each thing that decides it.
 
-Examining imports no torch and compiles nothing. The trial builds one entry of a tiny model in a temporary store, as any
-build does: it shows whether that works, and how long it takes.
+The examination imports no torch and compiles nothing. The trial builds one entry of a tiny model in a temporary store, like
+any build: it shows whether that works, and how long it takes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MachineFinding:
         status: Its state.
         observation: What was seen, in one line.
         remedy: What would be right; empty if all is well.
-        prevents: What this machine cannot do because of it.
+        prevents: What this machine therefore cannot do.
     """
 
     subject: str
@@ -76,16 +76,16 @@ EXTRA_PURPOSES: Mapping[str, str] = MappingProxyType(
         "otel": "sends traces of requests",
     }
 )
-"""What each extra is for."""
+"""The purpose of each extra."""
 
 TOOLS = ("g++", "ld", "strip")
-"""What a build calls."""
+"""The programs that a build calls."""
 
 WORKER_BYTES = 1_000_000_000
-"""What a build's worker and the compilers that it starts may take."""
+"""The memory that a build's worker may take, including the compilers that it starts."""
 
 TOOLCACHE_BYTES = 300_000_000
-"""What a build keeps for itself in the store (docs/adr/0015-same-bytes.md: precompiled headers, some 270 MB)."""
+"""The space of a build's own files in the store (docs/adr/0015-same-bytes.md: precompiled headers, some 270 MB)."""
 
 ROOM_BYTES = 2_000_000_000
 """With less, a store is soon full: it also holds a small model's results, and those of other models and versions."""
@@ -94,7 +94,7 @@ _ELSEWHERE = "in another environment than the Gaudi bridge's: "
 
 _BOTH: tuple[Purpose, ...] = ("build", "serve")
 _CONSTRAINTS = Path(aotgaudi.__file__).with_name("constraints.txt")
-"""The versions that the tests ran with; the wheel has it."""
+"""The versions with which the tests ran. The wheel contains this file."""
 
 _FILTER_SECONDS = 60.0
 
@@ -103,7 +103,7 @@ MANY_FILES = DEFAULT_MAX_CONNECTIONS + 1024
 
 
 def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
-    """Yields the findings in the order in which one would fix them. Takes a second or two; changes nothing."""
+    """Yields the findings in the order in which you would fix them. Takes a second or two, and changes nothing."""
     can_build, bridge = not missing_modules("build"), version_of(PLUGIN)
     yield of_system()
     yield from (of_extra(extra, bridge) for extra in EXTRAS)
@@ -118,7 +118,7 @@ def examine_machine(store_root: Path) -> Iterator[MachineFinding]:
 
 
 def of_system() -> MachineFinding:
-    """Whether this is a Python and an operating system that aotgaudi runs on."""
+    """Whether aotgaudi runs on this Python and operating system."""
     bits = 64 if sys.maxsize > 1 << 32 else 32
     seen = (
         f"Python {platform.python_version()}, {bits} bits,"
@@ -130,7 +130,7 @@ def of_system() -> MachineFinding:
 
 
 def missing_modules(extra: str) -> tuple[str, ...]:
-    """Returns what `extra` brings and is not installed."""
+    """Returns the modules of `extra` that are not installed."""
     return tuple(name for name in EXTRAS[extra] if version_of(name) == NOT_INSTALLED)
 
 
@@ -152,7 +152,7 @@ def of_extra(extra: str, bridge: str = NOT_INSTALLED) -> MachineFinding:
 
 
 def version_in(constraints: Path, package: str) -> str:
-    """Returns the version that a file of pip's constraints has of a package; empty where it has none."""
+    """Returns the version of a package in a file of pip's constraints; empty if the file has none."""
     for line in constraints.read_text(encoding="utf-8").splitlines():
         name, is_pinned, rest = line.partition("==")
         if is_pinned and name.strip() == package:
@@ -161,7 +161,7 @@ def version_in(constraints: Path, package: str) -> str:
 
 
 def of_torch(found: str, tested: str, bridge: str = NOT_INSTALLED) -> Iterator[MachineFinding]:
-    """Whether torch has the tested minor version. Nothing if it is not installed: the extras report that.
+    """Whether torch has the tested minor version. No finding if torch is not installed, because the extras report that.
 
     Next to `bridge`, Gaudi's plugin of torch, another version is right, but then nothing can be built or served here.
     """
@@ -180,7 +180,7 @@ def of_torch(found: str, tested: str, bridge: str = NOT_INSTALLED) -> Iterator[M
 
 
 def of_tools(*, is_needed: bool) -> MachineFinding:
-    """Which compiler a build would call. Without `is_needed` nothing here could build anyway."""
+    """Which compiler a build would call. Without `is_needed` nothing could be built here anyway."""
     try:
         versions = [f"{shutil.which(tool)}: {tool_version(tool)}" for tool in TOOLS]
     except SpecError as error:
@@ -211,7 +211,7 @@ def of_memory(memory: Memory, num_cores: int) -> MachineFinding:
 
 
 def of_store(root: Path) -> MachineFinding:
-    """Whether builds can use the store, or make it; and how much room there is."""
+    """Whether builds can use or make the store, and how much room there is."""
     try:
         if _is_filled(root):
             Store.open(root, create=False)
@@ -244,7 +244,7 @@ def of_gaudi(found: Inventory) -> MachineFinding:
 
 
 def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
-    """The state of a directory, or of the one in which it would be made."""
+    """The state of a directory, or of the existing one in which it would be made."""
     there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         problem = f"{path}: {there} is not a directory that uid {os.geteuid()} may write to"
@@ -266,8 +266,8 @@ def _of_place(subject: str, path: Path, least_bytes: int) -> MachineFinding:
 
 
 def _is_filled(path: Path) -> bool:
-    """Whether something is there already; a build makes a store of an empty directory. Raises OSError."""
-    if not os.path.exists(path):  # False also where it may not be looked at; Path raises there.
+    """Whether something exists there. A build makes a store of an empty directory. Raises OSError."""
+    if not os.path.exists(path):  # Also False if we may not look; Path would raise.
         return False
     return not path.is_dir() or any(path.iterdir())
 
@@ -280,14 +280,14 @@ def _size(num_bytes: int) -> str:
 
 
 def kernel_findings() -> Iterator[MachineFinding]:
-    """Yields the findings. A separate process tries the filter, since it cannot be removed again."""
+    """Yields the findings. A separate process tries the filter, because it cannot be removed again."""
     yield of_filter(python_command("aotgaudi.doctor.machine"))
     yield of_sealed_memory()
     yield of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def of_filter(command: list[str]) -> MachineFinding:
-    """Whether the kernel can refuse new processes; `command` asks it to, and exits with 0 on success."""
+    """Whether the kernel can refuse new processes. `command` asks it to, and exits with 0 on success."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_FILTER_SECONDS, check=False)
         problem = (
@@ -324,7 +324,7 @@ def of_sealed_memory() -> MachineFinding:
 
 
 def of_open_files(hard_limit: int) -> MachineFinding:
-    """Whether a server may open as many files as it would like to."""
+    """Whether a server may open all the files that it needs."""
     if hard_limit == resource.RLIM_INFINITY:
         return MachineFinding("open files", "ok", "no limit")
     if hard_limit >= MANY_FILES:
@@ -338,7 +338,7 @@ def of_open_files(hard_limit: int) -> MachineFinding:
 
 
 def main() -> None:
-    """Runs in a separate process: has the kernel refuse processes. Raises TargetError if it cannot."""
+    """Makes the kernel refuse new processes. Runs in a separate process. Raises TargetError if the kernel cannot."""
     forbid_processes()
 
 
@@ -380,8 +380,8 @@ def try_to_compile(seconds: float = TRIAL_SECONDS, num_workers: int | None = Non
     """Traces, compiles and checks a decode step (an embedding, a layer and a head), and returns the finding.
 
     Args:
-        seconds: The most that a job may take, and after which no other begins: twice that at most, in all.
-        num_workers: Processes; None: one a core.
+        seconds: The most that a job may take. After that time no other job begins, so the trial takes at most twice as long.
+        num_workers: The number of processes; None: one a core.
     """
     manifest = Manifest.of(spec_from_json(_SPEC))
     entries = tuple(entry for entry in manifest.entries if isinstance(entry, DecodeEntry))[:1]

@@ -1,7 +1,7 @@
 """What the bridge counts in this process: compiled graphs, recipes found and missed, operators that fell back to the CPU.
 
-``habana_frameworks.torch.hpu.metrics`` comes in two styles. The older counts when something happens; the newer queues
-events and counts when asked (K-16), so it must be asked now and then. Both are read the same way here. The caller
+``habana_frameworks.torch.hpu.metrics`` comes in two styles. The older one counts when something happens. The newer one
+queues events and counts when it is read (K-16), so it must be read now and then. Both are read the same way here. The caller
 imports the module and passes it in. Source: ``metrics.py`` of the bridge.
 
 Compiling may continue in a thread of the bridge: synchronise with the device before you take a count.
@@ -30,15 +30,15 @@ class MetricsModule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Totals of a process, or the difference of two.
+    """Totals of a process, or the difference of two totals.
 
     Attributes:
-        compiled: Graphs compiled; operators run one by one are not among them (K-17).
+        compiled: Compiled graphs, not counting operators that run one by one (K-17).
         compile_microseconds: How long that took.
         hits: Key of a recipe (H, decimal) -> how often it was found, in memory or on disk.
-        misses: The same, for recipes that were not found.
+        misses: The same for recipes that were not found.
         fallbacks: Operators that ran on the CPU.
-        eager_compiled: Entries of the cache for single operators; it grows with what `compiled` leaves out.
+        eager_compiled: Entries of the cache for single operators, which grows with what `compiled` leaves out.
     """
 
     compiled: int = 0
@@ -49,7 +49,7 @@ class Counts:
     eager_compiled: int = 0
 
     def since(self, before: Counts) -> Counts:
-        """Returns what was counted between `before` and this."""
+        """Returns what was counted after `before`."""
         return Counts(
             self.compiled - before.compiled,
             self.compile_microseconds - before.compile_microseconds,
@@ -69,7 +69,7 @@ class Counters:
     """Reads the bridge's metrics. Thread-safe as far as the bridge is."""
 
     def __init__(self, metrics: MetricsModule, eager_cache_size: Callable[[], int] | None = None) -> None:
-        """Reads from `metrics`, and the number of compiled single operators if the bridge reports it.
+        """Reads `metrics`, and the number of compiled single operators if the bridge reports it.
 
         Raises:
             TargetError: this bridge does not count compiled graphs, so nothing could be proved.
@@ -80,7 +80,7 @@ class Counters:
 
     @property
     def knows_recipes(self) -> bool:
-        """Whether the bridge counts each recipe; otherwise only compiled graphs are counted."""
+        """Whether the bridge counts each recipe. If not, it counts only compiled graphs."""
         return self._metrics.metric_global(RECIPES) is not None
 
     @property
@@ -94,7 +94,7 @@ class Counters:
         return counts_of(*map(self._stats, (COMPILATIONS, RECIPES, FALLBACKS)), eager_compiled=eager_compiled)
 
     def stop(self, name: str) -> None:
-        """Ends a metric, whose events newer bridges queue until somebody asks."""
+        """Ends a metric. Newer bridges would otherwise queue its events until somebody reads them."""
         metric = self._metrics.metric_global(name)
         if metric is not None:
             metric.stop()
@@ -116,7 +116,7 @@ def counts_of(
     *,
     eager_compiled: int = 0,
 ) -> Counts:
-    """Returns what the statistics of the three metrics say. Raises ValueError or TypeError for what is no number."""
+    """Returns the counts in the statistics of the three metrics. Raises ValueError or TypeError if one is no number."""
     return Counts(
         compiled=_number(compilations, "TotalNumber"),
         compile_microseconds=_number(compilations, "TotalTime"),
@@ -128,15 +128,15 @@ def counts_of(
 
 
 def require_found(unit: str, recipes: Iterable[str], counts: Counts, uncached: Collection[str] = ()) -> None:
-    """Raises TargetError, naming a recipe, unless `unit` found all of its recipes, and compiled nothing else.
+    """Raises TargetError, naming a recipe, unless `unit` found all of its recipes and compiled nothing else.
 
     With a bridge that does not count each recipe (`Counters.knows_recipes`) this cannot be checked: only
     ``counts.compiled`` is known.
 
     Args:
-        unit: Whose they are, for the message.
+        unit: The unit, for the message.
         recipes: The keys that were sealed for it.
-        counts: What was counted while it ran for the first time, of this unit alone.
+        counts: What was counted during its first run, for this unit alone.
         uncached: Keys of graphs that compile to nothing, at every start (K-15).
     """
     lost = sorted(set(recipes) - counts.hits.keys(), key=int)
@@ -160,7 +160,7 @@ def _number(stats: Mapping[str, Any], tag: str) -> int:
 
 
 def _table(stats: Mapping[str, Any], tag: str) -> Mapping[str, int]:
-    """Recipe -> count. Keys may be numbers; negative ones are those of a signed 64-bit print."""
+    """Returns recipe -> count. Keys may be numbers. Negative ones are those of a signed 64-bit print."""
     return {str(int(key) % 2**64): int(count) for key, count in dict(stats.get(tag) or {}).items()}
 
 

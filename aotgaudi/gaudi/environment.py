@@ -1,9 +1,9 @@
-"""Environment variables on Gaudi: which change compiled code, and which a process needs before it imports torch.
+"""Environment variables on Gaudi: which ones change compiled code, and which ones a process needs before it imports torch.
 
-A variable that may change code is sealed. That is every variable whose name begins like those of the bridge, the graph
-compiler, its kernels or the collectives, unless `NEUTRAL` lists it with a reason. vLLM's own variables change nothing here;
-`aotgaudi.wrap.from_vllm.variables` has them. The bridge reads nearly all variables once, when it is imported, which
-``import torch`` may do (K-01). So later settings have no effect, and processes are started with what they need.
+A variable that may change code is sealed. This applies to every variable whose name begins like those of the bridge, the
+graph compiler, its kernels or the collectives, unless `NEUTRAL` lists it with a reason. vLLM's own variables change nothing
+here; `aotgaudi.wrap.from_vllm.variables` has them. The bridge reads nearly all variables once, when it is imported, which
+``import torch`` may do (K-01). Later settings have no effect, so we start processes with what they need.
 
 `CACHE_VARIABLE` says where the bridge keeps recipes and what it may do to them:
 ``<directory>[,<delete at start>[,<limit in MiB>[,<on a shared file system>]]]``. A process reads it once, when it acquires
@@ -40,13 +40,13 @@ _FALSE = frozenset({"0", "n", "no", "f", "false", "off"})
 
 @dataclass(frozen=True, slots=True)
 class CacheSetting:
-    """What the bridge makes of the variable.
+    """The bridge's reading of the variable.
 
     Attributes:
-        directory: Flat; None: nothing is kept on disk.
-        delete_at_start: Every process whose LOCAL_RANK is 0 or unset removes what is there when it starts.
-        limit_mib: Beyond it the bridge removes the oldest recipes; 0: never.
-        is_shared: Files get the writer's name appended, and no locks are taken.
+        directory: A flat directory; None: nothing is kept on disk.
+        delete_at_start: Whether every process whose LOCAL_RANK is 0 or unset empties the directory when it starts.
+        limit_mib: The size above which the bridge removes the oldest recipes; 0: never.
+        is_shared: Whether files get the writer's name appended, and no locks are taken.
     """
 
     directory: Path | None
@@ -56,10 +56,10 @@ class CacheSetting:
 
     @classmethod
     def parse(cls, text: str) -> CacheSetting:
-        """Returns what `text` sets. An empty field is the default; on a shared file system nothing is ever removed.
+        """Parses the variable's `text`. An empty field is the default. On a shared file system nothing is ever removed.
 
         Raises:
-            SpecError: more than four fields, or a field that cannot be read.
+            SpecError: there are more than four fields, or a field cannot be read.
         """
         fields = text.split(",")
         if len(fields) > len(_FIELDS):
@@ -78,7 +78,7 @@ def sealed_setting(directory: Path) -> str:
     """Returns the variable's value for a directory that the bridge must not change: nothing is deleted or evicted.
 
     Raises:
-        SpecError: the path has a comma, which the bridge takes for the end of the field.
+        SpecError: the path has a comma, which the bridge would take for the end of the field.
     """
     if "," in str(directory):
         raise SpecError(
@@ -129,7 +129,7 @@ NEUTRAL: Mapping[str, str] = MappingProxyType(
         for name in names.split()
     }
 )
-"""Variables that begin like those that change code and do not, each with the reason."""
+"""Variables that change no code, although their names begin like those that do, each with the reason."""
 
 _PATH_VALUED = frozenset({"QUANT_CONFIG", "SYNAPSE_CONFIGURATION_FILE"})
 _MAX_CONFIG_BYTES = 16 << 20
@@ -139,18 +139,18 @@ CARD_VARIABLES = ("HLS_MODULE_ID", "HABANA_VISIBLE_MODULES")
 
 @dataclass(frozen=True, slots=True)
 class ProcessRules:
-    """What a process must have, and must not have, before it imports torch.
+    """What a process must and must not have in its environment before it imports torch.
 
     Attributes:
         settings: Variable -> value.
-        removed: Variable -> why it must not be there.
+        removed: Variable -> why it must not be set.
     """
 
     settings: Mapping[str, str]
     removed: Mapping[str, str]
 
     def applied(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """Returns `inherited` without what must not be there, and with what must."""
+        """Returns `inherited` with the settings, and without the removed variables."""
         kept = {name: value for name, value in inherited.items() if name not in self.removed}
         return {**kept, **self.settings}
 
@@ -168,7 +168,7 @@ class ProcessRules:
 RECIPE_RULES = ProcessRules(
     settings=MappingProxyType(
         {
-            "PT_HPU_ENABLE_CACHE_METRICS": "1",  # K-12: each recipe is counted; read at the import.
+            "PT_HPU_ENABLE_CACHE_METRICS": "1",  # K-12: counts each recipe; read at the import.
             "PT_HPU_PGM_ENABLE_CACHE": "1",
             "PT_HPU_COMPILE_GRAPH_FREEZE": "0",  # K-32: constants cannot be restored.
             "PT_HPU_ENABLE_JIT_GRAPH_NAME_HASH": "0",  # K-11: these two put a process's counters into keys.
@@ -187,18 +187,18 @@ RECIPE_RULES = ProcessRules(
         }
     ),
 )
-"""For every process whose recipes are sealed or restored, including vLLM's workers, in any mode."""
+"""The rules for every process whose recipes are sealed or restored, including vLLM's workers, in any mode."""
 
 ENGINE_RULES = ProcessRules(
     settings=MappingProxyType(
         {
             **RECIPE_RULES.settings,
             "PT_HPU_AUTOLOAD": "1",
-            "PT_HPU_LAZY_MODE": "0",  # Releases up to 1.19 are lazy where it is unset.
+            "PT_HPU_LAZY_MODE": "0",  # Releases up to 1.19 are lazy if it is unset.
             "PT_HPU_KEEP_INPUT_MUTATIONS": "1",  # K-21: the KV cache is written in place.
             "PT_HPU_USE_EAGER_FALLBACK": "0",  # K-18: an operator that is not lowered is an error.
             "PT_HPU_WEIGHT_SHARING": "0",
-            "PT_HPU_METRICS_GC_DETAILS": "1",  # Not for vLLM's workers, which then synchronize after each step.
+            "PT_HPU_METRICS_GC_DETAILS": "1",  # Would make vLLM's workers synchronize after each step.
         }
     ),
     removed=MappingProxyType(
@@ -214,7 +214,7 @@ ENGINE_RULES = ProcessRules(
         }
     ),
 )
-"""For our own processes, which compile for one card or serve from it; keys depend on some of it, so both get it."""
+"""The rules for our own processes, which compile for one card or serve from it. Keys depend on some, so both need them."""
 
 WITHOUT_BRIDGE: Mapping[str, str] = MappingProxyType(
     {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PT_HPU_AUTOLOAD": "0"}
@@ -224,7 +224,7 @@ WITHOUT_BRIDGE: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentDifference:
-    """A variable that may change code and differs; None: not set."""
+    """A variable that may change code and differs. None means not set."""
 
     name: str
     sealed: str | None
@@ -236,7 +236,7 @@ class EnvironmentDifference:
 
 
 def may_change_code(name: str) -> bool:
-    """Returns whether a variable of this name is part of what is sealed."""
+    """Returns whether a variable of this name is sealed."""
     return name not in NEUTRAL and _MAY_CHANGE_CODE.fullmatch(name) is not None
 
 
@@ -253,7 +253,7 @@ def sealed_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def differences(sealed: Mapping[str, str], found: Mapping[str, str]) -> tuple[EnvironmentDifference, ...]:
-    """Returns what differs between two results of `sealed_variables`, in order of names."""
+    """Returns the differences between two results of `sealed_variables`, in order of names."""
     return tuple(
         EnvironmentDifference(name, sealed.get(name), found.get(name))
         for name in sorted({*sealed, *found})
@@ -271,9 +271,9 @@ def process_environment(
 
     Args:
         inherited: What the process would have had.
-        cache_directory: Of the recipes.
-        module_id: Of the card to use; None: as inherited, or any free one. Both variables are set: by the first alone
-            the bridge would take another card where this one is busy (K-25).
+        cache_directory: The directory of the recipes.
+        module_id: The card to use; None: as inherited, or any free one. Both variables are set: with only the first one, the
+            bridge would take another card if this one is busy (K-25).
         rules: What such a process must have.
 
     Raises:
@@ -298,7 +298,7 @@ def _digest_of_calibration(path: Path) -> str:
     """Returns the digest of a quantization's configuration and of the measurements that it names.
 
     ``dump_stats_path`` is the beginning of the measurements' paths (neural_compressor/torch/algorithms/fp8_quant). Their
-    place does not count, their content does. A configuration that names none has the digest of its bytes.
+    content counts, not their location. A configuration that names no measurements has the digest of its bytes.
     """
     digest = _digest_of("QUANT_CONFIG", path)
     try:

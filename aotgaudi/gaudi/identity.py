@@ -1,12 +1,12 @@
 """What a Gaudi machine compiles with and for: its cards, versions, and digests of the libraries that decide the result.
 
-**Software.** The bridge names a recipe by Synapse's version alone; its own digest of the libraries is the same whatever
-they contain (K-38, ``cache_version.cpp``). So we hash the bridge and its Python, the graph compiler and the kernels
-ourselves. That is much to read, so the digest of a file is remembered while its inode, size and both times stay the same.
+**Software.** The bridge names a recipe by Synapse's version alone. Its own digest of the libraries is the same whatever they
+contain (K-38, ``cache_version.cpp``). So we hash the bridge and its Python, the graph compiler and the kernels ourselves.
+These files are large, so we remember a file's digest while its inode, size and both times stay the same.
 
-**Cards** are found without acquiring one, since a process that acquires a card keeps others from it (K-25). Asked in this
-order, the first that knows of a card answers: the driver's library (`pyhlml`), the kernel's ``/sys/class/accel``, and the
-tool ``hl-smi``.
+**Cards** are found without acquiring one, because a process that acquires a card keeps others from it (K-25). We ask these
+sources in order, and the first that knows of a card answers: the driver's library (`pyhlml`), the kernel's
+``/sys/class/accel``, and the tool ``hl-smi``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from aotgaudi.errors import StoreError, TargetError, store_error
 from aotgaudi.files import make_directories, write_atomic
 
 PLUGIN = "habana-torch-plugin"
-"""The distribution that brings the bridge."""
+"""The distribution that contains the bridge."""
 SYSTEM_LIBRARIES = Path("usr/lib/habanalabs")
 KERNELS_VARIABLE = "GC_KERNEL_PATH"
 LOADER_VARIABLE = "LD_LIBRARY_PATH"
@@ -49,7 +49,7 @@ class Installation:
 
     Attributes:
         plugin: The folder of the Python package ``habana_frameworks``.
-        system: The folder of the graph compiler and its libraries: the one that the dynamic loader would take.
+        system: The folder of the graph compiler and its libraries, which the dynamic loader would take.
         kernels: The libraries that ``GC_KERNEL_PATH`` names.
     """
 
@@ -79,7 +79,7 @@ class Installation:
         """Returns the files of each component of a key, in order of names.
 
         Raises:
-            TargetError: a component has no file: what would compile is not there.
+            TargetError: a component has no file, so something that compiles is missing.
         """
         torch = self.plugin / "torch"
         found = {
@@ -112,7 +112,7 @@ class LibraryDigests:
 
     @classmethod
     def of(cls, components: Mapping[str, Sequence[Path]], memory: DigestMemory) -> LibraryDigests:
-        """Hashes every file, in threads; those that `memory` knows are not read.
+        """Hashes every file, in threads. Files that `memory` knows are not read.
 
         Raises:
             StoreError: a file cannot be read.
@@ -133,12 +133,12 @@ class DigestMemory:
     """
 
     def __init__(self, directory: Path | None, hash_file: Callable[[Path], str] = sha256_file) -> None:
-        """Keeps digests in `directory`, which is made when needed; None: keeps nothing."""
+        """Keeps digests in `directory`, which is made when needed. None means that it keeps nothing."""
         self._path = None if directory is None else directory / _MEMORY_NAME
         self._hash_file = hash_file
 
     def digests(self, paths: Iterable[Path]) -> Mapping[Path, str]:
-        """Returns the sha256 of every file. Raises StoreError where one cannot be read."""
+        """Returns the sha256 of every file. Raises StoreError if one cannot be read."""
         stamps = {path: _stamp(path) for path in paths}
         known = self._read()
         fresh = {path: known[str(path)][1] for path, stamp in stamps.items() if _is_known(known, path, stamp)}
@@ -185,13 +185,13 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _files(folder: Path, pattern: str) -> tuple[Path, ...]:
-    """The regular files of a folder, each once: libraries also have links with their versions."""
+    """Returns the regular files of a folder, each once: libraries also have links with their versions."""
     found = {path.resolve() for path in folder.glob(pattern) if path.is_file()}
     return tuple(sorted(found))
 
 
 def python_version() -> str:
-    """Returns ``major.minor`` of this interpreter, by which the bridge's libraries differ."""
+    """Returns ``major.minor`` of this interpreter, on which the choice of the bridge's libraries depends."""
     return ".".join(platform.python_version_tuple()[:2])
 
 
@@ -202,7 +202,7 @@ MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
 """Lists the cards that a process may use, by their module ids."""
 
 VENDOR = "0x1da3"
-"""Habana Labs, in the PCI database."""
+"""The vendor id of Habana Labs in the PCI database."""
 
 _HL_SMI_COLUMNS = ("index", "name", "module_id", "bus_id")
 _HL_SMI_SECONDS = 30.0
@@ -213,9 +213,9 @@ class Card:
     """One card.
 
     Attributes:
-        index: As the driver counts, from 0.
-        device_type: ``gaudi2``, say.
-        module_id: What ``HLS_MODULE_ID`` and ``HABANA_VISIBLE_MODULES`` name; None where it is not known.
+        index: The driver's number, from 0.
+        device_type: For example ``gaudi2``.
+        module_id: The number in ``HLS_MODULE_ID`` and ``HABANA_VISIBLE_MODULES``; None if unknown.
         bus_id: Its place on the PCI bus: ``0000:19:00.0``.
         is_busy: Whether a process holds it; None if we cannot see that.
     """
@@ -229,7 +229,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The cards of a machine, in order of their indices, and the source that named them; None: no source knows any."""
+    """The cards of a machine, in order of their indices, and the source that named them; None if no source knows any."""
 
     cards: tuple[Card, ...] = ()
     source: Source | None = None
@@ -238,7 +238,7 @@ class Inventory:
         """Returns the type of all cards.
 
         Raises:
-            TargetError: there is no card, or there are two types of them.
+            TargetError: there is no card, or there are cards of two types.
         """
         types = sorted({card.device_type for card in self.cards})
         if not types:
@@ -252,12 +252,12 @@ class Inventory:
 
 
 def usable_modules(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[int | None, ...]:
-    """Returns the module ids of the cards that a process with this environment may use; None: any free one.
+    """Returns the module ids of the cards that a process with this environment may use; None means any free card.
 
-    They are those that ``HABANA_VISIBLE_MODULES`` lists, if it lists numbers, else those of all cards that are not busy.
+    These are the cards that ``HABANA_VISIBLE_MODULES`` lists, if it lists numbers, else all cards that are not busy.
 
     Raises:
-        TargetError: there is no such card, or there are two types of them.
+        TargetError: there is no such card, or there are cards of two types.
     """
     listed = environ.get(MODULES_VARIABLE, "").replace(",", " ").split()
     if listed and all(map(str.isdecimal, listed)):
@@ -271,7 +271,7 @@ def usable_modules(environ: Mapping[str, str], root: Path = Path("/")) -> tuple[
 
 
 def device_type_of(name: str) -> DeviceType | None:
-    """Returns the type that a card's name stands for: ``HL-225B``, ``GAUDI2``, ``HL-325L``; None for others."""
+    """Returns the type for a card's name (``HL-225B``, ``GAUDI2``, ``HL-325L``); None for other names."""
     text = name.upper()
     for kind, marks in _NAME_MARKS:
         if any(mark in text for mark in marks):
@@ -287,7 +287,7 @@ _NAME_MARKS: tuple[tuple[DeviceType, tuple[str, ...]], ...] = (
 
 
 def device_type_of_pci(device: str) -> DeviceType | None:
-    """Returns the type that a PCI device number stands for (``0x1020``); None for others."""
+    """Returns the type for a PCI device number (``0x1020``); None for other numbers."""
     number = device.lower().removeprefix("0x")
     if number in ("1020", "1030"):
         return "gaudi2"
@@ -297,7 +297,7 @@ def device_type_of_pci(device: str) -> DeviceType | None:
 
 
 def find_cards(root: Path = Path("/"), *, hlml: Any = None) -> Inventory:
-    """Returns the cards that the driver shows. Acquires none; asks ``hl-smi``, a process, last.
+    """Returns the cards that the driver shows. Acquires none. Asks ``hl-smi``, which is a process, last.
 
     Args:
         root: Stands for the root of the file system.
@@ -319,7 +319,7 @@ def find_cards(root: Path = Path("/"), *, hlml: Any = None) -> Inventory:
 def _import_hlml() -> Any:
     try:
         return importlib.import_module("pyhlml")
-    except Exception:  # A broken library must not keep us from asking the other sources.
+    except Exception:  # A broken library must not hide the other sources.
         return None
 
 
@@ -366,7 +366,7 @@ def _from_hl_smi() -> Iterator[Card]:
             command, capture_output=True, text=True, check=True, timeout=_HL_SMI_SECONDS, errors="replace"
         )
     except (OSError, subprocess.SubprocessError):
-        return  # No driver, or a tool that hangs: it knows of no card.
+        return  # No driver, or a tool that hangs: no card is known.
     for row in csv.reader(done.stdout.splitlines(), skipinitialspace=True):
         if len(row) != len(_HL_SMI_COLUMNS) or not row[0].strip().isdecimal():
             continue
@@ -382,7 +382,7 @@ def _with_state(card: Card, busy: frozenset[int] | None) -> Card:
 
 
 def _open_devices(root: Path) -> frozenset[int] | None:
-    """The indices of cards whose device file some process has open; None unless we may see every process."""
+    """Returns the indices of cards whose device file some process has open; None unless we may see every process."""
     if os.geteuid() != 0:
         return None
     found: set[int] = set()
@@ -393,7 +393,7 @@ def _open_devices(root: Path) -> frozenset[int] | None:
 
 
 def _open_files(proc: Path) -> Iterator[str]:
-    """The open files of all processes, except those that end or close meanwhile."""
+    """Yields the open files of all processes, except those that end or close meanwhile."""
     for process in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(process / "fd"):
@@ -409,4 +409,4 @@ def _line(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii", errors="replace").strip()
     except OSError:
-        return ""  # Not there in this version of the driver.
+        return ""  # This version of the driver lacks it.

@@ -5,12 +5,13 @@ The bridge writes a compiled graph as two files, in this order::
     <H>_<L>_syn<V>.recipe       H: the bridge's key, decimal; L: of its libraries, hex; V: Synapse's version
     <H>_<L>_syn<V>.metadata     with at least one byte: the pair is complete
 
-On a shared file system it appends ``_<pid>_<mac>`` to both names, and announces with an empty ``temp_`` file what it is
-compiling. It writes without fsync or rename, in a thread, and a kill loses what is queued (K-35). So a directory that it
-has written is a source to collect from, once, after its writers have ended; what we keep is named by our own digests.
+On a shared file system it appends ``_<pid>_<mac>`` to both names, and announces what it is compiling with an empty ``temp_``
+file. It writes without fsync or rename, in a thread, and a kill loses what is queued (K-35). So we use a directory that it
+has written only as a source: we collect from it once, after its writers have ended, and name what we keep by our own
+digests.
 
-It finds a recipe by its name alone and verifies nothing (K-29, K-38), and a recipe for another type of device fails only
-when it is launched (K-28). So all of that is compared before a process that would use recipes starts.
+It finds a recipe by its name alone and verifies nothing (K-29, K-38). A recipe for another type of device fails only when it
+is launched (K-28). So we compare all of that before we start a process that would use recipes.
 Sources: ``hpu_recipe_cache.cpp``, ``cache_file_handler.cpp``, ``job_thread.h`` and ``utils/debug/__init__.py``.
 """
 
@@ -44,14 +45,14 @@ _LEFTOVER_SUFFIXES = (".lock", ".hash_content")
 
 @dataclass(frozen=True, slots=True)
 class RecipeName:
-    """What the name of a recipe's file says.
+    """The parts of the name of a recipe's file.
 
     Attributes:
         key: H, decimal; unsigned, 64 bits.
         libraries: L, hex.
         synapse: V, as in ``1.24.1.482.6c1b7a2``.
         kind: ``recipe`` or ``metadata``.
-        writer: ``_<pid>_<mac>``, where it was written to a shared file system; else empty.
+        writer: ``_<pid>_<mac>`` if it was written to a shared file system; else empty.
     """
 
     key: str
@@ -62,20 +63,20 @@ class RecipeName:
 
     @classmethod
     def parse(cls, name: str) -> RecipeName | None:
-        """Returns what `name` says, or None if it is not the name of a recipe's file."""
+        """Returns the parts of `name`, or None if it is not the name of a recipe's file."""
         match = _NAME.fullmatch(name)
         if match is None or int(match["key"]) > _LARGEST_KEY:
             return None
         return cls(match["key"], match["libraries"], match["synapse"], match["kind"], match["writer"] or "")
 
     def __str__(self) -> str:
-        """The name under which a private directory holds the file, without its writer."""
+        """The name of the file in a private directory, which omits the writer."""
         return f"{self.key}_{self.libraries}_syn{self.synapse}.{self.kind}"
 
 
 @dataclass(frozen=True, slots=True)
 class RecipePair:
-    """The two files of one compiled graph, by the names that a private directory gives them."""
+    """The two files of one compiled graph, with their names in a private directory."""
 
     key: str
     libraries: str
@@ -95,12 +96,13 @@ class RecipeDirectory:
 
     Attributes:
         path: The directory.
-        pairs: Complete pairs. If several processes wrote one graph to a shared file system, the first one's.
-        uncached: Keys whose metadata is empty and which have no complete pair: the graph compiled to nothing (K-15), or
-            its writer was killed.
+        pairs: Complete pairs. If several processes wrote one graph to a shared file system, that of the first one.
+        uncached: Keys whose metadata is empty and which have no complete pair: the graph compiled to nothing (K-15), or its
+            writer was killed.
         broken: Name -> what is wrong: one file of two, an empty recipe, something that is not a regular file.
         constants: Names of files with constants. A cache that has any cannot be restored (K-32).
-        leftovers: Names of locks, of announcements of graphs being compiled, and of what the bridge's debugging writes.
+        leftovers: Names of locks, of announcements of graphs being compiled, and of files that the bridge's debugging
+            writes.
         others: Names of anything else.
     """
 
@@ -122,7 +124,7 @@ class CollectedRecipes:
 
 
 def scan(directory: Path) -> RecipeDirectory:
-    """Returns what `directory` holds. Opens no file; its writers should have ended.
+    """Returns what `directory` holds. Opens no file. Its writers should have ended.
 
     Raises:
         StoreError: it cannot be listed.
@@ -131,7 +133,7 @@ def scan(directory: Path) -> RecipeDirectory:
     try:
         with os.scandir(directory) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
-                with contextlib.suppress(FileNotFoundError):  # Evicted, or a temporary file, while we look.
+                with contextlib.suppress(FileNotFoundError):  # Evicted, or a temporary file, during the scan.
                     sorter.add(entry.name, entry.stat(follow_symlinks=False))
     except OSError as error:
         raise store_error("list", directory, error) from error
@@ -144,12 +146,12 @@ def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedReci
     A key whose graph compiled to nothing has no files and is `uncached`: the bridge compiles it at every start.
 
     Raises:
-        CompileError: a key (without `keys`, any graph) has no complete pair, or the directory holds what cannot be restored:
-            constants, or recipes of several versions of the bridge's libraries.
+        CompileError: a key (without `keys`, any graph) has no complete pair, or the directory cannot be restored, because it
+            holds constants, or recipes of several versions of the bridge's libraries.
         StoreError: the directory cannot be listed.
     """
     found = scan(directory)
-    _check_restorable(found)
+    require_restorable(found)
     pairs = {pair.key: pair for pair in found.pairs}
     if keys is None:
         half = (name.partition("_")[0] for name in found.broken)
@@ -163,7 +165,7 @@ def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedReci
 
 
 def find_directories(configured: Path) -> tuple[Path, ...]:
-    """Returns the directories that the bridge may have written to when told to use `configured`, which may be missing.
+    """Returns the directories to which the bridge may have written if `configured` was set. That one may be missing.
 
     In inference mode it appends the rank to the text of the path: ``/c`` becomes ``/c0``, ``/c/`` becomes ``/c/0``
     (``recipe_cache_config.cpp``).
@@ -233,7 +235,7 @@ def _order(item: tuple[tuple[str, str, str, str], object]) -> tuple[int, tuple[s
 
 
 def _problem(files: Mapping[str, tuple[str, int]]) -> str | None:
-    """None for a complete pair, "" for a graph without a recipe, else what is wrong."""
+    """Returns None for a complete pair, "" for a graph without a recipe, else what is wrong."""
     recipe, metadata = files.get("recipe"), files.get("metadata")
     if metadata is None:
         return "has no metadata: its writer was killed before the pair was complete"
@@ -244,7 +246,8 @@ def _problem(files: Mapping[str, tuple[str, int]]) -> str | None:
     return None if recipe[1] else "has an empty recipe"
 
 
-def _check_restorable(found: RecipeDirectory) -> None:
+def require_restorable(found: RecipeDirectory) -> None:
+    """Raises CompileError if a copy of the directory would not load: it holds constants, or recipes of several versions."""
     if found.constants:
         raise CompileError(
             f"{found.path}: holds constants ({found.constants[0]}), so a copy of it would not load"
@@ -288,13 +291,13 @@ class RecipeSet:
     """Complete pairs, all of one version of the software and for one type of device.
 
     Attributes:
-        device_type: What they were compiled for.
+        device_type: The type that they were compiled for.
         synapse: V of all names.
         libraries: L of all names.
         files: Name -> digest.
 
     Raises:
-        CorruptError: a file of a pair is missing, or a name is of something else or of another version.
+        CorruptError: a file of a pair is missing, or a name is not a recipe's or is of another version.
     """
 
     device_type: DeviceType
@@ -325,7 +328,7 @@ class RecipeSet:
 
     @classmethod
     def named(cls, device_type: DeviceType, files: Mapping[str, Digest]) -> RecipeSet:
-        """Returns the set of `files`, whose versions are those in the first name. Raises CorruptError as the constructor."""
+        """Returns the set of `files`, with the versions in the first name. Raises CorruptError like the constructor."""
         parsed = next((found for found in map(RecipeName.parse, files) if found is not None), None)
         synapse, libraries = (parsed.synapse, parsed.libraries) if parsed is not None else ("", "")
         return cls(device_type, synapse, libraries, files)
@@ -340,9 +343,9 @@ class RecipeSet:
         """Raises TargetError, naming what differs, unless a process on such a device would find and run the recipes.
 
         Args:
-            device_type: Of its card.
-            synapse: What its device calls its capability.
-            libraries: L of a recipe that it compiled; None: not known yet.
+            device_type: The type of its card.
+            synapse: Its device's capability.
+            libraries: L of a recipe that it compiled; None if not known yet.
         """
         for component, sealed, found in (
             ("machine", self.device_type, device_type),
@@ -362,13 +365,13 @@ def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> 
     removed.
 
     Args:
-        objects: Name of a recipe's file -> its digest, and where to read it.
-        directory: Must not exist; its parent should be writable by us alone.
+        objects: Name of a recipe's file -> its digest, and the path to read it from.
+        directory: Must not exist. Only we should be able to write to its parent.
 
     Raises:
-        CorruptError: an object is not what its digest says.
+        CorruptError: an object does not match its digest.
         SpecError: a name is not that of a recipe's file, or the directory exists.
-        StoreError: an object cannot be read, or the directory not be written.
+        StoreError: an object cannot be read, or the directory cannot be written.
     """
     for name in objects:
         parsed = RecipeName.parse(name)
@@ -420,12 +423,12 @@ _LONGEST_SECONDS = 10.0
 def flush_recipes(debug: object, directory: Path) -> bool:
     """Waits until every recipe is stored in `directory`. Returns whether the bridge has a flush.
 
-    Without one, this waits until nothing has changed there for a second, at most ten seconds; what was stored is then
-    known only after an orderly end of the process. Every process that compiles calls this before it ends.
+    Without a flush, this waits until nothing has changed there for a second, at most ten seconds. Only an orderly end of the
+    process then shows what was stored. Every process that compiles calls this before it ends.
 
     Args:
         debug: The module ``habana_frameworks.torch.utils.debug``, imported by the caller.
-        directory: Of the recipes, which may be missing.
+        directory: The directory of the recipes, which may be missing.
 
     Raises:
         StoreError: the directory cannot be listed.
@@ -445,6 +448,6 @@ def _sizes(directory: Path) -> dict[str, int]:
     try:
         return {path.name: path.stat().st_size for path in directory.iterdir()}
     except FileNotFoundError:
-        return {}  # Not made yet, or a temporary file disappeared meanwhile.
+        return {}  # Not made yet, or a temporary file disappeared.
     except OSError as error:
         raise store_error("list", directory, error) from error

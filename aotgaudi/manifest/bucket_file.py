@@ -1,19 +1,19 @@
-"""A closed table for a vLLM server that makes its own, as the file that VLLM_BUCKETING_FROM_FILE names.
+"""A closed table for a vLLM server that makes its own tables, as a file for VLLM_BUCKETING_FROM_FILE.
 
-The file lists the buckets of a spec. What counts is what a server of that version makes of it: the text is read back by
-upstream's rules (``bucketing.bucket_file``), and the proof is about what was read, under upstream's look-up. Four of
-these rules decide what a file can say:
+The file lists the buckets of a spec. What counts is what a server of that version reads from it: we read the text back by
+upstream's rules (``bucketing.bucket_file``), and prove what was read, under upstream's look-up. Four of these rules decide
+what a file can express:
 
 1. **A query of one token is always a decode.** Prompts of one token take the next longer bucket.
 2. **Rows are filtered.** Up to v0.17.1, and in v0.20.0rc0, query and whole blocks of context must together fit the
    model's length. A chunk of a prompt may start inside a block, and then fits in tokens but not in whole blocks. So for
    these versions no file closes the table of a server with chunked prefill, and `bucket_file_of` names the smallest
    such step. For whole prompts, each longest prompt must be listed: only its own bucket covers it and is kept.
-3. **Not every row is warmed up** (``bucketing.upstream``). If several contexts of a query fill the model's
-   length, only the smallest is compiled, and a step that is looked up to another one compiles it while its request
-   waits. So at most one is listed: the largest that a step needs.
-4. **The server adds speculation to the listed rows**, so the file has the rows before speculation. What upstream makes
-   of an added row may need further rows; rows are added until none is missing.
+3. **Not every row is warmed up** (``bucketing.upstream``). If several contexts of a query fill the model's length, only the
+   smallest is compiled. A step that is looked up to another one compiles it while its request waits. So we list at most one
+   of them: the largest that a step needs.
+4. **The server adds speculation to the listed rows**, so the file has the rows before speculation. What upstream makes of
+   an added row may need further rows, and we add rows until none is missing.
 
 Otherwise upstream reads exactly what is listed.
 """
@@ -38,14 +38,14 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 _MOST_ROUNDS = 64
-"""How often rows are added at most; without speculation twice is enough."""
+"""The most rounds of adding rows. Without speculation two are enough."""
 
 
 @dataclass(frozen=True)
 class BucketFile:
-    """A proved bucket file. `spec` is the server's, with the file as its strategy; its entries are closed.
+    """A proved bucket file. `spec` is the server's spec with the file as its strategy. Its entries are closed.
 
-    `prompt` and `decode` are the listed rows, ascending, as upstream reads them; decodes before speculation.
+    `prompt` and `decode` are the listed rows, ascending, as upstream reads them. Decodes are those before speculation.
     """
 
     spec: BuildSpec
@@ -60,7 +60,7 @@ class BucketFile:
 
     @property
     def pinned(self) -> Mapping[str, int]:
-        """The flags, without dashes, that the server needs with these values, the number of KV blocks first."""
+        """The flags, without dashes, and the values that the server needs for them; the number of KV blocks comes first."""
         limits = self.spec.limits
         return {
             "num-gpu-blocks-override": limits.num_blocks,
@@ -80,7 +80,7 @@ class BucketFile:
         }
 
     def variables(self, path: str) -> Mapping[str, str]:
-        """Returns the variables that the server needs, with the file at `path`."""
+        """Returns the variables that the server needs if the file lies at `path`."""
         limits, bucketing = self.spec.limits, self.spec.bucketing
         variables = {FILE_VARIABLE: path, "VLLM_CONTIGUOUS_PA": _word(bucketing.contiguous_pa)}
         if self.spec.target.execution_mode == "torch_compile":
@@ -97,7 +97,7 @@ class BucketFile:
 
     @property
     def unset(self) -> tuple[str, ...]:
-        """The variables that must not be set: with them the server reads no file, or warms up nothing."""
+        """The variables that must not be set, because the server would then read no file, or warm up nothing."""
         names = ["VLLM_ENABLE_BUCKETING", "VLLM_MERGED_PREFILL", "VLLM_SKIP_WARMUP"]
         if find_version(self.spec.bucketing.version).environment.has_unified:
             names.append("VLLM_UNIFIED_ATTN")
@@ -107,11 +107,11 @@ class BucketFile:
 def bucket_file_of(spec: BuildSpec) -> BucketFile:
     """Returns the closed table of `spec` as a bucket file, proved for a vLLM server with these limits.
 
-    If the spec describes our own scheduler, the server is one with chunked prefill.
+    If the spec describes our own scheduler, the file is for a server with chunked prefill.
 
     Raises:
-        SpecError: the version reads no bucket files, or the spec's server makes no use of one.
-        CoverageError: no file gives every step a warm bucket; names the smallest step without one.
+        SpecError: the version reads no bucket files, or the spec's server does not use them.
+        CoverageError: no file gives every step a warm bucket. Names the smallest step without one.
     """
     server = _server(spec)
     writer = _Writer(server, _version(server), BucketingInputs.from_spec(server.limits, server.bucketing))
@@ -152,7 +152,7 @@ class _Found:
 
     @property
     def table(self) -> BucketTable:
-        """Only prompts of one sequence count; we do not claim that buckets for several are warm."""
+        """The table for the proof, with prompts of one sequence only: we do not claim that buckets for several are warm."""
         return BucketTable(
             tuple(PromptEntry(*bucket) for bucket in self.prompt if bucket[0] == 1),
             tuple(DecodeEntry(*bucket) for bucket in self.decode),
@@ -166,7 +166,7 @@ class _Writer:
     inputs: BucketingInputs
 
     def first_rows(self) -> _Rows:
-        """The public table without the rows that are warmed up for nothing, if they may be left out."""
+        """Returns the public table, if possible without rows whose warm-up compiles nothing for them."""
         bucketing, inputs = self.server.bucketing, self.inputs
         strategy = find_strategy(bucketing.version, bucketing.strategy)
         rows = _Rows(frozenset(strategy.prompt_table(inputs)), frozenset(strategy.decode_seed_table(inputs)))
@@ -182,13 +182,13 @@ class _Writer:
         return self._filled(self.expressed(rows))
 
     def _filled(self, rows: _Rows) -> _Rows:
-        """Rows of both phases, which upstream requires: a phase without rows gets those that close an empty table."""
+        """Returns rows of both phases, as upstream requires. A phase without rows gets those that close an empty table."""
         steps = ReachableSteps.of(self.server.limits, self.server.bucketing, self.server.scheduler)
         closing = self.expressed(self.closing(steps, BucketTable((), ())))
         return _Rows(rows.prompt or closing.prompt, rows.decode or closing.decode)
 
     def expressed(self, rows: _Rows) -> _Rows:
-        """The rows that upstream keeps and can warm up."""
+        """Returns the rows that upstream keeps and can warm up."""
         rules, inputs = self.version.product, self.inputs
         prompts = {
             bucket
@@ -204,11 +204,11 @@ class _Writer:
         )
 
     def _largest_too_long(self, prompts: set[Bucket]) -> set[Bucket]:
-        """Keeps only the largest context of each query that fills the model's length: only one is warmed up."""
+        """Keeps only the largest context of each query that fills the model's length, because only one is warmed up."""
         cold = list(cold_prompts(sorted(prompts), self.version.product, self.inputs))
         if not cold:
             return prompts
-        largest = {query_len: context for _, query_len, context in cold}  # They ascend.
+        largest = {query_len: context for _, query_len, context in cold}  # The buckets ascend.
         return {
             (size, query_len, context)
             for size, query_len, context in prompts
@@ -221,8 +221,8 @@ class _Writer:
     def _whole(self, decodes: Iterable[Bucket]) -> set[Bucket]:
         """Under contiguous paged attention, keeps only batch sizes with a row for the whole cache.
 
-        There the batch is padded by the number of blocks, and the blocks then by the highest block id. Other batch sizes
-        might get the blocks of a larger one's row, which is a graph that the file does not list.
+        There the batch is padded by the number of blocks, and then the blocks by the highest block id. Other batch sizes
+        might get the blocks of a larger one's row, which makes a graph that the file does not list.
         """
         rows = set(decodes)
         if not self.inputs.contiguous_pa:
@@ -248,7 +248,7 @@ class _Writer:
         return _Found(spec, _Rows(frozenset(prompt), frozenset(seeds)), prompt, strategy.decode_table(inputs))
 
     def closing(self, steps: ReachableSteps, table: BucketTable) -> _Rows:
-        """The rows that close the table, as far as the version can express them."""
+        """Returns the rows that close the table, as far as the version can express them."""
         added = [addition.entry for addition in close(steps, self.server.bucketing.max_padding, table)]
         prompts = [
             (entry.batch_size, entry.query_len, entry.num_ctx_blocks)
@@ -265,7 +265,7 @@ class _Writer:
         )
 
     def _readable(self, bucket: Bucket) -> Bucket:
-        """The next larger bucket that upstream reads as a prompt and does not drop for sliced attention."""
+        """Returns the next larger bucket that upstream reads as a prompt and keeps despite sliced attention."""
         batch_size, query_len, context = bucket
         longer = (batch_size, max(query_len, 2), context)
         return (batch_size, query_len, 1) if is_off_slice(longer, self.inputs) else longer
@@ -304,7 +304,7 @@ class _Writer:
 
 
 def _longest_prompts(prompts: ReachablePrompts, table: BucketTable) -> Iterator[Bucket]:
-    """Yields the longest query that fits with each whole context of a hole, unless it fits with a larger one, too."""
+    """Yields the longest query that fits with each whole context of a hole, unless it also fits with a larger context."""
     whole = ReachablePrompts(prompts.limits, "none" if prompts.contexts == "none" else "blocks")
     for hole in prompt_holes(prompts, table):
         for context in range(hole.first_ctx_blocks, min(hole.last_ctx_blocks, whole.max_ctx_blocks) + 1):
@@ -314,7 +314,7 @@ def _longest_prompts(prompts: ReachablePrompts, table: BucketTable) -> Iterator[
 
 
 def _server(spec: BuildSpec) -> BuildSpec:
-    """The spec with vLLM as its server, since that reads the file."""
+    """Returns the spec with vLLM as its server, because vLLM reads the file."""
     bucketing = spec.bucketing
     if bucketing.strategy == "unified":
         raise SpecError("bucketing.strategy", "is 'unified', which reads no bucket file", "another strategy")
@@ -340,7 +340,7 @@ def _version(server: BuildSpec) -> GaudiVersion:
 
 
 def _text(server: BuildSpec, rows: _Rows) -> str:
-    """The file: comments that say what it is for, then its lines. It depends on rows, limits and version only."""
+    """Returns the file: comments on its purpose, then its lines. It depends only on rows, limits and version."""
     limits, bucketing = server.limits, server.bucketing
     heads = (
         f"# buckets for {bucketing.version}: (batch sizes, query lengths, context blocks); a query of 1 is a decode",

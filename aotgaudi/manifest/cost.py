@@ -3,12 +3,12 @@
 **Too many.** Users of the public tables met 14,368 prompt and 4,042 decode buckets (vllm-gaudi#762), and about 14 s of
 compiling for each of 126 decode buckets (vllm-gaudi#1160). `find_explosion` warns, and names single changes that give fewer.
 
-**Memory.** `estimate_memory` says how much device memory a manifest needs on top of the weights: the KV cache and the
-buffers of the largest steps. It is an estimate from shapes alone, to compare with a budget before compiling. Sizes are
-in bytes of one device: of one rank, if the spec spreads the model over several. Let e be the bytes of the spec's dtype, c
-those of a number in the KV cache, H the hidden size, V the vocabulary, d the width of a head, B the block size; and of one
-rank: I its share of the intermediate size, h its query heads, k its KV heads (at least one), L the most layers. A
-step has T tokens in r rows, and sees K keys in all::
+**Memory.** `estimate_memory` says how much device memory a manifest needs in addition to the weights: the KV cache and the
+buffers of the largest steps. It is an estimate from shapes alone, for comparison with a budget before compiling. Sizes are
+in bytes of one device, that is of one rank if the spec spreads the model over several. Let e be the bytes of a number in the
+spec's dtype, c those of a number in the KV cache, H the hidden size, V the vocabulary, d the width of a head, B the block
+size; and for one rank: I its share of the intermediate size, h its query heads, k its KV heads (at least one), L the most
+layers. A step has T tokens in r rows, and sees K keys in all::
 
     prompt (b, q, c)   T = b * q   r = b   K = b * (c * B + q)   masked pairs M = q * K
     decode (b, 1, n)   T = b       r = b   K = n * B             masked pairs M = K
@@ -21,8 +21,8 @@ step has T tokens in r rows, and sees K keys in all::
     logits        r * V * 4                                           in float32, of the vocabulary; with pooling r * H * 4
 
 With latent attention (MLA) a token's row is one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers, whole on every rank,
-instead of 2 * k * d (``spec/cache_rows.py``). Layers run one after the other and share their buffers. Weights, adapters, the
-allocator's slack and the runtime's own memory are not included.
+instead of 2 * k * d (``spec/cache_rows.py``). Only one layer runs at a time, and all share their buffers. Weights, adapters,
+the allocator's slack and the runtime's own memory are not included.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from aotgaudi.spec.cache_rows import CacheRows, rows_of
 from aotgaudi.spec.change import ValueChange, with_change
 
 MANY_STEPS = 2000
-"""More prompt, decode and unified entries than this are worth a warning."""
+"""We warn of more prompt, decode and unified entries than this."""
 
 SECONDS_A_STEP = 14.0
 """Compile time of one bucket on Gaudi, as reported in vllm-gaudi#1160."""
@@ -52,7 +52,7 @@ _USUAL_BATCHED_TOKENS = 8192
 
 @dataclass(frozen=True)
 class Explosion:
-    """`num_steps`: entries of each kind of step. `remedies`: single changes of the spec, fewest steps first."""
+    """`num_steps`: the entries of each kind of step. `remedies`: single changes of the spec, fewest steps first."""
 
     num_steps: dict[str, int]
     remedies: tuple[tuple[ValueChange, int], ...]
@@ -64,7 +64,7 @@ class Explosion:
 
     @property
     def compile_seconds(self) -> float:
-        """What compiling them would take, one after the other."""
+        """The time for compiling all of them in sequence."""
         return self.total * SECONDS_A_STEP
 
     def __str__(self) -> str:
@@ -80,7 +80,7 @@ class Explosion:
 
 
 def find_explosion(manifest: Manifest) -> Explosion | None:
-    """Returns what to warn of, or None where the steps are no more than `MANY_STEPS`."""
+    """Returns the warning, or None if there are at most `MANY_STEPS` steps."""
     num_steps = {kind: len(manifest.of_kind(kind)) for kind in _STEP_KINDS}
     total = sum(num_steps.values())
     if total <= MANY_STEPS:
@@ -102,7 +102,7 @@ def _candidates(spec: BuildSpec) -> Iterator[ValueChange]:
 
 
 def _steps_with(spec: BuildSpec, change: ValueChange) -> int | None:
-    """How many steps there are after a change; None where the spec cannot have it."""
+    """Returns the number of steps after a change; None if the spec cannot have it."""
     try:
         entries = enumerate_entries(with_change(spec, change))
     except SpecError:
@@ -118,7 +118,7 @@ SizedEntry = Union[PromptEntry, DecodeEntry, UnifiedEntry]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBuffers:
-    """What one step needs at a time, in bytes."""
+    """The bytes that one step needs at the same time."""
 
     activation_bytes: int
     kv_bytes: int
@@ -127,13 +127,13 @@ class StepBuffers:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """The sum."""
         return self.activation_bytes + self.kv_bytes + self.mask_bytes + self.logit_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """`steps`: of each kind the entry that needs most. Steps run one at a time, so only the largest counts."""
+    """`steps`: for each kind the entry that needs most. Steps run one at a time, so only the largest counts."""
 
     kv_cache_bytes: int
     steps: tuple[tuple[SizedEntry, StepBuffers], ...]
@@ -164,7 +164,7 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
 
 
 def kv_cache_bytes(spec: BuildSpec) -> int:
-    """Returns the bytes of a rank's KV cache, all its layers and the padding block included. Raises SpecError."""
+    """Returns the bytes of a rank's KV cache, including all its layers and the padding block. Raises SpecError."""
     limits, of_layers = spec.limits, Counter[int]()
     num_pages = limits.num_blocks if limits.num_tail_pages is None else limits.num_tail_pages
     for cache, num_bytes in _cache_bytes(spec):
@@ -174,7 +174,7 @@ def kv_cache_bytes(spec: BuildSpec) -> int:
 
 
 def kv_bytes_per_token(spec: BuildSpec) -> int:
-    """Returns the bytes that a token takes in the cache of one layer of a rank, of the layer that keeps most."""
+    """Returns the bytes that a token takes in a layer's caches on a rank, for the layer that keeps most."""
     of_layers = Counter[int]()
     for cache, num_bytes in _cache_bytes(spec):
         of_layers[cache.layer] += num_bytes
@@ -184,7 +184,7 @@ def kv_bytes_per_token(spec: BuildSpec) -> int:
 def kv_bytes_read_per_token(spec: BuildSpec) -> int:
     """Returns the bytes that a step reads for a token of its context, in all layers of a rank.
 
-    Windows count as whole contexts. A layer's second caches are left out where they are only read for the newest tokens.
+    Windows count as whole contexts. A layer's second caches are left out if they are only read for the newest tokens.
     """
     read = (
         num_bytes
@@ -244,7 +244,7 @@ class _Factors:
 
 
 def _counts(entry: SizedEntry, block_size: int) -> tuple[int, int, int, int]:
-    """Tokens, rows, keys and masked pairs of a step."""
+    """Returns the tokens, rows, keys and masked pairs of a step."""
     if isinstance(entry, PromptEntry):
         keys = entry.batch_size * (entry.num_ctx_blocks * block_size + entry.query_len)
         return entry.batch_size * entry.query_len, entry.batch_size, keys, entry.query_len * keys

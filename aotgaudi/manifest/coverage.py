@@ -2,24 +2,24 @@
 
 `aotgaudi.bucketing.proof` proves prompts and decodes. This module adds the rest:
 
-* **Sampler.** A step samples 1 .. ``min(max_num_seqs, num_blocks)`` rows, under the signature that its mix of
-  requests needs: a setting's, or a join of several. The engine takes the sampler of the step's own batch size if
-  there is one, else the smallest that is large enough. So a number of rows is covered under a signature if some size
-  is at least as large, and every such size has an entry that serves the signature. ``spec/sampler_signature.py``
-  shows that every legal request has one of these signatures.
-* **Hyper-connections.** A step of our own engine calls the unit of its token count's class. So a count, from 1 to that of
-  the largest step entry, is covered if its class has an entry for attention and one for the feed-forward part.
+* **Sampler.** A step samples 1 .. ``min(max_num_seqs, num_blocks)`` rows, under the signature that its mix of requests
+  needs: that of one setting, or a join of several. The engine takes the sampler of the step's own batch size if there is
+  one, else the smallest that is large enough. So a number of rows is covered under a signature if some size is at least as
+  large, and every such size has an entry that serves the signature. ``spec/sampler_signature.py`` shows that every legal
+  request has one of these signatures.
+* **Hyper-connections.** A step of our own engine calls the unit of its token count's class. So each count from 1 to that of
+  the largest step entry is covered if its class has an entry for attention and one for the feed-forward part.
 * **Defrag.** Exchanges are cut into runs of at most the largest padded size. A run takes the next padded size of the
-  spec, which must have an entry. `most_exchanges` bounds how many there are at a time.
+  spec, which must have an entry. `most_exchanges` bounds the exchanges of one defragmentation.
 
-A target that runs without graphs (execution mode ``eager``) needs nothing warm. A pooling model forms prompt steps only: it
+A target that runs without graphs (execution mode ``eager``) needs nothing warm. A pooling model forms prompt steps only. It
 decodes, samples and exchanges nothing. The proof does not cover unified and vision entries, nor the hyper-connections of
-other servers: our scheduler forms no unified steps (a unified table covers none of its prompts and decodes), and the
-other two follow from separate rules.
+other servers. Our scheduler forms no unified steps (a unified table covers none of its prompts and decodes), and separate
+rules determine the other two.
 
-The proof is about the scheduler that the spec describes. For vLLM's there are two statements: `coverage_of` is about the
-entries of the manifest; `coverage_of_server` is about the table that the server itself makes and keeps, under its own
-look-up. `left_out` names what neither covers.
+The proof is about the scheduler that the spec describes. For vLLM's scheduler there are two statements. `coverage_of` is
+about the entries of the manifest. `coverage_of_server` is about the table that the server itself makes and keeps, under its
+own look-up. `left_out` names what neither covers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 UNPROVED_KINDS = ("unified", "vision", "mhc")
-"""Kinds of which nothing may be left out. Of ``mhc`` something is proved where our own engine runs the steps."""
+"""Kinds whose entries must all be built. For ``mhc`` something is proved if our own engine runs the steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class ServerCoverage:
     """What the table that a vLLM server makes for itself covers, and what happens at the smallest step that it misses.
 
     `fallback`: the bucket that upstream adds for that step and compiles while a request waits; None if there is no such
-    step, or the version's fallback is unknown. `cold`: the buckets of the table that upstream's warm-up is known not to
-    compile; a step that is looked up to one of them compiles it, too.
+    step, or if the version's fallback is unknown. `cold`: the buckets of the table that upstream's warm-up is known not to
+    compile. A step that is looked up to one of them compiles it, too.
     """
 
     coverage: Coverage
@@ -87,7 +87,7 @@ def _reachable(spec: BuildSpec, scheduler: SchedulerSpec) -> ReachableSteps:
 def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
     """Returns what the entries of `manifest` cover of the steps that can be formed under its limits.
 
-    `scheduler` replaces the one that the manifest's spec describes: a server asks about its own.
+    `scheduler` replaces the one that the manifest's spec describes. A server passes its own.
     """
     spec = manifest.spec
     splits = StepSplits.of(spec)
@@ -112,8 +112,8 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
 def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
     """Returns what the public table covers of the steps of the vLLM server that `spec` describes.
 
-    None if our own scheduler serves (it has the manifest's entries), if nothing has to be warm, and with unified
-    attention, which the proof does not cover.
+    None if our own scheduler serves (it uses the manifest's entries), if nothing has to be warm, and with unified attention,
+    which the proof does not cover.
     """
     bucketing = spec.bucketing
     if (
@@ -142,7 +142,7 @@ def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
 
 
 def _fallback(spec: BuildSpec, inputs: BucketingInputs, step: Counterexample | None) -> Bucket | None:
-    """The bucket that upstream adds for a step that its table does not cover."""
+    """Returns the bucket that upstream adds for a step that its table does not cover."""
     bucketing = spec.bucketing
     if step is None or VERSIONS[bucketing.version].lookup is None:
         return None
@@ -156,13 +156,13 @@ def _fallback(spec: BuildSpec, inputs: BucketingInputs, step: Counterexample | N
 
 
 def _at_least(num_blocks: int, answer: UpstreamAnswer) -> Bucket:
-    """A bucket of fewer blocks than the step has does not cut it short: it then runs unpadded."""
+    """Returns the bucket with at least the step's own blocks: if the bucket has too few, the step runs unpadded, not cut."""
     batch_size, query_len, padded = answer.bucket
     return batch_size, query_len, max(num_blocks, padded)
 
 
 def described_scheduler(spec: BuildSpec) -> str:
-    """Returns whose scheduler a spec describes, and how it is set."""
+    """Returns which scheduler a spec describes, and its settings."""
     if spec.scheduler.engine == "aotgaudi":
         return "aotgaudi"
     drafted = spec.bucketing.num_speculative_tokens
@@ -196,11 +196,11 @@ def _left_out(spec: BuildSpec) -> Iterator[str]:
 
 
 def _graphs_beyond_buckets(spec: BuildSpec) -> Iterator[str]:
-    """Says which graphs of vllm-gaudi under torch.compile follow from more than a bucket.
+    """Yields, in words, the graphs of vllm-gaudi under torch.compile that depend on more than a bucket.
 
     Sources, at v0.26.0: vllm_gaudi/utils.py ``HPUCompileConfig`` (dynamic shapes); v1/worker/hpu_model_runner.py, where
-    ``self.sampler`` is compiled, `warmup_sampler` has no batch of several settings, and the logits of a step are those of
-    the prompts that it ends.
+    ``self.sampler`` is compiled, `warmup_sampler` has no batch of several settings, and a step has logits only for the
+    prompts that it completes.
     """
     if find_version(spec.bucketing.version).environment.is_extension:
         return

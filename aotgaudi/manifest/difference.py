@@ -1,9 +1,9 @@
 """What differs between two manifests, and which changed value of the spec caused which entries.
 
 The cause is found by experiment: the old spec is enumerated with each changed value alone. Entries that this adds or
-removes, and that differ in the new manifest too, are attributed to that value. Entries that no single value explains are
-attributed to several together; entries that the old spec itself no longer gives, to other rules in this version of
-aotgaudi.
+removes, and that also differ in the new manifest, are attributed to that value. Entries that no single value explains are
+attributed to several values together. Entries that the old spec itself no longer gives are attributed to other rules in this
+version of aotgaudi.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class EntryChange:
     removed: tuple[Entry, ...] = ()
 
     def of_kind(self, kind: str) -> EntryChange:
-        """Returns the part that is of one kind."""
+        """Returns the changes of one kind."""
         return EntryChange(
             tuple(entry for entry in self.added if entry.kind == kind),
             tuple(entry for entry in self.removed if entry.kind == kind),
         )
 
     def counts(self) -> dict[str, tuple[int, int]]:
-        """Returns how many were added and removed, of each kind that has any."""
+        """Returns how many entries were added and removed, for each kind that has any."""
         added, removed = (Counter(e.kind for e in entries) for entries in (self.added, self.removed))
         return {kind: (added[kind], removed[kind]) for kind in ENTRY_KINDS if added[kind] or removed[kind]}
 
@@ -54,9 +54,9 @@ class EntryChange:
 
 @dataclass(frozen=True)
 class Cause:
-    """What a changed value did, alone. `where`: its dotted path, `OTHER_RULES` or `TOGETHER`.
+    """The effect of a changed value alone. `where`: its dotted path, `OTHER_RULES` or `TOGETHER`.
 
-    `problem`: why the old spec cannot have the new value alone; its effect is then unknown.
+    `problem`: why the old spec cannot have the new value alone, so that its effect is unknown.
     """
 
     where: str
@@ -71,7 +71,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Difference:
-    """All that differs. `reordered`: kinds that have the same entries in another order."""
+    """All differences. `reordered`: kinds that have the same entries in another order."""
 
     values: tuple[ValueChange, ...]
     entries: EntryChange
@@ -92,7 +92,7 @@ class Difference:
 
 
 def difference(old: Manifest, new: Manifest) -> Difference:
-    """Returns what differs; enumerates once a changed value of the spec."""
+    """Returns what differs. Enumerates the old spec once for each changed value."""
     values = value_changes(old.spec, new.spec)
     entries = _entry_change(old.entries, new.entries)
     return Difference(
@@ -141,7 +141,7 @@ def _reordered(old: Manifest, new: Manifest) -> Iterator[str]:
 def _causes(
     old: Manifest, new: BuildSpec, values: tuple[ValueChange, ...], found: EntryChange
 ) -> Iterator[Cause]:
-    """Yields the causes, the unexplained rest last."""
+    """Yields the causes, with the unexplained rest last."""
     try:
         baseline = enumerate_entries(old.spec)
     except SpecError as error:

@@ -1,8 +1,8 @@
 """From a spec to everything that must be warm: a pure function with the same answer on every machine.
 
-In this order: the strategy's tables, as distinct ascending entries; the entries that close them; short queries, if the
-spec lists some; samplers, which follow from the decode batch sizes; then what other tables of the spec ask for (defrag,
-mhc, vision). Samplers and exchanges come in the order in which vllm-gaudi's warm-up runs them.
+The order is: the strategy's tables, as distinct ascending entries; the entries that close them; short queries, if the spec
+lists some; samplers, whose sizes are the decode batch sizes; then the entries for other tables of the spec (defrag, mhc,
+vision). Samplers and exchanges come in the order in which vllm-gaudi's warm-up runs them.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _LEAST_VALUES: Mapping[SamplerWork, tuple[float, float, int, float]] = MappingPr
         SamplerWork.MIN_P: (1.0, 1.0, 0, 1.0),
     }
 )
-"""Temperature, top-p, top-k and min-p of the setting that stands for a kind of work."""
+"""Temperature, top-p, top-k and min-p of the setting that represents a kind of work."""
 
 
 def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
-    """Returns all settings for each batch size: after a change of the batch's composition, then without one.
+    """Returns all settings for each batch size: first after a change of the batch's composition, then without one.
 
-    Batch size 1, which is also what a prompt step samples, comes first, and the distinct batch sizes of the
-    decode table follow (vllm-gaudi before v0.16: 0, then 1). Order and choice are those of vllm-gaudi's sampler
-    warm-up (vllm_gaudi/v1/worker/hpu_model_runner.py 5343-5464).
+    Batch size 1, which a prompt step also samples, comes first, followed by the distinct batch sizes of the decode table
+    (vllm-gaudi before v0.16: 0, then 1). Order and choice are those of vllm-gaudi's sampler warm-up
+    (vllm_gaudi/v1/worker/hpu_model_runner.py 5343-5464).
 
-    A batch may mix requests of several settings. If no setting has the signature that a mix needs, the least setting
-    that has it is added after the spec's own, so every mix of legal requests has an entry. A step returns
-    log-probabilities in one width: the largest of the settings.
+    A batch may mix requests of several settings. If no setting has the signature that a mix needs, the least setting that
+    has it is added after the spec's own settings, so every mix of legal requests has an entry. All steps return
+    log-probabilities in one width, the largest of the settings.
     """
     settings = _joined_settings(sampler)
     sizes = dict.fromkeys((*range(sampler.smallest_batch_size, 2), *filter(None, decode_batch_sizes)))
@@ -74,8 +74,8 @@ def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> 
 def defrag_entries(spec: BuildSpec) -> tuple[DefragEntry, ...]:
     """Returns one entry for each padded number of exchanges that can occur.
 
-    vLLM's warm-up runs every size where there are two blocks to exchange; our own engine needs no size beyond the
-    first that holds `most_exchanges`.
+    vLLM's warm-up runs every size if there are two blocks to exchange. Our own engine needs no size beyond the first that
+    holds `most_exchanges`.
     """
     sizes, most = spec.defrag.padded_swaps, most_exchanges(spec)
     if not spec.defrag.enabled or most < 1:
@@ -88,9 +88,9 @@ def defrag_entries(spec: BuildSpec) -> tuple[DefragEntry, ...]:
 def most_exchanges(spec: BuildSpec) -> int:
     """Returns the most pairs of blocks that one defragmentation exchanges, before it is cut to a padded size.
 
-    A pair is of a used and a free block, so there are at most ``num_blocks // 2``. Our own engine acts only while
-    the highest used block is more than `threshold` above the number of used blocks, each of which moves at most
-    once (``engine/defragmenter.py``); a result below 1 says that it never acts.
+    A pair consists of a used and a free block, so there are at most ``num_blocks // 2``. Our own engine acts only while the
+    highest used block is more than `threshold` above the number of used blocks, each of which moves at most once
+    (``engine/defragmenter.py``). A result below 1 means that it never acts.
     """
     pairs = spec.limits.num_blocks // 2
     if spec.scheduler.engine != "aotgaudi":
@@ -99,7 +99,7 @@ def most_exchanges(spec: BuildSpec) -> int:
 
 
 def _joined_settings(sampler: SamplerSpec) -> tuple[SamplerSetting, ...]:
-    """Returns the settings and those that joins of their signatures lack, all with one width of log-probabilities."""
+    """Returns the settings, and settings for missing joins of their signatures, all with one width of log-probabilities."""
     width = sampler.num_logprobs
     missing = missing_joins(setting.signature for setting in sampler.settings)
     given = (
@@ -143,7 +143,7 @@ MHC_SUBLAYERS = ("attn", "ffn")
 
 
 def vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
-    """Returns one entry for each size of the vision tower, which upstream looks up by the config's model type.
+    """Returns one entry for each size of the vision tower. Upstream looks the sizes up by the config's model type.
 
     Raises:
         SpecError: there are resolutions that cannot become entries.
@@ -157,13 +157,13 @@ def vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
 def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
     """Returns the hyper-connection entries in warm-up order: for each representative, attention, then ffn.
 
-    Our own engine has those that its steps call, up to the largest step. Others have them as ``mhc.enabled`` says; None
-    means, as upstream, a CUDA target whose model has them. Missing numbers of the device are an error: the machine that
-    enumerates is never asked.
+    Our own engine has those that its steps call, up to the largest step. For other servers ``mhc.enabled`` decides; None
+    means, as upstream, that a CUDA target has them if its model does. If the device's numbers are missing, that is an error:
+    the machine that enumerates is never asked.
 
     Raises:
-        SpecError: they are asked for and the model has none, the largest count is less than a step has, or the rule
-            lacks something (see ``bucketing.mhc_splits.warm_up_buckets``).
+        SpecError: they are requested and the model has none, the largest count is less than a step has, or the rule lacks
+            something (see ``bucketing.mhc_splits.warm_up_buckets``).
     """
     return _mhc_entries(spec, _step_entries(spec))
 
@@ -182,7 +182,7 @@ def _mhc_entries(spec: BuildSpec, steps: _Steps) -> tuple[MhcEntry, ...]:
 
 
 def _most_tokens(spec: BuildSpec, steps: Iterable[StepEntry]) -> int:
-    """The largest token count of our own engine: a step of several rows may have more than the limits' tokens."""
+    """Returns the largest token count of our own engine. A step of several rows may exceed the limits' tokens."""
     largest = max(steps, key=lambda entry: entry.num_tokens, default=None)
     if largest is None:  # A unified table: our engine can form no step.
         return spec.mhc.max_num_tokens or spec.limits.max_num_batched_tokens
@@ -224,19 +224,19 @@ def _streams(spec: BuildSpec) -> HyperConnections | None:
 
 
 MAX_SAMPLER_ENTRIES = 1_000_000
-"""Most sampler entries of a spec; one asks for some dozens."""
+"""The most sampler entries of a spec. A usual spec has some dozens."""
 
 _E = TypeVar("_E", PromptEntry, DecodeEntry, UnifiedEntry)
 
 _LEAST: Mapping[type[Entry], tuple[int, ...]] = MappingProxyType(
     {PromptEntry: (1, 1, 0), DecodeEntry: (1, 1, 1), UnifiedEntry: (1, 0, 0)}
 )
-"""The smallest value of each column; upstream's lists may hold impossible buckets."""
+"""The smallest value of each column. Upstream's lists may hold impossible buckets."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The entries of the engine's steps: prompt and decode, or unified ones; distinct, ascending."""
+    """The entries of the engine's steps, distinct and ascending: prompt and decode, or unified ones."""
 
     prompt: tuple[PromptEntry, ...] = ()
     decode: tuple[DecodeEntry, ...] = ()
@@ -246,8 +246,8 @@ class _Steps:
 def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """Returns every entry of a spec, kind by kind in the order of ``ENTRY_KINDS``.
 
-    Entries of a kind ascend; sampler, defrag and mhc entries are in warm-up order. A target that runs without
-    graphs (execution mode ``eager``) has none. A pooling model has prompts only.
+    Entries of a kind ascend, except sampler, defrag and mhc entries, which are in warm-up order. A target that runs without
+    graphs (execution mode ``eager``) has no entries. A pooling model has prompts only.
 
     Raises:
         SpecError: the spec leaves no prompt or no decode entry, or asks for more than can be enumerated.
@@ -273,7 +273,7 @@ def _step_entries(spec: BuildSpec) -> _Steps:
 
 
 def _steps(spec: BuildSpec) -> _Steps:
-    """The public table."""
+    """Returns the entries of the public table."""
     bucketing = spec.bucketing
     inputs = BucketingInputs.from_spec(spec.limits, bucketing)
     if bucketing.strategy == "unified":
@@ -288,7 +288,7 @@ def _steps(spec: BuildSpec) -> _Steps:
 
 
 def _entries(entry: type[_E], buckets: Iterable[tuple[int, ...]]) -> tuple[_E, ...]:
-    """Distinct, ascending entries; upstream's lists may repeat a bucket, or have another order."""
+    """Returns distinct, ascending entries. Upstream's lists may repeat a bucket, or have another order."""
     distinct = dict.fromkeys(sorted(buckets))
     for name, values, least in zip(entry.columns(), zip(*distinct, strict=True), _LEAST[entry], strict=False):
         if min(values) < least or max(values) > LARGEST_LIMIT:
@@ -315,7 +315,7 @@ def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tup
 
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
-    """The steps with the entries that close them, if the spec asks for that."""
+    """Returns the steps with the entries that close them, if the spec asks for that."""
     reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler, generates=spec.model.generates)
     added = closing_entries(reachable, spec.bucketing, BucketTable(steps.prompt, steps.decode))
     return replace(
@@ -326,14 +326,14 @@ def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
 
 
 def _with_short_queries(spec: BuildSpec, steps: _Steps) -> _Steps:
-    """The steps with a one-row prompt entry for each short query after each context of the table."""
+    """Returns the steps with a one-row prompt entry for each short query after each context of the table."""
     contexts = {entry.num_ctx_blocks for entry in steps.prompt}
     short = {PromptEntry(1, query, ctx) for query in spec.bucketing.short_queries for ctx in contexts}
     return replace(steps, prompt=_inserted(steps.prompt, sorted(short.difference(steps.prompt))))
 
 
 def _inserted(entries: tuple[_E, ...], added: Iterable[_E]) -> tuple[_E, ...]:
-    """The ascending entries with a few more inserted; sorting a million again would take a second."""
+    """Inserts a few entries into ascending ones. Sorting a million again would take a second."""
     merged = list(entries)
     for entry in added:
         insort(merged, entry)

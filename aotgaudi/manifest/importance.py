@@ -2,15 +2,15 @@
 
 An entry stands in the first of these passages that names it:
 
-1. what cannot be left out: entries of kinds about which nothing is proved;
-2. what closes the smallest limits: one sequence of two blocks;
-3. given `Traffic`: what closes the limits that most of its requests need, then the entries that its steps ran in, the
-   most frequent first;
-4. what closes the manifest's own limits, smaller steps running in larger entries; then exchanges;
-5. the others; those first that are the best entry for the most reachable steps.
+1. entries that cannot be left out: those of kinds about which nothing is proved;
+2. entries that close the smallest limits, which are one sequence of two blocks;
+3. given `Traffic`: entries that close the limits of most of its requests, then the entries that its steps ran in, the most
+   frequent first;
+4. entries that close the manifest's own limits, where smaller steps run in larger entries; then exchanges;
+5. all others, beginning with those that are the best entry for the most reachable steps.
 
-Each decode entry is followed by the samplers of its batch size. To find what closes some limits, we add, while there is a
-hole, the entry that the engine's look-up has for the largest step of the hole.
+Each decode entry is followed by the samplers of its batch size. To close some limits, we repeat this while there is a hole:
+add the entry that the engine's look-up has for the largest step of the hole.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from aotgaudi.manifest.subset import largest_subset
 from aotgaudi.spec.limits import ServingLimits
 
 TierName = Literal["least", "hot", "covering"]
-"""Each is the shortest prefix of the order that meets a goal. ``least``: it can be served, with all sampler settings.
+"""Each tier is the shortest prefix of the order that meets a goal. ``least``: it can be served, with all sampler settings.
 ``hot``: nine of ten steps run in its entries. ``covering``: it serves everything that the whole manifest does.
 """
 
@@ -49,7 +49,7 @@ HOT_SHARE = 0.9
 
 
 _MOST_STEPS = 4096
-"""How many steps of each phase are looked up: fractions of a second."""
+"""How many steps of each phase are looked up, which takes fractions of a second."""
 
 
 _NO_STEPS: Mapping[Entry, float] = MappingProxyType({})
@@ -87,7 +87,7 @@ class Importance:
         return self.order[: max(self._least, self._first(self._is_covering))]
 
     def first(self, num_entries: int) -> tuple[Entry, ...]:
-        """Returns the first `num_entries` by importance, at least the least tier. Raises as `tier` does."""
+        """Returns the first `num_entries` by importance, and at least the least tier. Raises like `tier`."""
         return self.order[: max(self._least, num_entries)]
 
     # Where to stop
@@ -120,7 +120,7 @@ class Importance:
         return found[0] is not None and found[0] == found[1]
 
     def _first(self, holds: _Holds) -> int:
-        """The length of the shortest prefix for which the monotone `holds` is true."""
+        """Returns the length of the shortest prefix for which the monotone `holds` is true."""
         return bisect_left(range(len(self.order)), True, key=lambda number: holds(self.order[:number]))
 
     # The order
@@ -137,7 +137,7 @@ class Importance:
 
     @cached_property
     def _asked(self) -> tuple[Entry, ...]:
-        """The entries that cannot be left out, and those that close the smallest limits and those of the traffic."""
+        """The entries that cannot be left out, and those that close the smallest limits and the limits of the traffic."""
         asked = [entry for kind in UNPROVED_KINDS for entry in self.manifest.of_kind(kind)]
         for limits in (_least_limits(self.manifest.spec.limits), self.traffic.limits):
             if limits is not None:
@@ -145,7 +145,7 @@ class Importance:
         return tuple(dict.fromkeys(asked))
 
     def _by(self, steps: Mapping[Entry, float]) -> list[StepEntry]:
-        """Prompt and decode entries, those of most steps first; equals in the manifest's order."""
+        """Returns prompt and decode entries, those of most steps first, and equal ones in the manifest's order."""
         return sorted((*self._table.prompt, *self._table.decode), key=lambda entry: -steps.get(entry, 0.0))
 
     def _with_sampler(self, entry: StepEntry) -> Iterator[Entry]:
@@ -175,7 +175,7 @@ class Importance:
 
     @cached_property
     def _own_steps(self) -> Mapping[Entry, float]:
-        """The share of the reachable steps, phase by phase, for which each entry is the look-up's answer."""
+        """The share of the reachable steps of its phase that the look-up gives to each entry."""
         prompts, table = self._steps.prompts, self._table
         cells = prompt_cells(prompts, _MOST_STEPS)
         lens = (
@@ -195,7 +195,7 @@ class Importance:
     # What closes limits
 
     def _closing(self, limits: ServingLimits, has: Iterable[Entry]) -> list[Entry]:
-        """Entries that close `limits` together with `has`, as far as the manifest itself does."""
+        """Returns entries that close `limits` together with `has`, as far as the manifest itself closes them."""
         return [*self._closing_steps(limits, has), *self._closing_samplers(limits, has)]
 
     def _closing_steps(self, limits: ServingLimits, has: Iterable[Entry]) -> list[StepEntry]:
@@ -210,7 +210,7 @@ class Importance:
             added.append(more)
 
     def _covering(self, hole: object) -> StepEntry | None:
-        """The entry for all of a hole, else for the longest queries after its contexts, or None."""
+        """Returns the entry for the whole hole, else for the longest queries after its contexts, or None."""
         table = self._table
         if isinstance(hole, PromptHole):
             query_len = hole.reachable.longest_query(hole.first_ctx_blocks)
@@ -224,7 +224,7 @@ class Importance:
         return None
 
     def _closing_samplers(self, limits: ServingLimits, has: Iterable[Entry]) -> tuple[SamplerEntry, ...]:
-        """All samplers of the smallest size with enough rows, unless `has` includes such a size."""
+        """Returns all samplers of the smallest size with enough rows, or none if `has` includes such a size."""
         most = min(limits.max_num_seqs, limits.num_blocks)
         if any(isinstance(entry, SamplerEntry) and entry.batch_size >= most for entry in has):
             return ()
@@ -236,7 +236,7 @@ _Holds = Callable[[Sequence[Entry]], bool]
 
 
 def _least_limits(limits: ServingLimits) -> ServingLimits:
-    """One sequence of two blocks."""
+    """Returns the limits for one sequence of two blocks."""
     length = min(limits.max_model_len, 2 * limits.block_size)
     least = limits.model_copy(update={"max_num_seqs": 1, "max_num_prefill_seqs": 1, "max_model_len": length})
     return least.model_copy(update={"num_blocks": least.max_blocks_per_seq})

@@ -21,7 +21,7 @@ Grammar of a manifest file (JSON, UTF-8, one newline at the end; key order fixed
       }
     }
 
-A row of a sampler leaves `constraints` out where it is false; if all do, so do the columns.
+A row of a sampler omits `constraints` if it is false. If all rows do, so do the columns.
 
 Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on. The column
 `constraints` came later: manifests without it keep their ids.
@@ -57,7 +57,7 @@ _BATCH = 10_000
 
 @dataclass(frozen=True)
 class Manifest:
-    """`entries` are grouped by kind in the order of `ENTRY_KINDS`, and distinct; their order is kept."""
+    """`entries` are grouped by kind in the order of `ENTRY_KINDS`, and distinct. Their order is kept."""
 
     spec: BuildSpec
     entries: tuple[Entry, ...]
@@ -76,7 +76,7 @@ class Manifest:
 
     @cached_property
     def id(self) -> str:
-        """sha256 of the canonical (RFC 8785) JSON of all but the id itself, 64 hex digits.
+        """sha256 of the canonical (RFC 8785) JSON of everything but the id, 64 hex digits.
 
         A receipt names its manifest by it.
         """
@@ -87,7 +87,7 @@ class Manifest:
         return self._by_kind.get(kind, ())
 
     def columns(self, kind: str) -> tuple[str, ...]:
-        """Returns the names of the values that rows of `kind` have."""
+        """Returns the names of the values in a row of `kind`."""
         names = ENTRY_KINDS[kind].columns()
         if kind != SamplerEntry.kind:
             return names
@@ -100,7 +100,7 @@ class Manifest:
         return MappingProxyType({kind: tuple(entries) for kind, entries in groups})
 
     def _canonical_pieces(self) -> Iterator[bytes]:
-        """Yields the canonical JSON that the id is the hash of, in pieces: a manifest may have a million rows."""
+        """Yields the canonical JSON that the id hashes, in pieces, because a manifest may have a million rows."""
         yield b'{"entries":{'
         for index, kind in enumerate(sorted(ENTRY_KINDS)):
             columns = canonical_row(self.columns(kind))
@@ -114,27 +114,27 @@ class Manifest:
 
 
 def batches(entries: tuple[Entry, ...]) -> Iterator[tuple[int, tuple[Entry, ...]]]:
-    """Yields entries by the thousand, each batch with the place of its first."""
+    """Yields entries by the thousand, each batch with the position of its first entry."""
     for first in range(0, len(entries), _BATCH):
         yield first, entries[first : first + _BATCH]
 
 
 _INDENT = "  "
-_ROW = "\n        "  # No value of a row holds a bracket, so that rows can be told apart in their text.
+_ROW = "\n        "  # No value holds a bracket, so the text of rows can be split.
 
 
 def dumps(manifest: Manifest) -> bytes:
-    """Returns the file form: equal manifests have equal bytes."""
+    """Returns the file's bytes. Equal manifests have equal bytes."""
     return b"".join(_pieces(manifest))
 
 
 def loads(data: bytes) -> Manifest:
-    """Returns the manifest that `data` holds; any JSON formatting of it will do.
+    """Returns the manifest in `data`, in any JSON formatting.
 
     Raises:
-        ManifestError: it is not a manifest of this version, or its content is not what its id says.
+        ManifestError: it is not a manifest of this version, or its content does not match its id.
     """
-    from aotgaudi.manifest.schema import ManifestFile  # Its types take a while to make; to write needs none.
+    from aotgaudi.manifest.schema import ManifestFile  # Slow to import, and not needed for writing.
 
     try:
         file = ManifestFile.model_validate_json(data)
@@ -157,7 +157,7 @@ def loads(data: bytes) -> Manifest:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads a manifest file. Raises ManifestError, which names the file."""
+    """Reads a manifest file. Raises ManifestError, naming the file."""
     try:
         return loads(path.read_bytes())
     except OSError as error:

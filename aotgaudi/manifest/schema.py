@@ -1,4 +1,4 @@
-"""The shape of a manifest file, as types; and JSON Schemas of manifest and spec, for editors and other tools.
+"""The structure of a manifest file, as types, and JSON Schemas of manifest and spec for editors and other tools.
 
 ``python -m aotgaudi.manifest.schema docs`` rewrites the committed schemas.
 """
@@ -135,7 +135,7 @@ _ConstrainedValues = tuple[
 
 
 def _shape_of(row: object) -> str:
-    """Says whether a row has the last column. A tag in angle brackets is no part of a place."""
+    """Returns whether a row has the last column, as a tag. Tags in angle brackets are no part of a place in an error."""
     return (
         "<long>" if isinstance(row, (list, tuple)) and len(row) == len(SamplerEntry.columns()) else "<short>"
     )
@@ -217,7 +217,7 @@ class ManifestFile(SpecValue):
 
 
 def spec_schema() -> dict[str, Any]:
-    """Returns the JSON Schema of a spec file, where three values may also be given by the path of a file."""
+    """Returns the JSON Schema of a spec file, in which three values may also be the path of a file."""
     schema = BuildSpec.model_json_schema()
     properties = schema["$defs"]["ModelSpec"]["properties"]
     path = {"type": "string", "description": "path of a config.json, relative to the spec file"}
@@ -243,7 +243,7 @@ def schema_files() -> Mapping[str, bytes]:
 
 
 def rendered_schema(schema: Mapping[str, Any], title: str) -> bytes:
-    """Returns a JSON Schema with its title, as committed."""
+    """Returns a JSON Schema with its title, in its committed form."""
     titled = {**schema, "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return (json.dumps(titled, indent=2, sort_keys=True) + "\n").encode()
 

@@ -1,8 +1,8 @@
 """Subsets of a manifest: the warm entries, and the lower limits under which they are closed.
 
 A subset is served as a separate manifest: the same spec with lower limits, fewer sampler settings and fewer sizes of
-exchanges, and the warm entries (`Subset.manifest`). The proof of whole manifests therefore proves it (`coverage_of`), and
-the engine looks steps up in the table that was proved: a larger warm entry serves a smaller step.
+exchanges, and the warm entries (`Subset.manifest`). The proof for whole manifests therefore applies to it (`coverage_of`),
+and the engine looks steps up in the table that was proved: a larger warm entry serves a smaller step.
 
 **The largest limits** (`largest_subset`; B is `block_size`):
 
@@ -13,9 +13,8 @@ S `max_num_seqs`           at least 1
 N `num_blocks`             at least what a sequence of M tokens has
 =========================  =================================================================================
 
-Lowering a limit only removes steps, so a subset that is closed under some limits is closed under all lower ones, and
-bisection with the proof itself finds each limit while the others are held. Several combinations may be largest. We
-choose:
+Lowering a limit only removes steps, so a subset that is closed under some limits is closed under all lower ones. Bisection
+with the proof itself therefore finds each limit while the others are fixed. Several combinations may be largest. We choose:
 
 1. As many sampler settings, in the order of the spec, as have a size for which all their mixtures are warm.
 2. Chunks ``whole``: T as in the spec, then the largest M. Chunks ``cut``: the largest M for any T, then the largest T.
@@ -46,7 +45,7 @@ from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 Chunks = Literal["whole", "cut"]
-"""Whether prompts are computed in chunks as long as the spec lets them be, or may be cut into shorter ones."""
+"""Whether prompts are computed in chunks as long as the spec allows, or may be cut into shorter ones."""
 
 _LEAST_MODEL_LEN = 2
 
@@ -55,8 +54,8 @@ _LEAST_MODEL_LEN = 2
 class Subset:
     """Some entries of `whole`, and the lower limits under which they are served.
 
-    `manifest` has a spec with those limits, and the warm entries that its server uses. It is for serving and for the proof;
-    keys, bundles and receipts belong to the whole.
+    `manifest` has a spec with those limits, and the warm entries that its server uses. It is for serving and for the proof.
+    Keys, bundles and receipts belong to the whole.
     """
 
     whole: Manifest
@@ -69,13 +68,13 @@ class Subset:
 
     @property
     def settings(self) -> tuple[int, ...]:
-        """The remaining sampler settings, by their place in the whole spec."""
+        """The remaining sampler settings, by their position in the whole spec."""
         places = {setting: place for place, setting in enumerate(self.whole.spec.sampler.settings)}
         return tuple(places[setting] for setting in self.manifest.spec.sampler.settings)
 
     @property
     def has_whole_limits(self) -> bool:
-        """Whether it serves every request that the whole does."""
+        """Whether it serves every request that the whole serves."""
         whole = self.whole.spec
         return self.limits == whole.limits and self.manifest.spec.sampler == whole.sampler
 
@@ -86,16 +85,16 @@ class Subset:
 
 
 def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> Subset | None:
-    """Returns the subset that serves most if these entries of `whole` are warm; None if no limits close them.
+    """Returns the subset that serves most if the entries `warm` of `whole` are warm; None if no limits close them.
 
-    The module says what "most" means. None also if `warm` lacks an entry of a kind that the proof does not cover.
+    The module's docstring defines "most". None also if `warm` lacks an entry of a kind that the proof does not cover.
     """
     has = frozenset(warm)
     if any(entry not in has for kind in UNPROVED_KINDS for entry in whole.of_kind(kind)):
         return None
     if whole.spec.model.generates:
         settings = _settled(whole.spec.sampler.settings, _samplers(has))
-    else:  # Nothing is sampled.
+    else:  # The model samples nothing.
         settings = _Settled(whole.spec.sampler.settings, whole.spec.limits.max_num_seqs)
     limits = None if settings is None else _Search.of(whole.spec, has).limits(settings.num_rows, chunks)
     if settings is None or limits is None:
@@ -107,9 +106,9 @@ def largest_subset(whole: Manifest, warm: Collection[Entry], chunks: Chunks) -> 
 def subset_under(
     whole: Manifest, warm: Collection[Entry], limits: ServingLimits, settings: Iterable[SamplerSetting]
 ) -> Subset:
-    """Returns the subset that serves the entries `warm` under `limits`; its `coverage` says whether it is closed.
+    """Returns the subset that serves the entries `warm` under `limits`. Its `coverage` says whether it is closed.
 
-    It leaves out sampler sizes that lack a mixture of `settings`, and cold sizes of exchanges: a plan is then padded or
+    It leaves out sampler sizes that lack a mixture of `settings`, and cold sizes of exchanges. Exchanges are then padded or
     cut to other sizes.
     """
     has, spec = frozenset(warm), whole.spec
@@ -143,7 +142,7 @@ class _Settled:
 
 
 def _samplers(warm: Iterable[Entry]) -> _Samplers:
-    """The signatures of the warm samplers, by size."""
+    """Returns the signatures of the warm samplers, by size."""
     found: _Samplers = {}
     for entry in warm:
         if isinstance(entry, SamplerEntry) and entry.batch_size:
@@ -152,7 +151,7 @@ def _samplers(warm: Iterable[Entry]) -> _Samplers:
 
 
 def _whole_sizes(settings: Sequence[SamplerSetting], samplers: _Samplers) -> list[int]:
-    """The sizes for which every mixture of `settings` has a warm sampler."""
+    """Returns the sizes for which every mixture of `settings` has a warm sampler."""
     given = [setting.signature for setting in settings]
     needed = {*given, *missing_joins(given)}
     return [
@@ -175,14 +174,14 @@ def _settled(settings: Sequence[SamplerSetting], samplers: _Samplers) -> _Settle
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    """Looks for the largest limits under which a table of prompts and decodes is closed."""
+    """Searches for the largest limits under which a table of prompts and decodes is closed."""
 
     spec: BuildSpec
     table: BucketTable
 
     @classmethod
     def of(cls, spec: BuildSpec, warm: Iterable[Entry]) -> _Search:
-        """Keeps only the outermost entries: the proof does not need an entry that another one covers."""
+        """Keeps only the outermost entries, because the proof does not need an entry that another one covers."""
         entries = tuple(warm)
         prompts = _outermost(
             (entry.num_ctx_blocks, entry.query_len) for entry in entries if isinstance(entry, PromptEntry)
@@ -211,7 +210,7 @@ class _Search:
         return max(found, key=_capacity, default=None)
 
     def _lengths(self, chunks: Chunks) -> ServingLimits | None:
-        """The largest M and T for one sequence with only its own blocks."""
+        """Returns limits with the largest M and T for one sequence with only its own blocks."""
         limits = self.spec.limits
         whole, least = limits.max_num_batched_tokens, limits.block_size
 
@@ -232,7 +231,7 @@ class _Search:
         return _lowered(limits, max_model_len=length, max_num_batched_tokens=most_tokens)
 
     def _with_seqs(self, limits: ServingLimits, max_num_seqs: int, num_rows: int) -> ServingLimits | None:
-        """The limits with the most blocks; a step has at most as many rows as it has blocks, and as are sampled."""
+        """Returns the limits with the most blocks. A step has at most as many rows as it has blocks and as it can sample."""
         lowered = _lowered(limits, max_num_seqs=max_num_seqs)
         num_blocks = _largest(
             limits.max_blocks_per_seq,
@@ -261,7 +260,7 @@ def _capacity(limits: ServingLimits) -> tuple[int, int, int]:
 
 
 def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
-    """Returns the largest value for which the monotone `holds` is true, or None."""
+    """Returns the largest value for which the monotone `holds` is true, or None if there is none."""
     if least > most or not holds(least):
         return None
     while least < most:
@@ -274,7 +273,7 @@ def _largest(least: int, most: int, holds: Callable[[int], bool]) -> int | None:
 
 
 def _outermost(sizes: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The pairs of which no other is as large in both."""
+    """Returns the pairs that no other pair matches or exceeds in both numbers."""
     outermost: list[tuple[int, int]] = []
     for x, y in sorted(set(sizes), reverse=True):
         if not outermost or y > outermost[-1][1]:

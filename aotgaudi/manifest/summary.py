@@ -1,7 +1,7 @@
-"""What every command says of a manifest: its coverage, padding, memory and warnings, computed once.
+"""What every command reports about a manifest: its coverage, padding, memory and warnings, computed once.
 
-`build manifest`, `coverage` and `report` show the same `Summary`. Each part is computed when it is first asked for: the
-proof of a large manifest takes seconds, and no command shows all of them.
+`build manifest`, `coverage` and `report` show the same `Summary`. Each part is computed on first use, because the proof of a
+large manifest takes seconds, and no command shows all parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 class StepMemory(Value):
-    """What the step of a kind that needs most needs, in bytes."""
+    """The bytes that a kind's largest step needs."""
 
     kind: str
     entry: str
@@ -44,7 +44,7 @@ class StepMemory(Value):
 
 
 class Memory(Value):
-    """An estimate of one device's memory, weights not counted (``manifest/cost.py``). `unknown`: why there is none."""
+    """An estimate of one device's memory without weights (``manifest/cost.py``). `unknown`: why there is no estimate."""
 
     unknown: str | None
     num_devices: int
@@ -56,7 +56,7 @@ class Memory(Value):
 
 @dataclass(frozen=True)
 class Summary:
-    """A manifest, and what follows from it. `budget_bytes`: for KV cache and step buffers, None for no budget."""
+    """A manifest, and what follows from it. `budget_bytes`: for KV cache and step buffers; None for no budget."""
 
     manifest: Manifest
     budget_bytes: int | None = None
@@ -68,7 +68,7 @@ class Summary:
 
     @cached_property
     def steps(self) -> ReachableSteps:
-        """The steps that the scheduler which the spec describes can form."""
+        """The steps that the spec's scheduler can form."""
         return reachable_of(self.manifest.spec)
 
     @cached_property
@@ -78,7 +78,7 @@ class Summary:
 
     @property
     def proves_steps(self) -> bool:
-        """Whether the proof is about prompts and decodes at all; it is not if the target runs without graphs, say."""
+        """Whether the proof is about prompts and decodes at all. It is not, say, if the target runs without graphs."""
         return any(phase.kind == "prompt" for phase in self.coverage.phases)
 
     @cached_property
@@ -88,7 +88,7 @@ class Summary:
 
     @cached_property
     def closing(self) -> tuple[AddedEntry, ...]:
-        """The entries that would close the table; none if it is closed."""
+        """The entries that would close the table; empty if it is closed."""
         if self.coverage.is_closed:
             return ()
         closed = self.manifest.spec.bucketing.model_copy(update={"coverage": "closed"})
@@ -96,7 +96,7 @@ class Summary:
 
     @cached_property
     def padding(self) -> Mapping[str, Padding | None]:
-        """The padding of prompts and of decodes, over every step that can be formed and has an entry."""
+        """The padding of prompts and of decodes, over all reachable steps that have an entry."""
         return {
             "prompt": prompt_padding(self.steps.prompts, self.table),
             "decode": decode_padding(self.steps.decodes, self.table),
@@ -104,22 +104,22 @@ class Summary:
 
     @property
     def scheduler(self) -> str:
-        """Whose steps these are, in words."""
+        """In words, the scheduler that forms these steps."""
         return described_scheduler(self.manifest.spec)
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What a vLLM server runs and nothing is proved of, in words."""
+        """In words, what a vLLM server runs without a proof."""
         return left_out(self.manifest.spec)
 
     @cached_property
     def server(self) -> ServerCoverage | None:
-        """What the table of the server itself covers; None if the server has the manifest's entries."""
+        """What the server's own table covers; None if the server uses the manifest's entries."""
         return coverage_of_server(self.manifest.spec)
 
     @cached_property
     def memory(self) -> Memory:
-        """The memory that KV cache and steps need."""
+        """The memory for KV cache and steps."""
         spec = self.manifest.spec
         num_devices, budget = spec.parallel.world_size, self.budget_bytes
         try:
@@ -142,7 +142,7 @@ class Summary:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What someone should act on: too many steps, left-out lines of a bucket file, a budget that does not suffice."""
+        """Problems to act on: too many steps, left-out lines of a bucket file, a budget that does not suffice."""
         return tuple(self._warnings())
 
     def _warnings(self) -> Iterator[str]:
@@ -164,7 +164,7 @@ class Summary:
             )
 
     def largest(self, kind: str) -> Entry | None:
-        """Returns the entry of a kind that computes most, then reads most; None if there is no entry of the kind."""
+        """Returns the entry of a kind that computes most, then reads most; None if the kind has no entry."""
         return max(self.manifest.of_kind(kind), key=_size, default=None)
 
 

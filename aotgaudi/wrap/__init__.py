@@ -1,1 +1,1 @@
-"""Other people's servers: read from a command line, captured, proved, started from what was sealed, and watched."""
+"""Other people's servers: reading their commands, capturing and proving their caches, running and watching them."""

@@ -1,7 +1,7 @@
-"""One start of a server in a build: files restored, server started, warmed up, flushed and ended, sandbox emptied.
+"""One start of a server in a build: restore files, start the server, warm it up, flush and end it, empty the sandbox.
 
-`build_run` returns what the server did, as a `Ran`. It raises only if there is nothing to judge: the server ended, hung or
-broke off an answer.
+`build_run` returns what the server did, as a `Ran`. It raises only if there is nothing to judge, because the server ended,
+hung or broke off an answer.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from aotgaudi.wrap.verdict import AnswerDigests, Finding, Seen, finding_of
 Kind = Literal["cold", "load", "measure"]
 _LIVE, _FLUSH = "v", "f"
 _ENDING = frozenset({"process", "compile", "triton", "numba", "dynamo", "hpu", "generate", "refused", "load"})
-"""What ends a start from sealed files at once, because a server that is kept from compiling may hang."""
+"""Findings that end a start from sealed files at once, because a server that is kept from compiling may hang."""
 _FLUSH_SECONDS = 600.0
-"""Enough to write a recipe cache of tens of gigabytes."""
+"""Enough time to write a recipe cache of tens of gigabytes."""
 _KILLED = 137
-"""128 + SIGKILL: it did not end after SIGTERM."""
+"""128 + SIGKILL: the server did not end after SIGTERM."""
 
 
 class Progress(Protocol):
-    """Shows how a build goes on."""
+    """Shows the progress of a build."""
 
     def begin(self, heading: str) -> None:
         """A step begins."""
         ...
 
     def note(self, text: str) -> None:
-        """How far the step has come; replaces the last note."""
+        """The step has come this far. Replaces the last note."""
         ...
 
     def end(self, text: str) -> None:
-        """The step is done, with this result."""
+        """The step is done and has this result."""
         ...
 
     def warn(self, text: str) -> None:
-        """Something that the user should know, though the build goes on."""
+        """The user should know this, but the build goes on."""
         ...
 
 
@@ -65,13 +65,13 @@ class Setting:
     Attributes:
         found, launch: What is started.
         root: The sandbox's root, as the server sees it.
-        objects: Where captured bytes are.
+        objects: The store of captured bytes.
         log: Where the server's output goes.
-        ready_seconds: How long it may take until it serves.
-        progress: Shows how it goes on.
-        secrets: What must not be shown of the server's output.
-        asks: Whether it is asked the launch's warm-up requests.
-        placed: Where a server starts beside others: what it is started with, given what it would be alone.
+        ready_seconds: How long the server may take until it serves.
+        progress: Shows how the build goes on.
+        secrets: Values that must not be shown if the server prints them.
+        asks: Whether the launch's warm-up requests are sent.
+        placed: Adapts the plan of a server that runs next to others; returns it unchanged for a single server.
     """
 
     found: Found
@@ -91,9 +91,9 @@ class Ran:
     """What one start did.
 
     Attributes:
-        ready_seconds: From its start until it served.
-        seen: Everything that was known when it had answered all requests.
-        after: How files changed until it had ended.
+        ready_seconds: From the start until the server served.
+        seen: Everything that was known once all requests were answered.
+        after: How files had changed when the server ended.
         findings: What a warm start does not do, with the process that did it.
         answers: The digests of each answer.
     """
@@ -118,7 +118,7 @@ class Ran:
 
 
 class EndedEarlyError(Exception):
-    """A start from sealed files that did something that ends it at once, or failed."""
+    """A start from sealed files failed, or did something that ends it at once."""
 
     def __init__(self, findings: tuple[tuple[str, Finding], ...], cause: str = "") -> None:
         super().__init__(cause)
@@ -134,9 +134,9 @@ def build_run(
     before: Callable[[Sandbox], object] = lambda _: None,
     between: Callable[[Sandbox], object] = lambda _: None,
 ) -> Iterator[tuple[Ran, Sandbox]]:
-    """Starts the server with only `files` in its caches; yields what it did, and its sandbox, once it has ended.
+    """Starts the server with only `files` in its caches. After it has ended, yields what it did, and its sandbox.
 
-    `before` is called before it starts, `between` once it has ended.
+    `before` is called before the server starts, `between` after it has ended.
 
     Raises:
         EndedEarlyError: A start from sealed files failed, or did something that ends it at once.
@@ -179,7 +179,7 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
             raise CaptureError(f"{error} ({_last_line(setting)})") from error
         if status == _KILLED:
             raise CaptureError(
-                f"the server did not end when it was asked to, and was killed: its caches may be cut"
+                "the server did not end when it was asked to, and was killed: its caches may be truncated"
                 f" ({_last_line(setting)})"
             )
         findings = _findings(session)
@@ -199,7 +199,7 @@ def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[AnswerDiges
 
 
 class _Watch:
-    """Reads the events while we wait for the server: shows them, and ends a start that cannot be warm."""
+    """Shows the server's events while we wait for it, and ends a start that cannot be warm any more."""
 
     def __init__(self, session: Session, progress: Progress, *, ends: bool) -> None:
         self._session, self._progress, self._ends = session, progress, ends
@@ -245,14 +245,14 @@ def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[st
 
 
 def _last_line(setting: Setting) -> str:
-    """Says what the server wrote last, without secrets, and where the rest is."""
+    """Returns the last line that the server wrote, without secrets, and where the rest is."""
     path = Path(setting.log.name)
     line = last_line(tail_of(path), (form for secret in setting.secrets for form in secret.forms()))
     return f"its last line: {line}; all of it: {path}" if line else f"its log, {path}, is empty"
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
-    """Returns what was compiled and generated, in words."""
+    """Returns in words what was compiled and generated."""
     compiled = sum(counts.get(what, 0) for what in ("process", "compile", "triton", "numba", "dynamo", "hpu"))
     generated = counts.get("generate", 0)
     return f"{_num(compiled, 'compiler run')}, {_num(generated, 'code generation')}"
@@ -263,7 +263,7 @@ def _num(count: int, noun: str) -> str:
 
 
 def table_of(findings: Iterable[tuple[str, Finding]], most: int = 12) -> list[str]:
-    """Returns which process did what, a line each: process, kind, text, and the stack."""
+    """Returns one line for each finding: process, kind, text and stack."""
     rows = [(name, finding.what, finding.text, finding.stack) for name, finding in findings]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
     lines = [

@@ -1,9 +1,9 @@
-"""From a server's command to a sealed, proved capture, on one page.
+"""Turns a server's command into a sealed, proved capture. This page shows the whole sequence.
 
-A launch that was captured before is only sealed again. Else the server runs cold, its files are collected and proved, and
-the result is recorded and sealed. One build works on a launch at a time (the store's unit lock), and the others wait for
-its record. A build that dies leaves no bundle, no record and no lock: the record is written after the proof, the bundle is
-renamed into place, and locks end with their process.
+A launch that was captured before is only sealed again. Otherwise the server runs cold, its files are collected and proved,
+and the result is recorded and sealed. Only one build works on a launch at a time (the store's unit lock); others wait for
+its record. A build that dies leaves no bundle, no record and no lock, because the record is written after the proof, the
+bundle is renamed into place, and locks end with their process.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from aotgaudi.wrap.shards import Sharding, placed_beside_others, run_shards, sha
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
-"""How long a server may take until it serves, by default."""
+"""How long a server may take by default until it serves."""
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,15 @@ class Built:
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be built.
+    """What to build.
 
     Attributes:
         found, launch: The server's command, and what decides what it compiles.
         out: Where the bundle goes.
-        signing: The keys that sign it; None: none.
+        signing: The keys that sign it; None for no signature.
         ready_seconds: How long a start may take until the server serves.
-        given: Path below the sandbox's root -> text of files that the launch needs; captured with the rest.
-        sharding: How the cold run is shared by several servers; None: there is one.
+        given: Path below the sandbox's root -> text of files that the launch needs. They are captured with the rest.
+        sharding: How several servers share the cold run; None for a single server.
     """
 
     found: Found
@@ -86,10 +86,10 @@ class Order:
 
 
 def build_capture(order: Order, store: Store, progress: Progress) -> Built:
-    """Makes `order.out` a proved capture of the launch, and returns it.
+    """Makes `order.out` a proved capture of the launch and returns it.
 
     Raises:
-        CaptureError: The server failed, or its files could not be proved, or hold a secret. Nothing is sealed.
+        CaptureError: The server failed, or its files could not be proved or hold a secret. Nothing is sealed.
         SpecError, UntrustedError: The sandbox cannot be used.
         StoreError: The store or the bundle cannot be written to.
     """
@@ -140,7 +140,7 @@ def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureR
             try:
                 proved = _proof(setting, rules, cold)
             except CaptureError:
-                store.actions.discard(unproven)  # The next build starts anew, whatever was wrong.
+                store.actions.discard(unproven)  # The next build starts anew, whatever went wrong.
                 raise
     row = _record(order, store, key, cold, proved, time.monotonic() - started)
     store.actions.discard(unproven)
@@ -148,9 +148,9 @@ def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureR
 
 
 def build_shard(order: Order, number: int, num: int, store: Store, progress: Progress) -> UnprovenRow:
-    """Runs the shard of a number, from 1 to `num`, and returns its record. Nothing is sealed; `order.out` is not looked at.
+    """Runs shard `number`, from 1 to `num`, and returns its record. Seals nothing and ignores `order.out`.
 
-    Raises as `build_capture` does.
+    Raises like `build_capture`.
     """
     shard = shards_of(order.found, order.launch, order.given, num)[number - 1]
 
@@ -172,9 +172,9 @@ def build_shard(order: Order, number: int, num: int, store: Store, progress: Pro
 
 
 def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
-    """Returns what the shards of `order` left, and what the launch needs; runs those that have no record.
+    """Returns the files that the shards of `order` left and those that the launch needs. Runs shards that have no record.
 
-    Empty without shards.
+    Returns nothing if there are no shards.
     """
     sharding = order.sharding
     if sharding is None:
@@ -237,9 +237,9 @@ def _cold(
     key: str,
     shared: tuple[CapturedFile, ...],
 ) -> tuple[UnprovenRow, Proved | None]:
-    """Returns what a cold run leaves and answers: one now, or that of an earlier build which was stopped in its proof.
+    """Returns the record of a cold run: of one that runs now, or of an earlier build that was stopped in its proof.
 
-    It begins with what shards left. If it needs nothing else, it is the proof, too.
+    The run begins with the files that shards left. If it needs nothing else, it is also the proof.
     """
     progress = setting.progress
     progress.begin("1 cold")
@@ -260,9 +260,9 @@ def _cold(
 def _started(
     order: Order, setting: Setting, rules: Rules, label: str, files: tuple[CapturedFile, ...] = ()
 ) -> tuple[UnprovenRow, Ran]:
-    """Starts the server with `files` in its caches (none: what the launch needs), refusing nothing.
+    """Starts the server with `files` in its caches, or if there are none with what the launch needs. Refuses nothing.
 
-    Returns what it left and what it did.
+    Returns what the server left and what it did.
     """
     try:
         with build_run(
@@ -305,7 +305,7 @@ def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
 
 
 def _require_agents(ran: Ran, setting: Setting) -> None:
-    """Raises CaptureError if no agent, or not every hook, was there: the proof, one start later, would fail."""
+    """Raises CaptureError if there was no agent, or not every hook. Otherwise the proof would fail, one start later."""
     processes = ran.seen.processes.values()
     if not processes:
         raise CaptureError(
@@ -370,7 +370,7 @@ def _record(
 
 
 def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
-    """Seals what was recorded. If the model is in another directory here, the launch of `order` names it."""
+    """Seals a recorded capture. If the model lies in another directory here, the launch of `order` names it."""
     launch, receipt = read_documents(store, row)
     if launch.model.name != order.launch.model.name:
         launch = order.launch
@@ -389,7 +389,7 @@ def _size(row: UnprovenRow) -> str:
 
 @contextmanager
 def _log(store: Store, key: str) -> Iterator[IO[Any]]:
-    """Opens the log for the server's output, in the store. It is not in the bundle, for it may hold anything."""
+    """Opens the log for the server's output, in the store. The log may hold anything, so no bundle contains it."""
     path = store.root / "logs" / f"capture-{key[:16]}.log"
     with ExitStack() as stack:
         try:
@@ -413,12 +413,12 @@ class Shaped:
 
     @property
     def manifest_id(self) -> str | None:
-        """The manifest of the shapes."""
+        """The manifest of the shapes, if there are any."""
         return None if self.shapes is None else self.shapes.manifest_id
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Path below the sandbox's root -> text of files that must be there before the cold run."""
+        """Path below the sandbox's root -> text of files that must exist before the cold run."""
         return {} if self.shapes is None else self.shapes.files
 
     def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:

@@ -1,16 +1,18 @@
-"""The store's records of captures, and the keys that find them. If an object that a record names is missing, it is a miss.
+"""The store's records of captures, and the keys that find them. A record is a miss if one of its objects is missing.
 
 * capture key -> `CaptureRow`: a proved capture, and how long its build took. The first record stays.
 * shard key -> `UnprovenRow`, without answers: the files of a server that warmed up a slice of the shapes. It stays.
 * unproven key -> `UnprovenRow`: the files of a cold run, so that a build which was stopped in its proof can go on from
-  there. It is removed when the proof has ended, either way.
+  there. It is removed when the proof has succeeded or failed.
 
-Launch and receipt are objects, as the files are. Rows name objects by digest, so that garbage collection keeps them. A row
-must hold no other digest (of a launch's component, say), because everything that reads like one is taken for an object.
+Launch and receipt are objects, like the files. Rows name objects by digest, so that garbage collection keeps them. A row
+must hold no other digest (for example of a launch's component), because everything that reads like a digest is taken for an
+object.
 
-A key has the launch's key and the conditions under which the files were made. The launch's id is the same everywhere, but a
-capture's files hold the root, the interpreter's prefix and the rest of `Launch.conditions`, so a build elsewhere makes
-another capture. The path of a model's directory is not part of it: the server sees an alias, so the path is in no file.
+A key contains the launch's key and the conditions under which the files were made. The launch's id is the same everywhere,
+but a capture's files contain the root, the interpreter's prefix and the rest of `Launch.conditions`, so a build elsewhere
+makes another capture. The path of a model's directory is no condition: the server sees an alias, so no file contains the
+path.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ class CaptureRow(Value):
         objects: The files' objects, each once.
         cold_seconds: From the start until the server served, from empty caches.
         warm_seconds: The same in the proof.
-        build_seconds: The whole build.
+        build_seconds: For the whole build.
         cold_counts: What the cold run did: compilers run, code generated, files written.
-        places: Name of a path -> how many files hold it.
+        places: Name of a path -> how many files contain it.
     """
 
     kind: Literal["capture"] = "capture"
@@ -66,7 +68,7 @@ class CaptureRow(Value):
 class UnprovenRow(Value):
     """The result of a cold run: its files, its answers, and what was measured.
 
-    `saved` are the server's own counters of artifacts that it saved.
+    `saved` holds the server's own counters of artifacts that it saved.
     """
 
     kind: Literal["draft"] = "draft"
@@ -88,17 +90,17 @@ RowT = TypeVar("RowT", bound=Union[CaptureRow, UnprovenRow])
 
 
 def find_capture(store: Store, key: str) -> CaptureRow | None:
-    """Returns the record of a capture; None if there is none, or an object of it is missing."""
+    """Returns the record of a capture; None without a record, or if one of its objects is missing."""
     return _find(CaptureRow, store, key)
 
 
 def find_unproven(store: Store, key: str) -> UnprovenRow | None:
-    """Returns the record of a cold run; None if there is none, or an object of it is missing."""
+    """Returns the record of a cold run; None without a record, or if one of its objects is missing."""
     return _find(UnprovenRow, store, key)
 
 
 def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
-    """Records a capture unless there is a record whose objects are all there. Returns the record that stays."""
+    """Records a capture unless there is a complete record already. Returns the record that stays."""
     value = store.actions.put(
         key, _json(row), lambda old: _intact(CaptureRow, old, store.objects) is not None
     )
@@ -141,7 +143,7 @@ def _find(kind: type[RowT], store: Store, key: str) -> RowT | None:
 def _intact(kind: type[RowT], value: object, objects: ObjectStore) -> RowT | None:
     try:
         row = cast("RowT", kind.model_validate_json(canonical_json(value)))
-    except ValueError:  # Of another kind, or version.
+    except ValueError:  # It is of another kind or version.
         return None
     return row if all(map(objects.has, row.digests())) else None
 
@@ -154,7 +156,8 @@ def capture_key(launch: Launch) -> Key:
 def unproven_key(launch: Launch, weights: str) -> Key:
     """Returns the key of a cold run whose proof has not ended.
 
-    It is for this version of the agent only, and for these `weights` (`launch.weights_stamp`): the proof compares answers.
+    The key holds for this version of the agent and for these `weights` (`launch.weights_stamp`), because the proof compares
+    answers.
     """
     builder = [(f"builder.{name}", value) for name, value in sorted(builder_versions().items())]
     head = ("record", "aotgaudi.draft/2"), ("weights", weights)
@@ -162,14 +165,14 @@ def unproven_key(launch: Launch, weights: str) -> Key:
 
 
 def shard_key(launch: Launch, files: Mapping[str, str]) -> Key:
-    """Returns the key of what a server left that was given `files` in place of those of all shapes, and asked nothing."""
+    """Returns the key for a server that gets `files` instead of the files of all shapes, and no requests."""
     components = [(name, value) for name, value in launch.components() if name != "exercise"]
     given = [(f"given.{path}", sha256_bytes(text.encode())) for path, text in sorted(files.items())]
     return Key.of([("record", "aotgaudi.shard/1"), *components, *_conditions(launch), *given])
 
 
 def builder_versions() -> dict[str, str]:
-    """Returns the builder for receipts: our version, and the digest of the agent's sources."""
+    """Returns what receipts say about the builder: our version, and the digest of the agent's sources."""
     return {"aotgaudi": version_of("aotgaudi"), "witness": sha256_source(SITE.rglob("*.py"))}
 
 

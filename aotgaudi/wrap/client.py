@@ -1,4 +1,4 @@
-"""Asks a wrapped server, over HTTP: whether it serves, and the warm-up requests. Bounded in time and in bytes."""
+"""HTTP client of a wrapped server: asks for its health and sends the warm-up requests, with limits on time and bytes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ ANSWER_SECONDS = 600.0
 _MAX_ANSWER_BYTES = 16 << 20
 _PROBLEM_CHARS = 300
 _NUM_TRIES, _NUM_TOGETHER = 3, 2
-"""Of requests that must run at the same time: how often they are sent, and how many events each has once all have begun."""
+"""For requests that must run at the same time: the tries, and the events that each needs after all have begun."""
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
-"""A launch is read from a bundle, where a request's name may be anything, also what no header can hold."""
+"""A launch is read from a bundle, where a request's name may be anything, even text that no header can hold."""
 
 
 class WrappedServerError(AotGaudiError):
     """A wrapped server ended, hung, or broke off an answer.
 
-    `exit_code` is the server's if it ended, else 1; `request_id` names the request that it did not answer, if there is one.
+    `exit_code` is the server's if it ended, else 1. `request_id` names the unanswered request, if any.
     """
 
     def __init__(self, message: str, exit_code: int = 1, request_id: str | None = None) -> None:
@@ -44,14 +44,14 @@ class WrappedServerError(AotGaudiError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, and what its clients have to know.
+    """Where a server listens, and what its clients must know.
 
     Attributes:
         host: The host, as a client on this machine reaches it.
         port: The port.
         uds: The unix socket that it listens on instead of a port, as we see it.
         served_name: The model's name in requests.
-        authorization: The value of that header; empty for none. Never shown.
+        authorization: The value of the ``Authorization`` header; empty for none. Never shown.
     """
 
     host: str = "127.0.0.1"
@@ -65,7 +65,7 @@ class Address:
 class Answer:
     """How a request was answered: an HTTP status, and the text of all choices, for all copies that were sent.
 
-    `problem` is what the server said of a status that is no success, or why the copies did not run at the same time.
+    `problem` is the server's message for an error status, or says why the copies did not run at the same time.
     """
 
     status: int
@@ -73,12 +73,12 @@ class Answer:
     problem: str = ""
 
     def digest(self, *, is_greedy: bool) -> str:
-        """Returns what a build compares, as 64 hex digits: the status, and the text of a greedy request."""
+        """Returns the digest that a build compares, 64 hex digits: of the status, and for a greedy request of the text."""
         return _digest(self.status, self.text if is_greedy else "")
 
     @property
     def status_digest(self) -> str:
-        """What any two starts share, as 64 hex digits: the status. The text depends on the weights, too."""
+        """The digest that is the same in all starts, 64 hex digits: of the status. The text depends on the weights, too."""
         return _digest(self.status)
 
 
@@ -87,7 +87,7 @@ def _digest(status: int, text: str = "") -> str:
 
 
 def require_free(address: Address) -> None:
-    """Raises SpecError if another server listens there: our requests would go to that one."""
+    """Raises SpecError if another server listens there, since it would get our requests."""
     try:
         if address.uds is None:
             socket.create_connection((address.host, address.port), HEALTH_SECONDS).close()
@@ -100,7 +100,7 @@ def require_free(address: Address) -> None:
 
 
 def is_healthy(address: Address) -> bool:
-    """Whether the server answers its health question with 200, now."""
+    """Whether the server answers its health question with 200 now."""
     try:
         return _request(address, "GET", _HEALTH_PATH, None, HEALTH_SECONDS)[0] == 200
     except (OSError, http.client.HTTPException):
@@ -110,8 +110,8 @@ def is_healthy(address: Address) -> bool:
 def ask(address: Address, request: WarmUpRequest) -> Answer:
     """Sends all copies of a request at once, and returns how they were answered.
 
-    If several answers are streamed, all must run at the same time. If one ends too soon for that, all are sent again, for
-    twice as many tokens; after the last try, the answer has a `problem`.
+    Several streamed answers must all run at the same time. If one ends too soon for that, all are sent again for twice as
+    many tokens. If the last try fails too, the answer has a `problem`.
 
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
@@ -140,7 +140,7 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
 
 
 class _Batch:
-    """How far several streamed answers are. Thread-safe."""
+    """The progress of several streamed answers. Thread-safe."""
 
     def __init__(self, num: int) -> None:
         self._lock, self._events = Lock(), [0] * num
@@ -148,14 +148,14 @@ class _Batch:
 
     @property
     def ran_together(self) -> bool:
-        """Whether each had events once all had begun."""
+        """Whether every answer had events after all had begun."""
         began = self._when_all_began
         return began is not None and all(
             now >= then + _NUM_TOGETHER for then, now in zip(began, self._events, strict=True)
         )
 
     def note(self, copy: int) -> None:
-        """Notes an event of an answer."""
+        """Counts one event of an answer."""
         with self._lock:
             self._events[copy] += 1
             if self._when_all_began is None and all(self._events):
@@ -170,9 +170,9 @@ def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
 def _send(
     address: Address, request: WarmUpRequest, bodies: Sequence[Mapping[str, JsonValue]], is_batch: bool
 ) -> tuple[list[tuple[int, bytes]], bool]:
-    """Returns the status and the data of each answer, and whether they should have run at the same time and did not.
+    """Returns the status and the data of each answer, and whether a batch failed to run at the same time.
 
-    A batch's answers have no data.
+    The answers of a batch have no data.
     """
     batch = _Batch(len(bodies)) if is_batch else None
 
@@ -195,7 +195,7 @@ def _send(
 
 
 def _request_id(request: WarmUpRequest, copy: int) -> str:
-    """Returns the ``X-Request-Id`` of one copy, by which the server's log may name it."""
+    """Returns the ``X-Request-Id`` of one copy. The server's log may name the copy by it."""
     return f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
 
 
@@ -219,7 +219,7 @@ def _request(
     request_id: str = "",
     on_event: Callable[[], None] | None = None,
 ) -> tuple[int, bytes]:
-    """Returns an answer's status and data. Events that `on_event` is called for are not returned."""
+    """Returns an answer's status and data. Events that are passed to `on_event` are not in the data."""
     headers = {"Connection": "close"}
     if request_id:
         headers["X-Request-Id"] = request_id
@@ -246,7 +246,7 @@ def _request(
 
 
 def _text(data: bytes) -> str:
-    """Returns the text of every choice in an answer of OpenAI's API; an empty text for an answer of another form."""
+    """Returns the text of every choice in an answer of OpenAI's API; an empty text for any other answer."""
     try:
         choices = json.loads(data)["choices"]
         return "\n".join(_choice(choice) for choice in choices)

@@ -1,13 +1,13 @@
 """Collects the caches of a server that has ended: walks them, searches them for secrets, and puts the files into the store.
 
-Every file counts unless a pattern with a reason leaves it out. A file that could not be restored as it is (a link that leads
-out, a device) or must not be sealed (a secret) is refused by name. No file is parsed.
+Every file counts unless a pattern with a reason leaves it out. A file that could not be restored (a link that leads out of
+the sandbox, a device) or must not be sealed (a secret) is refused by name. No file is parsed.
 
-No secret of the build may be sealed, for a bundle goes to registries and to other people's pods. A secret is the value of a
-variable or a flag whose name says so (wrap/variables.py). Files are searched for its bytes, and for the forms in which
+No secret of the build may be sealed, because a bundle goes to registries and to other people's pods. A secret is the value
+of a variable or a flag whose name says so (wrap/variables.py). Files are searched for its bytes, and for the forms in which
 programs write text: escaped as in JSON, in Python source, in a URL, and in base64 at each of its three alignments.
-Compressed or encrypted files cannot be searched. The bundle's documents are searched as well: a launch has the command's
-words, and a receipt has what the server hashed.
+Compressed or encrypted files cannot be searched. The bundle's documents are searched as well: a launch contains the
+command's words, and a receipt contains what the server hashed.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from aotgaudi.wrap.session import OUTSIDE
 from aotgaudi.wrap.variables import is_secret, is_secret_key, secret_values
 
 MIN_SECRET_BYTES = 6
-"""Shorter values occur in many files by chance."""
+"""Shorter values occur by chance in many files."""
 _MIN_ENCODED_BYTES = 9
-"""The least length for base64, whose first and last characters depend on what surrounds the value."""
+"""The least length for base64, whose first and last characters depend on the bytes around the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Secret:
 
     @property
     def is_searched(self) -> bool:
-        """Whether it is too long to occur by chance."""
+        """Whether the value is too long to occur by chance."""
         return len(self.value.encode("utf-8", "surrogateescape")) >= MIN_SECRET_BYTES
 
     def forms(self) -> frozenset[bytes]:
@@ -71,7 +71,7 @@ class Secret:
         )
 
     def _encoded(self) -> Iterator[bytes]:
-        """Yields the base64 of its whole groups of three bytes, for each of the three ways in which they can be aligned."""
+        """Yields the base64 of the value's whole groups of three bytes, for each of the three alignments."""
         data = self.value.encode("utf-8", "surrogateescape")
         for skipped in range(3):
             whole = data[skipped : len(data) - (len(data) - skipped) % 3]
@@ -81,7 +81,7 @@ class Secret:
 
 
 def require_public(data: bytes, noun: str, secrets: Iterable[Secret]) -> None:
-    """Raises CaptureError, which names the secrets, if a document to be sealed holds any; `noun` says what it is."""
+    """Raises CaptureError, naming the secrets, if a document to be sealed holds any. `noun` describes the document."""
     held = sorted(
         {one.name for one in secrets if one.is_searched and any(form in data for form in one.forms())}
     )
@@ -95,7 +95,7 @@ def require_public(data: bytes, noun: str, secrets: Iterable[Secret]) -> None:
 def secrets_of(
     environ: Mapping[str, str], words: Sequence[str], public_words: Iterable[str]
 ) -> tuple[Secret, ...]:
-    """Returns the secrets of an environment and of a command, sorted by name; `public_words` of the command are none."""
+    """Returns the secrets of an environment and of a command, sorted by name. `public_words` are not secret."""
     found = dict(secret_values(environ))
     for name, value in _of_words(words, frozenset(public_words)):
         found.setdefault(name, value)
@@ -103,7 +103,7 @@ def secrets_of(
 
 
 def _of_words(words: Sequence[str], public: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yields the names and values of secrets in the words of a command that are not public."""
+    """Yields the names and values of secrets in a command's words, except `public` ones."""
     flag = ""
     for word in words:
         is_flag = word.startswith("-")
@@ -120,7 +120,7 @@ def _of_words(words: Sequence[str], public: frozenset[str]) -> Iterator[tuple[st
 
 
 def _of_table(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the values in a JSON table whose keys say that they are secrets."""
+    """Yields the values in a JSON table whose keys mark them as secrets."""
     if not text.startswith(("{", "[")):
         return
     try:
@@ -153,8 +153,8 @@ class Rules:
         left_out: Pattern of paths relative to the root -> reason. As in `fnmatch`, ``*`` also matches ``/``.
         kind_of: Returns a file's kind by its path.
         secrets: Values that no file may hold.
-        places: Name -> path. The files that hold the path are counted.
-        foreign: Paths that no file may hold, because only this build sees them.
+        places: Name -> path. Files that contain the path are counted.
+        foreign: Paths that no file may contain, because only this build sees them.
     """
 
     left_out: tuple[tuple[str, str], ...]
@@ -164,7 +164,7 @@ class Rules:
     foreign: tuple[str, ...] = ()
 
     def for_sandbox(self, sandbox: Sandbox) -> Rules:
-        """Returns the rules for a sandbox, which we may see under another path than the server does."""
+        """Returns the rules for a sandbox. We may see it under another path than the server does."""
         return self if sandbox.here == sandbox.root else replace(self, foreign=(str(sandbox.here),))
 
 
@@ -211,7 +211,7 @@ def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
 
 
 class _Found:
-    """The patterns that leave files out, and which of them did."""
+    """The patterns that leave files out, and the ones that did."""
 
     def __init__(self, left_out: Iterable[tuple[str, str]]) -> None:
         reasons = {**dict(left_out), **OUTSIDE}
@@ -251,7 +251,7 @@ def _walk(here: Path, top: str, found: _Found) -> Iterator[str]:
 
 
 def _is_file(here: Path, path: str, found: _Found) -> bool:
-    """Whether a path is captured: a regular file, or a link to one in the sandbox."""
+    """Whether a path is captured, as a regular file or a link to one in the sandbox."""
     mode = (here / path).lstat().st_mode
     if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
         found.note(path, _VOLATILE)
@@ -277,7 +277,7 @@ def _require_names(paths: Iterable[str]) -> None:
 
 
 class _Needles:
-    """The byte strings that files are searched for, and what they mean."""
+    """The byte strings that files are searched for, and their meanings."""
 
     def __init__(self, rules: Rules) -> None:
         self.secrets = {
@@ -315,7 +315,7 @@ def _take(
 
 
 def _search(path: Path, needles: _Needles) -> set[bytes]:
-    """Returns the needles that a file holds. Pieces overlap by the length of the longest needle, less one."""
+    """Returns the needles that a file holds. Reads overlapping pieces, so that no needle is lost between two."""
     held: set[bytes] = set()
     kept = b""
     with path.open("rb", buffering=0) as file:
@@ -340,7 +340,7 @@ def _refuse(path: str, held: Iterable[bytes], needles: _Needles) -> None:
 
 
 def _without(path: str, needles: _Needles) -> str:
-    """Returns the path without secrets."""
+    """Returns the path with secrets removed."""
     data = os.fsencode(path)
     for secret in needles.secrets:
         data = data.replace(secret, b"***")

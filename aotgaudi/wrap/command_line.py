@@ -1,9 +1,9 @@
-"""Reads the command line of a server, as the server's argparse does, given the flags that it knows.
+"""Reads a server's command line as the server's argparse does, given the flags that it knows.
 
 ``--flag value``, ``--flag=value``, ``--no-flag``, underscores for dashes, short forms, and keys of a table (``--flag.key
-value``) are read as vLLM's FlexibleArgumentParser reads them. A flag that is not known is kept as written: a spec refuses
-it, a launch's key counts it. For a key, values have one form (tables are JSON, so white space makes no other key) and hold
-no secret.
+value``) are read as vLLM's FlexibleArgumentParser reads them. An unknown flag is kept as written: a spec refuses it, and a
+launch's key counts it. In a key, values have one form (tables are JSON, so white space makes no other key) and hold no
+secret.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from aotgaudi.wrap.values import parse_table
 from aotgaudi.wrap.variables import is_secret, is_secret_key, without_credentials
 
 Arity = Literal["value", "switch", "values"]
-"""A ``switch`` takes no word and has a ``--no-`` form; ``values`` takes all words up to the next flag."""
+"""A ``switch`` takes no word and has a ``--no-`` form. ``values`` takes all words up to the next flag."""
 
 Given = Union[str, tuple[str, ...], bool]
-"""What a flag was given: its text, its words, or whether a switch is on."""
+"""The value of a flag: its text, its words, or whether a switch is on."""
 
 LONGEST = 100_000
-"""Characters of a command."""
+"""The most characters of a command."""
 
 _SHELL_SYNTAX = re.compile(r"\d?(>|<|>>)(&?\d|.+)?|[|&;]+|2>&1")
 _FLAG = re.compile(r"-[^=\s][^=\s]*(=.*)?", re.DOTALL)
@@ -46,9 +46,9 @@ class _Segment:
         words: as written.
         name: of the flag, without dashes. None for a word of no flag.
         is_known: False for an unknown flag, whose name is what was written.
-        form: how the flag is written in full: ``--name``, ``--no-name`` or a short form.
+        form: the full spelling of the flag: ``--name``, ``--no-name`` or a short form.
         keys: where in the flag's table the value belongs.
-        value: the value that ``=`` gives the flag.
+        value: the value after ``=``.
     """
 
     words: tuple[str, ...]
@@ -60,7 +60,7 @@ class _Segment:
 
     @property
     def note(self) -> str:
-        """What the reader should know of an abbreviated flag; else empty."""
+        """A note for the user about an abbreviated flag; else empty."""
         written = flag_part(with_dashes(self.words[0]))
         is_abbreviated = self.is_known and written.startswith("--") and written != self.form
         return f"{written} is read as {self.form}" if is_abbreviated else ""
@@ -68,12 +68,11 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class CommandWords:
-    """The words after what starts a server, read. Secrets are among them, so `repr` shows the notes only.
+    """The parsed words after what starts a server. They include secrets, so `repr` shows only the notes.
 
     Attributes:
-        given: what each known flag was given, the last time, by its name without dashes. A table whose keys were given is
-            JSON.
-        unknown: the unknown flags, as written but for the dashes, each with its words.
+        given: the last value of each known flag, by its name without dashes. JSON for a table whose keys were given.
+        unknown: the unknown flags, as written except for the dashes, each with its words.
         positional: the words that belong to no flag.
         notes: flags that were abbreviated.
     """
@@ -85,15 +84,15 @@ class CommandWords:
     _segments: tuple[_Segment, ...] = field(repr=False)
 
     def flags(self) -> dict[str, JsonValue]:
-        """Returns every flag but secrets, in alphabetical order, as a key has it: a text, texts, a switch or a table."""
+        """Returns every flag except secrets, in alphabetical order, in a key's form: a text, texts, a switch or a table."""
         return {name: value for name, value in self._values() if not is_secret(name)}
 
     def secrets(self) -> dict[str, JsonValue]:
-        """Returns the flags that are secrets. Never keep them."""
+        """Returns the flags that are secrets. Never store them."""
         return {name: value for name, value in self._values() if is_secret(name)}
 
     def public_words(self) -> tuple[str, ...]:
-        """Returns all words as they were written, but for secrets."""
+        """Returns all words as written, except secrets."""
         return tuple(word for segment in self._segments for word in _public(segment))
 
     def _values(self) -> Iterator[tuple[str, JsonValue]]:
@@ -118,9 +117,9 @@ class CommandReader:
         Args:
             flags: arity by name.
             short: ``-x`` -> the name that it stands for.
-            acted_on: flags whose values decide what we do. An abbreviation of one of them is refused, since a server
-                that listens elsewhere than we believe is of no use. Any other abbreviation is an unknown flag.
-            expands: True reads every unambiguous abbreviation as the flag that it begins.
+            acted_on: flags whose values we act on. An abbreviation of one of them is refused, because we must not misread,
+                say, the port that the server listens on. Any other abbreviation is an unknown flag.
+            expands: whether every unambiguous abbreviation is read as the flag that it begins.
         """
         self._flags, self._short, self._acted_on, self._expands = flags, short, acted_on, expands
         self._forms = {f"--{name}": name for name in flags}
@@ -145,7 +144,7 @@ class CommandReader:
         )
 
     def renamed(self, words: Sequence[str], name: str, old: str, new: str) -> Iterator[str]:
-        """Yields `words` with `new` for `old` where it is the value of the flag `name`, or belongs to no flag."""
+        """Yields `words` with `old` replaced by `new` where it is the value of the flag `name`, or belongs to no flag."""
         for segment in self._segments(words):
             for word in segment.words:
                 flag, is_assigned, value = word.partition("=")
@@ -164,7 +163,7 @@ class CommandReader:
             index += len(segment.words)
 
     def _segment(self, word: str, following: Sequence[str]) -> _Segment:
-        """Returns a word with its values, which are the first of `following`."""
+        """Returns a word as a segment with its values, which are the first of `following`."""
         match = _WRITTEN.fullmatch(with_dashes(word)) if _is_flag(word) else None
         if match is None:
             return _Segment((word,))
@@ -189,9 +188,9 @@ class CommandReader:
         )
 
     def _form(self, written: str) -> tuple[str, str | None]:
-        """Returns the full form of the flag that `written` is or abbreviates, and its name; None for an unknown flag.
+        """Returns the full form of the flag that `written` is or abbreviates, and the flag's name; None for an unknown flag.
 
-        Raises SpecError for an abbreviation of several flags, or of one that is acted on.
+        Raises SpecError for an abbreviation of several flags, or of a flag that we act on.
         """
         if written in self._short:
             return written, self._short[written]
@@ -209,7 +208,7 @@ class CommandReader:
         return written, None
 
     def _given(self, segment: _Segment) -> Given:
-        """Returns what a known flag was given. Raises SpecError."""
+        """Returns the value of a known flag. Raises SpecError."""
         flag, arity = f"--{segment.name}", self._flags[str(segment.name)]
         if arity == "switch":
             if segment.value is not None:
@@ -221,7 +220,7 @@ class CommandReader:
         return values if arity == "values" else values[0]
 
     def _with_key(self, segment: _Segment, given: Given) -> Given:
-        """Returns the table of a flag, as JSON, with the value of one of its keys. Raises SpecError."""
+        """Returns the flag's table as JSON, with the value of one key added. Raises SpecError."""
         name, word = str(segment.name), segment.words[0]
         value = segment.value if segment.value is not None else "".join(segment.words[1:2])
         if segment.value is None and len(segment.words) < 2:
@@ -232,7 +231,7 @@ class CommandReader:
 
 
 def split_words(text: str, where: str) -> list[str]:
-    """Returns the words of a command, continued lines joined. Raises SpecError for what only a shell could read."""
+    """Returns the words of a command, with continued lines joined. Raises SpecError for text that needs a shell."""
     if len(text) > LONGEST:
         raise SpecError(where, f"has {len(text)} characters", f"at most {LONGEST}")
     try:
@@ -250,7 +249,7 @@ def split_words(text: str, where: str) -> list[str]:
 
 
 def with_dashes(word: str) -> str:
-    """Returns a flag with dashes for the underscores of its name; other words unchanged."""
+    """Returns a flag with the underscores of its name replaced by dashes. Returns other words unchanged."""
     if not word.startswith("--"):
         return word
     name = flag_part(word)
@@ -258,17 +257,17 @@ def with_dashes(word: str) -> str:
 
 
 def flag_part(word: str) -> str:
-    """Returns what stands before a value or a key: ``--a`` of ``--a=1`` and of ``--a.b``."""
+    """Returns the part before a value or a key: ``--a`` of ``--a=1`` and of ``--a.b``."""
     return re.split(r"[.=]", word, maxsplit=1)[0]
 
 
 def first(value: Given) -> str:
-    """Returns the text, or the first of the texts, that a flag was given."""
+    """Returns the text of a flag, or its first text."""
     return value[0] if isinstance(value, tuple) else str(value)
 
 
 def one_text(flags: Mapping[str, JsonValue], name: str, default: str = "") -> str:
-    """Returns the text that a flag was given; of several the first, of a table its JSON."""
+    """Returns the text of a flag: the first of several texts, the JSON of a table."""
     value = flags.get(name)
     if value is None:
         return default
@@ -278,7 +277,7 @@ def one_text(flags: Mapping[str, JsonValue], name: str, default: str = "") -> st
 
 
 def one_integer(flags: Mapping[str, JsonValue], name: str, default: int, *, minimum: int = 1) -> int:
-    """Returns the integer that a flag was given. Raises SpecError."""
+    """Returns the integer value of a flag. Raises SpecError."""
     text = one_text(flags, name)
     if not text:
         return default
@@ -292,7 +291,7 @@ def _is_flag(word: str) -> bool:
 
 
 def _set(table: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, Any]:
-    """Returns a table with the value at a path of keys replaced; the value is JSON, or else a text."""
+    """Returns a table with the value at a path of keys replaced. The value is read as JSON if possible, else as text."""
     key, *rest = keys
     if rest:
         inner = table.get(key)
@@ -310,7 +309,7 @@ def _as_json(value: Given) -> JsonValue:
 
 
 def _text_or_table(text: str) -> JsonValue:
-    """Returns a table or list if the text is JSON of one, else the text; neither with secrets."""
+    """Returns a table or list if the text is JSON of one, else the text. Secrets are removed."""
     if text.lstrip()[:1] in ("{", "["):
         try:
             value = from_json(text, allow_inf_nan=False)
@@ -341,7 +340,7 @@ def _unknown_value(words: Sequence[str]) -> JsonValue:
 
 
 def _public(segment: _Segment) -> Iterator[str]:
-    """Yields the words of a flag, none of a secret."""
+    """Yields the words of a flag without secrets."""
     if segment.name is not None and is_secret(segment.name):
         return
     for word in segment.words:
@@ -353,7 +352,7 @@ def _public(segment: _Segment) -> Iterator[str]:
 
 
 def _public_text(text: str) -> str:
-    """Returns a word as it was written; if it had a secret, without it."""
+    """Returns a word as written, without any secret that it holds."""
     if text.lstrip()[:1] not in ("{", "["):
         return without_credentials(text)
     try:

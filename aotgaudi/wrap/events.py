@@ -1,13 +1,13 @@
-"""The event log: what the agents in a wrapped server's processes write, one file a process, one JSON object a line.
+"""The event log. The agent in each process of a wrapped server writes one file, with one JSON object a line.
 
 ::
 
     <events>/<pid>-<start ns>.jsonl
     line   {"e": type, "n": number, "t": seconds, "pid": pid, "phase": state byte, ...}  shorter than PIPE_BUF
 
-``n`` counts the lines of a file from 0 without a gap, so a lost event is noticed. An agent writes ``state`` when it sees
-that the state byte has changed, after the server's counters: by then it has reported everything that came before. Other
-processes write the lines, so no line is trusted to be well-formed; those that cannot be read are counted.
+``n`` counts the lines of a file from 0 without a gap, so a lost event is noticed. When an agent sees that the state byte has
+changed, it writes the server's counters and then ``state``. By then it has reported everything that came before. Other
+processes write the lines, so we do not trust them to be well-formed, and count those that cannot be read.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from aotgaudi.files import open_descriptor
 from aotgaudi.wrap.variables import without_credentials
 
 MAX_LINE_BYTES = 4096
-"""PIPE_BUF: O_APPEND writes up to this much in one piece, from many threads."""
+"""PIPE_BUF: O_APPEND writes up to this many bytes in one piece, even from many threads."""
 MAX_FILE_BYTES = 256 << 20
-"""Events of one process beyond this are not read, and count as unreadable."""
+"""We do not read further in one process's file, and count the rest as unreadable."""
 
 _NAME = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.jsonl")
 _READ_BYTES = 1 << 20
@@ -40,7 +40,7 @@ _CORE = frozenset({"e", "n", "t", "pid", "phase"})
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line: `kind` is its type, `number` its place in its file, `time` monotonic seconds, `phase` a state byte."""
+    """One line. `kind` is its type, `number` its place in its file, `time` in monotonic seconds, `phase` a state byte."""
 
     kind: str
     number: int
@@ -50,7 +50,7 @@ class Event:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
-        """Returns a value as one printable line of at most 500 characters; empty if the event does not have it."""
+        """Returns a value as one printable line of at most 500 characters; empty if the event lacks it."""
         value = self.values.get(name)
         words = (
             map(str, value) if isinstance(value, (list, tuple)) else ([] if value is None else [str(value)])
@@ -59,19 +59,19 @@ class Event:
 
     @property
     def stack(self) -> str:
-        """The frames that it came from, the innermost first; empty if it names none."""
+        """The frames that caused the event, innermost first; empty if it names none."""
         frames = self.values.get("stack")
         return printable(" < ".join(map(str, frames))) if isinstance(frames, list) else self.text("stack")
 
     @property
     def path(self) -> str:
-        """The path that it names, as the server sees it; empty if it names none."""
+        """The path in the event, as the server sees it; empty if it names none."""
         return os.path.join(self.text("root"), self.text("path"))
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessLog:
-    """What one process wrote, in that order; `num_unreadable` counts lines that cannot be read."""
+    """The events of one process, in order. `num_unreadable` counts lines that cannot be read."""
 
     pid: int
     events: tuple[Event, ...] = ()
@@ -79,19 +79,19 @@ class ProcessLog:
 
     @property
     def role(self) -> str:
-        """The role that the process gave itself; empty before its ``hello``."""
+        """The role that the process reported; empty before its ``hello``."""
         return next((event.text("role") for event in self.events if event.kind == "hello"), "")
 
     @property
     def title(self) -> str:
-        """Role and process id, with the name of a worker, since that tells its rank: ``Worker 4711 (VllmWorker-1)``."""
+        """Role and process id, and a worker's name, which tells its rank: ``Worker 4711 (VllmWorker-1)``."""
         name = next((event.text("name") for event in self.events if event.kind == "hello"), "")
         of_rank = f" ({name})" if name and self.role == "Worker" else ""
         return f"{self.role or 'process'} {self.pid}{of_rank}"
 
     @property
     def hooks(self) -> Mapping[str, object]:
-        """What is hooked, as last reported."""
+        """The hooks and whether each is in place, as last reported."""
         hooks: dict[str, object] = {}
         for event in self.events:
             found = event.values.get("hooks") if event.kind in ("hello", "hooks") else None
@@ -111,7 +111,7 @@ class ProcessLog:
 
     @property
     def loads(self) -> Mapping[str, int]:
-        """Artifacts that this process has loaded, ``KIND:NAME`` -> how often."""
+        """The artifacts that this process has loaded: ``KIND:NAME`` -> how often."""
         loaded = (event for event in self.events if event.kind == "loaded")
         return Counter(f"{event.text('what')}:{event.text('name')}" for event in loaded)
 
@@ -124,13 +124,13 @@ def expected_of(
     counted: Collection[str],
     zeros: Iterable[str],
 ) -> Expected:
-    """Returns what the processes of a proof run teach about every warm start; without the answers.
+    """Returns what the processes of a proof run show about every warm start, except the answers.
 
     Args:
         processes: All of them.
         roles: Role -> how many processes must have an agent.
         hooks: What must be hooked in them.
-        counted: The server's counters that must have the same value again, unless it is 0.
+        counted: The server's counters that must repeat their values, unless these are 0.
         zeros: The counters that must be 0.
     """
     loads: Counter[str] = Counter()
@@ -145,7 +145,7 @@ def expected_of(
 
 
 def hashed_factors(processes: Iterable[ProcessLog]) -> dict[str, dict[str, str]]:
-    """Returns what a server hashed, as text without credentials: name -> factor -> its value, or the value's digest."""
+    """Returns what a server hashed: name -> factor -> its value or the value's digest, as text without credentials."""
     found: dict[str, dict[str, str]] = {}
     for process in processes:
         for event in process.events:
@@ -157,7 +157,7 @@ def hashed_factors(processes: Iterable[ProcessLog]) -> dict[str, dict[str, str]]
 
 
 def printable(text: str, max_characters: int = 500) -> str:
-    """Returns `text` as one line of printable characters, cut."""
+    """Returns `text` as one line of printable characters, truncated to `max_characters`."""
     line = "".join(char if char.isprintable() else " " for char in text)
     return shortened(line, max_characters)
 
@@ -177,10 +177,10 @@ def parse_line(line: bytes) -> Event | None:
 
 
 class EventLog:
-    """Reads a directory of events as it grows, and keeps everything that was said. One thread only.
+    """Reads a growing directory of events and keeps all of them. For one thread only.
 
     Attributes:
-        processes: File name -> what that process has said so far.
+        processes: File name -> what that process has reported so far.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -190,10 +190,10 @@ class EventLog:
         self.processes: dict[str, ProcessLog] = {}
 
     def read(self) -> None:
-        """Takes in what was written since the last call.
+        """Reads what was written since the last call.
 
-        A line that is still being written is left for the next call. If the directory has gone, none of its files can be
-        read any more.
+        A line that is still being written is left for the next call. If the directory has gone, its files can no longer be
+        read.
         """
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._directory):
@@ -213,14 +213,14 @@ class EventLog:
                 self._new += events
 
     def take_new(self) -> list[Event]:
-        """Reads, and returns the events that this method has not returned before, by time."""
+        """Reads, and returns by time the events that this method has not returned before."""
         self.read()
         new, self._new = self._new, []
         return sorted(new, key=lambda event: event.time)
 
 
 class _File:
-    """One process's file, read up to `_offset`."""
+    """One process's file, of which we have read up to `_offset`."""
 
     def __init__(self, path: Path, pid: int) -> None:
         self._path, self._pid = path, pid

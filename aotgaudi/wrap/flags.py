@@ -1,13 +1,13 @@
-"""The flags and variables of vLLM: what each does to the shapes that a server warms up, and to the code that it compiles.
+"""The flags and variables of vLLM: their effect on the shapes that a server warms up, and on the code that it compiles.
 
 Two readers share this table. ``--from-vllm`` (`wrap.from_vllm`) asks about shapes: does a spec take the flag, refuse it, or
 may it leave the flag out? The launch key (`wrap.adapters.vllm`) asks about code: does the flag count? A flag that is in no
 list counts for the key, and ``--from-vllm`` refuses it. When vLLM gains a flag, this is the only module to change.
 
 A flag counts unless the table says why it is neutral: its value reaches no graph, and vLLM's own hash (``compute_hash`` of
-vllm/config/*.py, release 0.32) does not hold it. A variable is neutral if ``compile_factors`` of vllm/envs.py ignores it
-too; a variable that changes no code but is in that hash is a condition. What is neutral or a condition has no effect on
-shapes. The reverse is not true: `compilation-config` leaves the shapes alone and changes the code.
+vllm/config/*.py, release 0.32) does not contain it. A variable is neutral if ``compile_factors`` of vllm/envs.py also
+ignores it. A variable that changes no code but is in that hash is a condition. Neutral values and conditions have no effect
+on shapes. The reverse is not true: `compilation-config` leaves the shapes alone and changes the code.
 
 A name says how many words its flag takes, in getopt's notation: ``enable-lora`` is a switch and has a ``--no-`` form,
 ``port=`` takes one word, ``api-key=*`` takes all words up to the next flag.
@@ -31,8 +31,8 @@ from aotgaudi.wrap.command_line import Arity
 from aotgaudi.wrap.variables import Hashed, by_name
 
 Effect = Literal["taken", "refused", "harmless", "unknown", "unread"]
-"""What a flag or a variable does to shapes. ``taken``: a spec has a field for it; ``refused``: a spec cannot express it;
-``harmless``: no effect; ``unknown``: it may change what is warm, and no spec has a field for it; ``unread``: a flag of a
+"""The effect of a flag or a variable on shapes. ``taken``: a spec has a field for it. ``refused``: a spec cannot express it.
+``harmless``: no effect. ``unknown``: it may change what is warm, and no spec has a field for it. ``unread``: a flag of a
 release that no plugin for Gaudi builds on, so ``--from-vllm`` does not know it."""
 
 
@@ -43,9 +43,9 @@ class Flag:
     Attributes:
         name: without dashes.
         arity: how many words it takes.
-        effect: on shapes.
-        reason: why it has that effect; of a flag that a spec takes, the spec's field.
-        no_op: values with which a refused flag asks for nothing.
+        effect: its effect on shapes.
+        reason: why it has that effect; for a flag that a spec takes, the spec's field.
+        no_op: values with which a refused flag changes nothing.
         is_neutral: whether it changes no code.
     """
 
@@ -59,7 +59,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """What a variable does to shapes, and why. The reason is empty if a spec takes it."""
+    """The effect of a variable on shapes, and the reason. The reason is empty if a spec takes the variable."""
 
     effect: Effect
     reason: str = ""
@@ -97,7 +97,7 @@ _TAKEN: Mapping[str, str] = {
 """Field of a spec -> the flags that it takes. They count."""
 
 _TAKEN_NEUTRAL: Mapping[str, str] = {"model.config": "model=", "model.name": "served-model-name=*"}
-"""Field of a spec -> flags that name the model. For the key, the model counts by the content of its files."""
+"""Field of a spec -> flags that name the model. In the key, the model counts by the content of its files."""
 
 _NOT_ENUMERATED = "the steps or graphs that it adds are not enumerated"
 _POOLING = "pooling models have no decode steps; only text generation is enumerated"
@@ -120,7 +120,7 @@ _REFUSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "device=": ("a spec of a vLLM command is for Gaudi", ("hpu", "auto")),
     "cpu-offload-gb=": ("offloaded weights change the graphs", ("0", "0.0")),
 }
-"""Flags -> why a spec refuses them, and the values with which they ask for nothing. They count."""
+"""Flags -> why a spec refuses them, and the values with which they change nothing. They count."""
 
 _MAY_CHANGE: Mapping[str, str] = {
     "chooses the attention's code": "attention-backend= attention-config= mm-encoder-attn-backend= disable-cascade-attn",
@@ -174,7 +174,7 @@ _COUNTED_ONLY: Mapping[str, str] = {
     "only measures memory": "skip-mm-profiling",
     "of pooling models, which are refused": "pooler-config= override-pooler-config=",
 }
-"""Why flags have no effect on shapes -> these flags. They count: their values may reach code, or vLLM's hash."""
+"""Why flags have no effect on shapes -> these flags. They count, because their values may reach code or vLLM's hash."""
 
 _NEUTRAL: Mapping[str, str] = {
     "where and how the server listens": """
@@ -254,7 +254,7 @@ SHORT_FLAGS: Mapping[str, str] = MappingProxyType(
 
 
 def _table(rows: Iterable[tuple[str, _Row]]) -> Mapping[str, _Row]:
-    """Returns rows by name. Raises ValueError for a name in two lists."""
+    """Returns rows by name. Raises ValueError if two lists have the same name."""
     found: dict[str, _Row] = {}
     for name, row in rows:
         if name in found:
@@ -295,7 +295,7 @@ MEMORY_FLAGS: Mapping[str, str] = MappingProxyType(
         "how much memory there is for KV blocks, which no graph holds",
     )
 )
-"""Neutral on every device but Gaudi, where the number of blocks is a shape."""
+"""Flags that are neutral on every device except Gaudi, where the number of blocks is a shape."""
 
 DEFAULTS: Mapping[str, JsonValue] = MappingProxyType(
     {
@@ -312,10 +312,10 @@ DEFAULTS: Mapping[str, JsonValue] = MappingProxyType(
         "cpu-offload-gb": "0",
     }
 )
-"""Flags with what vLLM 0.32 takes if they are not given (vllm/config/*.py, vllm/engine/arg_utils.py)."""
+"""The defaults of flags in vLLM 0.32 (vllm/config/*.py, vllm/engine/arg_utils.py)."""
 
 CPU_DEFAULTS: Mapping[str, JsonValue] = MappingProxyType({**DEFAULTS, "block-size": "128"})
-"""The same on a CPU (vllm/platforms/cpu.py)."""
+"""The defaults of flags on a CPU (vllm/platforms/cpu.py)."""
 
 BOUND_PARAMETERS = ("MIN", "STEP", "MAX", "LIMIT", "PAD_MAX", "PAD_PERCENT")
 BOUND_VARIABLES = tuple(
@@ -324,7 +324,7 @@ BOUND_VARIABLES = tuple(
         ("PROMPT", "DECODE"), ("BS", "QUERY", "SEQ", "CTX", "BLOCK"), BOUND_PARAMETERS
     )
 )
-"""The bounds of buckets, those among them of no axis. A spec takes them; they count."""
+"""The bounds of buckets, including those that belong to no axis. A spec takes them; they count."""
 
 _TAKEN_VARIABLES = """
     VLLM_BUCKETING_STRATEGY VLLM_EXPONENTIAL_BUCKETING VLLM_BUCKETING_FROM_FILE VLLM_ENABLE_BUCKETING
@@ -398,7 +398,7 @@ _OF_THE_BRIDGE = """
     EAGER_SHAPE_AGNOSTIC_GRAPH EAGER_VIEW_HANDLING WEIGHT_SHARING H2D_TRIVIAL_SCALES_MODE PGM_ENABLE_CACHE
     AUTOLOAD BLOCK_SIZE_FACTOR ENABLE_RESTORE_KV_LAYOUT
     """
-"""Variables with which the bridge compiles other code, without ``PT_HPU_``. They count, unless the bridge says otherwise
+"""Variables without ``PT_HPU_`` that make the bridge compile other code. They count, unless the bridge says otherwise
 (`aotgaudi.gaudi.environment`)."""
 
 _COUNTED_ONLY_VARIABLES: Mapping[str, str] = {
@@ -481,7 +481,7 @@ _CONDITIONS: Mapping[str, str] = {
     "counts when vLLM itself is built": "NVCC_THREADS CMAKE_BUILD_TYPE VERBOSE",
     "where adapters are looked for": "VLLM_LORA_RESOLVER_HF_REPO_LIST",
 }
-"""Why variables change no code, although vLLM's hash holds them -> these variables. A pod can set them as in the build."""
+"""Why variables change no code, although vLLM hashes them -> these variables. A pod can set them as in the build."""
 
 _CONDITIONS_OF_THE_POD: Mapping[str, str] = {
     "where and how the server listens": """
@@ -491,7 +491,7 @@ _CONDITIONS_OF_THE_POD: Mapping[str, str] = {
     "what its processes are called": "VLLM_PROCESS_NAME_PREFIX",
     "which cores its threads run on": "VLLM_CPU_OMP_THREADS_BIND VLLM_CPU_NUM_OF_RESERVED_CPU",
 }
-"""The same, for variables that must differ from pod to pod."""
+"""The same for variables that must differ from pod to pod."""
 
 NEUTRAL_VARIABLES: Mapping[str, str] = MappingProxyType(dict(by_name(_NEUTRAL_VARIABLES)))
 """The variables (or patterns of them) that change no code, each with the reason."""
@@ -502,7 +502,7 @@ CONDITIONS: Mapping[str, Hashed] = MappingProxyType(
         **{name: Hashed(reason, is_of_pod=True) for name, reason in by_name(_CONDITIONS_OF_THE_POD)},
     }
 )
-"""The variables that change no code, and that vLLM's own hash holds."""
+"""The variables that change no code, although vLLM hashes them."""
 
 _OTHER_DEVICES = re.compile(r"VLLM_(ROCM|CPU|XLA|TPU|OPENVINO|NEURON|FLASHINFER|USE_FLASHINFER|CUDA)_.*")
 
@@ -518,9 +518,9 @@ def _all_variables() -> Iterator[tuple[str, Variable]]:
 
 
 VARIABLES = _table(_all_variables())
-"""What every known variable does to shapes, by its name."""
+"""The effect on shapes of every known variable, by its name."""
 
 
 def variable_effect(name: str) -> Variable | None:
-    """Returns what a variable does to shapes; None for a variable that is not known."""
+    """Returns the effect of a variable on shapes; None for an unknown variable."""
     return Variable("harmless", "of other devices") if _OTHER_DEVICES.fullmatch(name) else VARIABLES.get(name)

@@ -1,16 +1,18 @@
 """The supervisor's HTTP server, ``/ready /live /metrics /report``, and the metrics that it publishes.
 
-The server uses the standard library, for the container of a wrapped server need not have a web framework. A connection
-carries one request, in its own thread. The number of connections and the seconds for each are bounded. When there are too
-many, the oldest is closed, so that a slow client keeps nobody out. ``/report`` names paths and flags: it answers this
-machine only, unless ``--report-public`` is given. ``docs/metrics.md`` lists the metrics.
+The server uses the standard library, because the container of a wrapped server may have no web framework. Each connection
+carries one request, in its own thread. The number of connections and the seconds for each are bounded. If there are too
+many, the oldest is closed, so that slow clients keep nobody out. ``/report`` names paths and flags, so it answers only this
+machine unless ``--report-public`` is given. ``docs/metrics.md`` lists the metrics.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -28,11 +30,13 @@ from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import Listen
 from aotgaudi.wrap.verdict import Finding, FindingPhase, What
 
+_log = logging.getLogger(__name__)
+
 MAX_CONNECTIONS = 32
 CLIENT_SECONDS = 5.0
-"""How long a client has to send its request and to read the answer, together."""
+"""The time that a client has to send its request and to read the answer, together."""
 _TICK_SECONDS = 0.1
-"""How long closing may take. A refusal after the port was bound waits this long."""
+"""The time that closing may take. A refusal after the port was bound takes this long."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 _PHASES: tuple[FindingPhase, ...] = ("load", "exercise", "live")
@@ -82,7 +86,7 @@ METRICS: Mapping[str, MetricKind] = MappingProxyType(
 
 
 class Metrics(Collector):
-    """The values of `METRICS`. Any thread may use it."""
+    """The values of `METRICS`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -97,7 +101,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Sets a gauge. Raises KeyError for a metric that is not in `METRICS`, ValueError for other labels than its."""
+        """Sets a gauge. Raises KeyError if the metric is not in `METRICS`, ValueError for labels other than its own."""
         if len(labels) != len(METRICS[name].labels):
             raise ValueError(f"{name} has the labels {METRICS[name].labels}")
         with self._lock:
@@ -114,12 +118,12 @@ class Metrics(Collector):
             self._values["aotgaudi_cache_files_added_total"][()] += number
 
     def compilations(self) -> Mapping[str, int]:
-        """Returns what was counted, ``PHASE.WHAT`` -> number, without zeros."""
+        """Returns the counts as ``PHASE.WHAT`` -> number, without zeros."""
         with self._lock:
             return {f"{phase}.{what}": number for (phase, what), number in self._findings.items() if number}
 
     def text(self) -> bytes:
-        """Returns all metrics in Prometheus' text format."""
+        """Returns all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
@@ -140,14 +144,14 @@ class Metrics(Collector):
 
 @dataclass(frozen=True)
 class Answers:
-    """What the server asks the supervisor. Any thread may call each of these.
+    """The callbacks through which the HTTP server asks the supervisor. Each may be called from any thread.
 
     Attributes:
-        not_ready: Says why the wrapped server must get no requests; empty if it may.
-        not_live: Says why the supervisor itself hangs; empty if it does not.
+        not_ready: Returns why the wrapped server must get no requests; empty if it may.
+        not_live: Returns why the supervisor itself hangs; empty if it does not.
         report: Returns everything that is known, as JSON.
-        metrics: What is published.
-        not_exercised: What the server was not asked, so that its first request may compile.
+        metrics: The metrics to publish.
+        not_exercised: The features that had no warm-up requests, so that their first request may compile.
     """
 
     not_ready: Callable[[], str]
@@ -158,7 +162,7 @@ class Answers:
 
 
 class HttpServer:
-    """Listens on a port and answers in its own threads. A context manager."""
+    """Listens on a port and answers in threads. A context manager."""
 
     def __init__(self, listen: Listen, answers: Answers) -> None:
         """Binds the port and begins to answer. Raises SpecError if the address cannot be bound."""
@@ -176,7 +180,7 @@ class HttpServer:
 
     @property
     def port(self) -> int:
-        """The port that was bound."""
+        """The bound port."""
         return int(self._server.server_address[1])
 
     def __enter__(self) -> HttpServer:
@@ -202,7 +206,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((listen.host, listen.port), _Handler)
 
     def server_bind(self) -> None:
-        """Binds the port. The base class also asks a name server for our name, which may take seconds."""
+        """Binds the port. The base class would also ask a name server for our name, which may take seconds."""
         if self.allow_reuse_address:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
@@ -220,13 +224,13 @@ class _Server(ThreadingHTTPServer):
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Forgets a connection that is done."""
+        """Closes a connection that is done, and forgets it."""
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
 
     def service_actions(self) -> None:
-        """Closes connections whose time is over."""
+        """Closes connections that have run out of time."""
         limit = time.monotonic() - CLIENT_SECONDS
         with self._lock:
             for request, begun in self._open.items():
@@ -234,7 +238,9 @@ class _Server(ThreadingHTTPServer):
                     _break(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing about a client that went away."""
+        """Logs an error of ours. An OSError is the client's, which went away or was too slow."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            _log.exception("a request from %s failed", client_address[0])
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -243,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = CLIENT_SECONDS
 
     def do_GET(self) -> None:
-        """Answers."""
+        """Answers a GET request."""
         answers = self.server.answers
         routes: Mapping[str, Callable[[], None]] = {
             "/ready": lambda: self._state("ready", answers.not_ready(), answers.not_exercised()),
@@ -258,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer()
 
     def do_HEAD(self) -> None:
-        """Answers as GET does, without the body."""
+        """Answers like GET, without the body."""
         self.do_GET()
 
     def _state(self, word: str, reason: str, notes: Iterable[str] = ()) -> None:
@@ -274,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, "application/json", document + b"\n")
 
     def _is_local(self) -> bool:
-        """Whether the client is on this machine and uses a local name, which no web page in a local browser does."""
+        """Whether the client is on this machine and uses a local name, unlike a web page in a local browser."""
         host = self.headers.get("Host", "localhost")
         name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
         address = ipaddress.ip_address(self.client_address[0])
@@ -291,7 +297,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *values: object) -> None:
-        """Logs nothing: probes come every second."""
+        """Logs nothing, because probes come every second."""
 
 
 def _break(request: socket.socket) -> None:

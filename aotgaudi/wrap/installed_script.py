@@ -1,7 +1,7 @@
-"""The script that a server's interpreter runs: prints as JSON what is installed there, from metadata alone.
+"""A script for a server's interpreter: prints as JSON what is installed there, from metadata alone.
 
-Standard library only, Python 3.9 and later. No module imports it: its text is given to ``python -I -c``, with the question
-(see `interpreter.question_of`) as the only argument.
+It uses the standard library only and runs on Python 3.9 and later. No module imports it: its text is given to ``python -I
+-c``, with the question (see `interpreter.question_of`) as the only argument.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PLUGINS = re.compile(rb"^\[(vllm|sglang)\.", re.MULTILINE)
 _PACKAGES = ("vllm", "vllm_gaudi", "vllm_hpu_extension", "sglang", "torch", "triton", "transformers")
 _SUFFIX, _EGG, _LINK = ".dist-info", ".egg-info", ".egg-link"
 _CUSTOM = ("sitecustomize", "usercustomize")
-"""Modules that every interpreter imports if they are there (site.py)."""
+"""Modules that every interpreter imports if they exist (site.py)."""
 STARTUP_EXCLUDED = {
     "distutils-precedence.pth": "setuptools puts its distutils first",
     "_virtualenv.pth": "virtualenv's patch of distutils",
@@ -36,7 +36,7 @@ def normalised(name: str) -> str:
 
 
 def of_record(data: bytes) -> str:
-    """Returns the sha256 over the sorted lines of a RECORD that are the same wherever it is installed."""
+    """Returns the sha256 over the sorted lines of a RECORD that do not depend on where it is installed."""
     lines = data.replace(b"\r\n", b"\n").split(b"\n")
     return hashlib.sha256(
         b"\n".join(sorted(line for line in lines if line and not _is_of_place(line)))
@@ -64,7 +64,7 @@ def of_sources(folder: str) -> str:
 
 
 def _linked(path: str, entry: str) -> str:
-    """Returns the metadata that a link of ``setup.py develop`` leads to."""
+    """Returns the metadata directory to which a link of ``setup.py develop`` leads."""
     folder = _read(os.path.join(path, entry)).partition(b"\n")[0].decode("utf-8", "surrogateescape").strip()
     return os.path.join(folder, entry[: -len(_LINK)].replace("-", "_") + _EGG)
 
@@ -81,7 +81,7 @@ def _identity(info: str, name: str, version: str) -> str:
 
 
 def _of_egg(info: str) -> str:
-    """Returns the version in an egg's metadata with the digest of its modules, for there is no RECORD."""
+    """Returns the version in an egg's metadata with the digest of its modules, because an egg has no RECORD."""
     metadata = _read(os.path.join(info, "PKG-INFO")).decode("utf-8", "replace")
     found = re.search(r"^Version: *(.+)$", metadata, re.MULTILINE)
     modules = _read(os.path.join(info, "top_level.txt")).decode("utf-8", "replace").split()
@@ -90,7 +90,7 @@ def _of_egg(info: str) -> str:
 
 
 def _of_module(folder: str, module: str) -> str:
-    """Returns the digest of a module's or a package's sources in a folder; of nothing if they are not there."""
+    """Returns the digest of a module's or a package's sources in a folder; the digest of nothing if they are missing."""
     path = os.path.join(folder, module)
     return of_sources(path) if os.path.isdir(path) else hashlib.sha256(_read(path + ".py")).hexdigest()
 
@@ -100,7 +100,7 @@ def _joined(texts: list[str]) -> str:
 
 
 def _startup(paths: list[str], sites: list[str]) -> dict[str, str]:
-    """Returns the code that every interpreter runs as it starts, by what holds it: customisations, and lines of ``.pth``."""
+    """Returns the code that every interpreter runs at startup, by its file: customisations, and lines of ``.pth`` files."""
     found: dict[str, str] = {}
     for path in dict.fromkeys(paths):
         entries = _entries(path)
@@ -121,7 +121,7 @@ def _startup(paths: list[str], sites: list[str]) -> dict[str, str]:
 
 
 def _editable_root(info: str) -> str | None:
-    """Returns where the sources of an editable install lie (PEP 610); None for another install."""
+    """Returns where the sources of an editable install lie (PEP 610); None for any other install."""
     try:
         said = json.loads(_read(os.path.join(info, "direct_url.json")))
         is_editable, url = said["dir_info"]["editable"], said["url"]
@@ -151,7 +151,7 @@ def _entries(folder: str) -> list[str]:
 
 
 def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the identities of the distributions that count, and the names of all. The first of a name on the path wins."""
+    """Returns the identities of the distributions that count, and all names. The first of a name on the path wins."""
     found, names = {}, set()
     for path in dict.fromkeys(paths):
         for entry in _entries(path):
@@ -170,7 +170,7 @@ def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str
 
 
 def _sources(paths: list[str]) -> dict[str, str]:
-    """Returns the packages whose sources lie in directories that precede the installed ones."""
+    """Returns the packages whose sources lie in directories that come before the installed ones."""
     found: dict[str, str] = {}
     for path in paths:
         entries = _entries(path)
@@ -182,7 +182,7 @@ def _sources(paths: list[str]) -> dict[str, str]:
 
 
 def _user_site(home: str) -> list[str]:
-    """Returns the user's site, which an interpreter outside a virtual environment looks through."""
+    """Returns the user's site, which an interpreter outside a virtual environment searches."""
     if not home or sys.prefix != sys.base_prefix:
         return []
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"

@@ -1,13 +1,13 @@
-"""Asks a server's interpreter what it has installed, from metadata alone: nothing of the server is imported. Takes 0.1 s.
+"""Asks a server's interpreter what it has installed, from metadata alone. Nothing of the server is imported. Takes 0.1 s.
 
-The interpreter runs a script of the standard library (Python 3.9 and later) in isolated mode. It names a distribution by
-its version and by the sha256 of its RECORD, which lists every file with its digest: another build of the same version is
-other software. Only the lines of RECORD that are the same wherever it is installed count: no console scripts (their first
-line names the interpreter), no bytecode, no files of the installer. Sources that are used in place (an editable install, a
-checkout on ``PYTHONPATH`` or in the working directory) are named by the content of their ``.py`` files.
+The interpreter runs a script of the standard library (Python 3.9 and later) in isolated mode. The script names a
+distribution by its version and by the sha256 of its RECORD, which lists every file with its digest, so another build of the
+same version is other software. Only lines of RECORD that do not depend on the place of installation count: no console
+scripts (their first line names the interpreter), no bytecode, no files of the installer. Sources that are used in place (an
+editable install, a checkout on ``PYTHONPATH`` or in the working directory) are named by the content of their ``.py`` files.
 
-The question follows from the words of a command. It is put first, and its answer is read when it is needed. Meanwhile we
-import the rest and verify the bundle, so this module imports next to nothing.
+The question follows from the words of a command. We ask first, and read the answer when we need it. Meanwhile we import the
+rest and verify the bundle, so this module imports almost nothing.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ DISTRIBUTIONS = (
     ),
     *("vllm", "vllm-*", "sglang*", "sgl-*", "neural-compressor*"),
 )
-"""Patterns of normalised names (PEP 503) of distributions that make code, or are traced. Plugins of a server (entry points
-of groups ``vllm.*`` and ``sglang.*``) count too: they run in its processes."""
+"""Patterns of normalised names (PEP 503) of distributions that make code or are traced. A server's plugins (entry points of
+the groups ``vllm.*`` and ``sglang.*``) count too, because they run in its processes."""
 
 _SECONDS = 60
 
@@ -73,8 +73,7 @@ class Question:
 def question_of(words: Sequence[str], start: Start, cwd: Path) -> Question:
     """Returns the question for a command that starts a server.
 
-    The script looks through ``PYTHONPATH`` and the user's site as the server would, and through the working directory for
-    ``python -m``.
+    The script searches ``PYTHONPATH`` and the user's site as the server would, and for ``python -m`` the working directory.
 
     Raises:
         SpecError: the command names no Python.
@@ -86,10 +85,10 @@ def question_of(words: Sequence[str], start: Start, cwd: Path) -> Question:
 
 
 class Asking:
-    """A question that has been put. A context manager that ends the script if it still runs. For one thread."""
+    """A question that was asked. A context manager that ends the script if it is still running. For one thread."""
 
     def __init__(self, question: Question) -> None:
-        """Starts the interpreter. If that fails, `answer` says so."""
+        """Starts the interpreter. If that fails, `answer` raises the error."""
         self.question = question
         script = Path(__file__).with_name("installed_script.py").read_text(encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,7 +129,7 @@ class Asking:
 
 
 def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Asking | None:
-    """Puts the question for a command in `cwd` (None: here). Returns None for a refused command; `find_server` says why."""
+    """Asks about a command in `cwd` (None: here). Returns None for a refused command; `find_server` then says why."""
     try:
         return Asking(question_of(words, find_start(words, environ), cwd or working_directory()))
     except SpecError:

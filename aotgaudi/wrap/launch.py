@@ -1,10 +1,10 @@
-"""A command line becomes a launch: which server it starts, by which Python, with which model, software and machine.
+"""Turns a command line into a launch: which server it starts, with which Python, model, software and machine.
 
 ``vllm serve MODEL`` and ``python -m vllm.entrypoints.openai.api_server --model MODEL`` are the same launch.
 
-The configurations of the model's directory (`FILES_COUNTED`) are part of the launch by what they say, and its ``.py`` files
-by their bytes. Servers read no other JSON that decides a graph. A name on the hub is looked up in the hub's local cache;
-nothing is fetched.
+The configurations in the model's directory (`FILES_COUNTED`) are part of the launch by their content, and its ``.py`` files
+by their bytes. Servers read no other JSON that decides a graph. A name on the hub is looked up in the hub's local cache.
+Nothing is fetched.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FILES_COUNTED: Mapping[str, str] = MappingProxyType(
         "modules.json": "which poolers follow the model",
     }
 )
-"""JSON files that decide graphs, and what they say. Of a tokenizer's, no graph holds anything."""
+"""JSON files that decide graphs -> what they say. No graph depends on a tokenizer's files."""
 
 _CONFIGS = ("config.json", "params.json")
 _DEPTH = 2
@@ -66,12 +66,12 @@ _ADAPTERS: Mapping[str, str] = MappingProxyType(
         "fake": "aotgaudi.wrap.adapters.fake:Fake",
     }
 )
-"""Server -> module and class of its adapter. A module is imported only when its server is asked for."""
+"""Server -> module and class of its adapter. A module is imported only when its server is needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A command that starts a server, read.
+    """A parsed command that starts a server.
 
     Attributes:
         adapter: the adapter of the server.
@@ -80,8 +80,8 @@ class Found:
         flags: the command's flags.
         installed: what the interpreter has installed.
         model: the model's directory.
-        is_local: whether the command names that directory; else it names the model on the hub.
-        environ: the environment of the command, with what the command assigns itself (``env NAME=VALUE``).
+        is_local: whether the command names that directory. If not, it names the model on the hub.
+        environ: the environment of the command, including the command's own assignments (``env NAME=VALUE``).
     """
 
     adapter: Adapter
@@ -111,15 +111,15 @@ def find_server(
     is_whole: bool = True,
     asking: Asking | None = None,
 ) -> Found:
-    """Returns what a command starts. Runs only the interpreter, to ask what it has installed.
+    """Returns the server that a command starts. Runs only the interpreter, to ask what it has installed.
 
     Args:
         words: the command.
         environ: the environment that the command would run in.
         cwd: the directory that it would run in; None is the current one.
-        is_whole: False while words are still to be added (`Adapter.shapes`); a whole command that cannot be watched is
+        is_whole: False while words are still to be added (`Adapter.shapes`). A whole command that cannot be watched is
             refused.
-        asking: a question put to the interpreter ahead of time; used if it is the question of this command.
+        asking: a question that the interpreter was asked ahead of time; used if it fits this command.
 
     Raises:
         SpecError: the command starts no known server, or one that cannot be watched, or its model is not found.
@@ -149,7 +149,7 @@ def find_server(
 
 
 def public_words(words: Sequence[str], flags: Flags, adapter: Adapter) -> tuple[str, ...]:
-    """Returns a whole command without its secrets."""
+    """Returns a complete command without its secrets."""
     found = adapter.starts_at(words)
     head = words[: found[1]] if found else ()
     public = (word for word in head if not any(is_secret(name) for name, _ in assignments([word])))
@@ -157,10 +157,10 @@ def public_words(words: Sequence[str], flags: Flags, adapter: Adapter) -> tuple[
 
 
 def _refined(family: Adapter, installed: Installed) -> Adapter:
-    """Returns the adapter for what is installed: vLLM for Gaudi, as a plugin or as a fork, has an adapter for itself.
+    """Returns the adapter for the installed software. vLLM for Gaudi, as a plugin or as a fork, has its own adapter.
 
-    The fork (HabanaAI/vllm-fork, of Gaudi 1.22's README) has its buckets in a package of their own, ``vllm-hpu-extension``,
-    and names Gaudi in its local version: 0.9.0.1+gaudi.1.22.0.
+    The fork (HabanaAI/vllm-fork, of Gaudi 1.22's README) has its buckets in a separate package, ``vllm-hpu-extension``, and
+    names Gaudi in its local version: 0.9.0.1+gaudi.1.22.0.
     """
     is_gaudi = not {"vllm-gaudi", "vllm-hpu-extension"}.isdisjoint(installed.names)
     is_fork = "gaudi" in installed.distributions.get("vllm", "").partition("+")[2]
@@ -182,13 +182,14 @@ def describe(
         found: the command.
         root: the directory that the server's caches lie below, as the server sees it.
         asked: the warm-up requests, or their level. To compare with a sealed launch, pass the sealed requests.
-        repairs: ids of the repairs in force; None is all that the adapter has.
-        manifest_id: the manifest that decides the shapes, if one does.
-        like: a sealed launch to compare with. What it counts counts, as an earlier version may have counted more.
+        repairs: ids of the repairs in force; None means all that the adapter has.
+        manifest_id: the manifest that decides the shapes, if any.
+        like: a sealed launch to compare with. What counts there counts here, because an earlier version may have counted
+            more.
 
     Raises:
         SpecError: the model's files cannot be read.
-        TargetError: the device that the server is for is not there.
+        TargetError: the machine lacks the device that the server is for.
     """
     adapter, flags = found.adapter, found.flags
     rules = adapter.variable_rules
@@ -226,7 +227,7 @@ def describe(
 
 
 def features_of(found: Found) -> tuple[Feature, ...]:
-    """Returns what a launch must be asked, so that it compiles all that it serves."""
+    """Returns what to ask a launch so that it compiles everything that it serves."""
     config: Mapping[str, JsonValue] = {}
     with contextlib.suppress(OSError, ValueError, SpecError, RecursionError):
         read = json.loads(read_regular(found.model / _CONFIGS[0], _LARGEST_BYTES))
@@ -237,7 +238,7 @@ def features_of(found: Found) -> tuple[Feature, ...]:
 def _counted_flags(
     adapter: Adapter, values: Mapping[str, JsonValue], device: str, always: Collection[str]
 ) -> dict[str, JsonValue]:
-    """Returns the flags that count: not those that are neutral, nor those that say what holds anyway."""
+    """Returns the flags that count: neither neutral ones nor those that repeat a default. Flags in `always` count anyway."""
     defaults = adapter.defaults(device)
 
     def counts(name: str, value: JsonValue) -> bool:
@@ -255,18 +256,18 @@ def describe_here(
     root: str | None = None,
     asking: Asking | None = None,
 ) -> tuple[Found, Launch]:
-    """Returns what a command starts on this machine, and its launch, to compare with a sealed one.
+    """Returns the server that a command starts on this machine, and its launch, for comparison with a sealed one.
 
     Args:
-        sealed: the launch of a capture; its warm-up requests, repairs and manifest are taken over.
+        sealed: the launch of a capture. Its warm-up requests, repairs and manifest are used.
         words: the command; empty means the sealed one.
         environ: the environment that the command would run in.
-        root: see `describe`; None is the sealed one.
+        root: see `describe`; None means the sealed root.
         asking: see `find_server`.
 
     Raises:
         SpecError: the command starts no known server, or its model is not found.
-        TargetError: the interpreter does not run, or the device is not there.
+        TargetError: the interpreter does not run, or the machine lacks the device.
     """
     words, environ = as_sealed(adapter_named(sealed.guest), sealed, words or sealed.words, environ)
     found = find_server(words, environ, asking=asking)
@@ -281,7 +282,7 @@ def describe_here(
 
 
 def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
-    """Returns the directory of a launch's model. Raises SpecError if it is neither a directory nor in the hub's cache."""
+    """Returns the directory of a launch's model. Raises SpecError if the name is no directory and not in the hub's cache."""
     path = cwd / flags.model
     if os.path.isdir(path):
         return path
@@ -306,9 +307,9 @@ def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
 
 
 def identify(name: str, directory: Path, like: Mapping[str, Digest] = MappingProxyType({})) -> ModelIdentity:
-    """Returns the identity of a model. A file of `like` counts, and may have the digest of its bytes.
+    """Returns the identity of a model. Each file of `like` counts, and may be named by the digest of its bytes.
 
-    Raises SpecError if it has no configuration, or a file cannot be read.
+    Raises SpecError if the model has no configuration, or if a file cannot be read.
     """
     try:
         files = {str(path.relative_to(directory)): path for path in _counted(directory)}
@@ -324,17 +325,17 @@ def identify(name: str, directory: Path, like: Mapping[str, Digest] = MappingPro
 
 
 def _digest(data: bytes, sealed: Digest | None) -> Digest:
-    """Returns the digest of a JSON document's canonical form, for servers hash what it says; of other bytes as they are."""
+    """Returns the digest of a JSON document's canonical form, since servers hash its content; else that of the bytes."""
     if sealed == Digest.of(data):
         return sealed
     try:
         return Digest.of(canonical_json(json.loads(data)))
-    except (ValueError, RecursionError):  # No JSON, or none that has a canonical form (NaN).
+    except (ValueError, RecursionError):  # It is no JSON, or has no canonical form (NaN).
         return Digest.of(data)
 
 
 def weights_stamp(directory: Path) -> str:
-    """Returns a text that changes if somebody replaces files of a model's directory. Reads none of them."""
+    """Returns a text that changes if somebody replaces files of a model's directory. Reads none of the files."""
     stamps = []
     for parent, folders, names in os.walk(directory):
         folders.sort()

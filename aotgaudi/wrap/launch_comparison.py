@@ -1,8 +1,8 @@
-"""Compares two launches: what keeps a capture from being used here, and what must be established first.
+"""Compares two launches: what prevents the use of a capture here, and which conditions must be established first.
 
 A capture is for one launch. A difference in the key is refused: with exit code 3 if the request differs (a flag, a variable,
-the model), with 5 if the machine does (software, instruction sets). A difference in the conditions is established where that
-is possible, and named where it is not.
+the model), with 5 if the machine differs (software, instruction sets). A different condition is established if that is
+possible, and otherwise named.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ _SWITCH = {"true": "on", "false": "off"}
 
 @dataclass(frozen=True)
 class Checked:
-    """What may be started.
+    """A launch that has been checked and may be started.
 
     Attributes:
-        bundle: The open bundle. Its signature holds if that was demanded, and its launch and receipt are those it names.
+        bundle: The open bundle. If a signature was demanded, it is valid. Launch and receipt are those that the bundle
+            names.
         found: The command.
         here: The command's launch.
         why_cold: Why it must start cold, in one sentence; empty if it need not.
@@ -42,13 +43,13 @@ class Checked:
 
     @property
     def launch(self) -> Launch:
-        """The launch whose conditions the sandbox establishes: the sealed one, or for a cold start what is asked for."""
+        """The launch whose conditions the sandbox establishes: the sealed one, or for a cold start the requested one."""
         return self.here if self.why_cold else self.bundle.launch
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A component or a condition that differs. None: that side does not have it."""
+    """A component or a condition that differs. None means that the side lacks it."""
 
     name: str
     sealed: str | None
@@ -56,12 +57,12 @@ class Difference:
 
     @property
     def error(self) -> type[AotGaudiError]:
-        """The error of a refusal."""
+        """The class of the error for a refusal."""
         return TargetError if self.name.startswith(_OF_MACHINE) else NotWarmError
 
     @property
     def shown(self) -> tuple[str, str]:
-        """Both sides for people, the sealed one first. A list of features is shortened to what the other side lacks."""
+        """Both sides for people, the sealed one first. A list of features shows only those that the other side lacks."""
         if self.name == _FEATURES and self.sealed is not None and self.here is not None:
             sealed, here = self.sealed.split(), self.here.split()
             return _features(sealed, here), _features(here, sealed)
@@ -78,9 +79,9 @@ class Comparison:
     """How a launch differs from the sealed one.
 
     Attributes:
-        components: differences in the key: the capture is of no use here.
-        unmet: conditions that cannot be established here: the server would not use its own files.
-        established: conditions that differ, and that restoring the capture makes what they were.
+        components: differences in the key, which make the capture unusable here.
+        unmet: conditions that cannot be established here, so that the server would not use its own files.
+        established: conditions that differ, and that restoring the capture establishes.
     """
 
     components: tuple[Difference, ...] = ()
@@ -94,17 +95,17 @@ class Comparison:
 
     @property
     def error(self) -> type[AotGaudiError]:
-        """The error of a refusal: TargetError if the machine differs, whatever else does."""
+        """The class of the error for a refusal: TargetError if the machine differs, regardless of other differences."""
         differences = (*self.components, *self.unmet)
         return TargetError if any(one.error is TargetError for one in differences) else NotWarmError
 
     @property
     def exit_code(self) -> int:
-        """0, or the exit code of a refusal."""
+        """0 if the launches are the same, else the exit code of the refusal."""
         return 0 if self.is_same else self.error.exit_code
 
     def sentence(self) -> str:
-        """Returns one sentence: the decisive difference, and how many others there are."""
+        """Returns one sentence with the decisive difference and the number of others."""
         found = [*self.components, *self.unmet]
         if not found:
             return "the launch is the sealed one"
@@ -116,7 +117,7 @@ class Comparison:
 def compare(sealed: Launch, here: Launch, rules: VariableRules) -> Comparison:
     """Returns how `here` differs from `sealed`, by the rules of the server.
 
-    A CPU with more features than the capture was built for is no difference.
+    Additional CPU features are no difference.
     """
     differences = _differences(dict(sealed.components()), dict(here.components()))
     if satisfies(here.target, sealed.target):
@@ -128,7 +129,7 @@ def compare(sealed: Launch, here: Launch, rules: VariableRules) -> Comparison:
 
 
 def plain(name: str, value: str | None) -> str:
-    """Returns a component's value for people: short, and a flag's without the quotes of JSON."""
+    """Returns a component's value for people: shortened, and without JSON quotes for a flag."""
     if value is None:
         return "(default)" if name.startswith("flag.") else "(not there)"
     if name.startswith("flag."):
@@ -151,17 +152,18 @@ def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Differen
 
 
 def _is_unknown_then(name: str, sealed: dict[str, str], here: dict[str, str]) -> bool:
-    """Whether an earlier version sealed this, which knew of a compiler the version alone, and of no code at startup."""
+    """Whether an earlier version sealed this, which recorded only a compiler's version, and no code that runs at startup."""
     then, now = (side.get("software.compiler", NOT_THERE) for side in (sealed, here))
     is_newer = name == "software.compiler" or name.startswith("software.startup ")
     return is_newer and now.startswith(f"{then} (")
 
 
 def _can_be_established(one: Difference, sealed: Launch, rules: VariableRules) -> bool:
-    """Returns whether restoring a capture can make this condition what it was.
+    """Returns whether restoring a capture can establish this condition.
 
-    The root can: it is that of the build. So can the model's name if the server saw the sandbox's link to its directory; a
-    name on the hub is hashed as it is written. A variable can be set or unset as in the build, unless it is the pod's.
+    The root can be established, because it is that of the build. So can the model's name, if the server saw the sandbox's
+    link to the model's directory; but a name on the hub is hashed as written. A variable can be set or unset as in the
+    build, unless it belongs to the pod.
     """
     if one.name in (_ROOT, _MODEL):
         return one.name == _ROOT or sealed.is_aliased

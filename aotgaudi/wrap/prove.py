@@ -1,8 +1,8 @@
 """The proof: a second start, from the captured files and nothing else, must compile nothing and add nothing.
 
-A second start may compute what the first one could not, for instance a plan that needs the first one's measurements. What it
-adds is captured too and proved again, at most twice. If such a start was ended early, another run with the same files may
-finish; that run refuses nothing and proves nothing. Where shards compiled everything, the first start is the proof.
+A second start may compute what the first one could not, for instance a plan that needs the first one's measurements. Its
+additions are captured too and proved again, at most twice. If such a start was ended early, another run with the same files
+may finish; that run refuses nothing and proves nothing. If shards compiled everything, the first start is the proof.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.verdict import Finding, NotWarm, Undecided, before, judge
 
 MAX_ADDITIONS = 2
-"""How often the additions of a start are added to the capture."""
+"""How often additions of a start are added to the capture."""
 _MAX_AGAIN = 100
 _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
 
@@ -34,9 +34,10 @@ class Cold:
 
     @property
     def artifacts(self) -> Mapping[str, int]:
-        """How many whole artifacts of each kind were saved (``num_aot_artifacts_saved``).
+        """The number of whole artifacts of each kind that were saved (``num_aot_artifacts_saved``).
 
-        Torch's counts of its own caches (``autograd_cache_saved``) are left out: a whole artifact is loaded without them.
+        Torch's counts of its own caches (``autograd_cache_saved``) are left out, because loading a whole artifact skips
+        them.
         """
         ending = "_saved"
         return {
@@ -55,7 +56,8 @@ class Proved:
         expected: What every start from them must show.
         factors: What the server hashed.
         proof: The receipt's record of the proof.
-        residuals: What no file holds: what the server does at every start, and what this one traced, or compiled in memory.
+        residuals: Work that no file saves: what the server does at every start, and what this one traced or compiled in
+            memory.
         ready_seconds: How long the server took until it served.
         num_loaded: How many artifacts it loaded.
     """
@@ -71,7 +73,7 @@ class Proved:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a start proved nothing: what its processes did, and other reasons; `is_cut` if it was ended early."""
+    """Why a start proved nothing: what its processes did, and other reasons. `is_cut`: it was ended early."""
 
     findings: tuple[tuple[str, Finding], ...]
     reasons: tuple[str, ...]
@@ -79,9 +81,9 @@ class _Failure:
 
 
 def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
-    """Starts the server from `files` alone, and again with what it added; returns what was proved.
+    """Starts the server from `files` alone, and again with what it added. Returns the proved capture.
 
-    Raises CaptureError, with a table of what each process compiled.
+    Raises CaptureError with a table of what each process compiled.
     """
     held = tuple(files)
     for round_number in range(MAX_ADDITIONS + 1):
@@ -100,9 +102,9 @@ def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: C
 
 
 def proved_by(setting: Setting, files: Sequence[CapturedFile], ran: Ran) -> Proved | None:
-    """Returns what is proved by a start from `files` that was refused nothing; None if it compiled or added something.
+    """Returns what a start from `files` that was refused nothing proves; None if it compiled or added something.
 
-    Its answers are compared with nobody's.
+    Its answers are not compared with others.
     """
     found = _judge(setting, tuple(files), ran, Cold(tuple(answer.whole for answer in ran.answers)))
     return found if isinstance(found, Proved) else None
@@ -126,7 +128,7 @@ def _try(
 def _measure(
     setting: Setting, rules: Rules, held: tuple[CapturedFile, ...]
 ) -> tuple[_Failure | None, tuple[CapturedFile, ...]]:
-    """Starts the server from the same files and refuses nothing; returns what it compiled, and which files it added."""
+    """Starts the server from the same files and refuses nothing. Returns what it compiled, and which files it added."""
     try:
         with build_run(setting, "measure", held) as (ran, sandbox):
             return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, sandbox)
@@ -135,7 +137,7 @@ def _measure(
 
 
 def _added(setting: Setting, rules: Rules, ran: Ran, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
-    """Returns the files that a start added; none if it changed or removed captured ones, for the next start would, too."""
+    """Returns the files that a start added; none if it also changed or removed captured ones, as every later start would."""
     sight = ran.seen.files | ran.after
     if sight.changed or sight.missing or not sight.added:
         return ()
@@ -182,13 +184,13 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
 
 
 def _after(sight: FileChanges) -> tuple[str, ...]:
-    """Says which files changed until the server had ended."""
+    """Returns which files changed until the server had ended."""
     rows = (("added", sight.added), ("changed", sight.changed), ("removed", sight.missing))
     return tuple(f"{path} was {what}" for what, paths in rows for path in paths)
 
 
 def _unloaded(held: Sequence[CapturedFile], processes: Sequence[ProcessLog]) -> tuple[str, ...]:
-    """A server that runs without compiled code, for instance eagerly, compiles nothing. That does not make it warm."""
+    """Reports a server that loaded nothing. One that runs eagerly, say, compiles nothing either, but is not warm."""
     if not any(file.kind in _LOADED for file in held):
         return ()
     events = [event for process in processes for event in process.events]
@@ -198,7 +200,7 @@ def _unloaded(held: Sequence[CapturedFile], processes: Sequence[ProcessLog]) -> 
 
 
 def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
-    """The second start must count every artifact as loaded that the first one saved whole."""
+    """Yields the kinds of whole artifacts of which the second start loaded fewer than the first one saved."""
     loaded = ran.counters("_loaded")
     for kind, saved in cold.artifacts.items():
         found = loaded.get(f"{kind}_loaded", 0)
@@ -218,7 +220,7 @@ def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
 
 
 def _again(processes: Sequence[ProcessLog]) -> Iterator[str]:
-    """What was traced, or compiled in memory, although all files were there: they save neither."""
+    """Yields what was traced, or compiled in memory, although all files were there: no file saves that."""
     told = [event for process in processes for event in process.events]
     traced = {event.text("name") for event in told if event.kind == "trace"}
     compiled = {
@@ -231,7 +233,7 @@ def _again(processes: Sequence[ProcessLog]) -> Iterator[str]:
 
 
 def _witnesses(ran: Ran, processes: Sequence[ProcessLog]) -> tuple[str, ...]:
-    """Which sources there were: agents in the processes, files (and inotify without a gap), the server's counters."""
+    """Returns the kinds of evidence: agents in the processes, files (and inotify without a gap), the server's counters."""
     found = {"process"} if processes else set()
     found |= {"files"} if ran.seen.files.is_compared else set()
     found |= {"inotify"} if ran.seen.files.is_watched else set()

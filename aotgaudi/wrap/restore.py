@@ -2,11 +2,11 @@
 
 A cache is code, and no server verifies what it loads from its cache. So every file is hashed while it is copied, and the
 server sees exactly the bytes that were hashed. No other user may enter the directory (mode 0700, ours). We create every name
-in it (O_EXCL), reach it part by part without following links, and make files read-only. Directories stay writable, because
-servers put locks there.
+in it (O_EXCL), open its path part by part without following links, and make files read-only. Directories stay writable,
+because servers put locks there.
 
-The bundle is open: if keys are trusted, its signature held before its receipt was parsed, and a receipt's paths cannot leave
-the directory (bundle/capture_receipt.py).
+The bundle is open. If trusted keys are given, its signature was verified before its receipt was parsed. A receipt's paths
+cannot leave the directory (bundle/capture_receipt.py).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aotgaudi.store.cas import copy_blob
 
 _MAX_THREADS = 8
 _FILES_AT_ONCE = 64
-"""This many files of one directory are copied by one task, which opens the directory once."""
+"""One task copies at most this many files of a directory, which it opens once."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PRIVATE_MODE, _DIRECTORY_MODE = 0o700, 0o755
@@ -39,7 +39,7 @@ _PRIVATE_MODE, _DIRECTORY_MODE = 0o700, 0o755
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """How many files were restored, how many bytes they have, and how long it took."""
+    """How many files were restored, their bytes, and how long it took."""
 
     files: int
     bytes: int
@@ -48,12 +48,12 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the bytes of captured files come from.
+    """The source of the bytes of captured files.
 
     Attributes:
         path_of: Returns the file that should have the bytes of a digest.
         name: The source's name in errors.
-        remedy: What repairs the source.
+        remedy: How to repair the source.
         examine: Checks each file before it is read.
     """
 
@@ -75,10 +75,10 @@ def restore(bundle: Bundle, into: Path) -> Restored:
 
 
 def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> Restored:
-    """Copies each file to its path below `into`, hashing it on the way. Paths are those of a receipt.
+    """Copies each file to its path below `into`, hashing it on the way. The paths are those of a receipt.
 
     `into` must be our directory with mode 0700. Directories may exist there, but none of the files. Files get mode 0444
-    (0555 if they could be executed), and new directories 0755. If this raises, it removes what it has made.
+    (0555 if they were executable), and new directories 0755. On an error, everything made here is removed.
 
     Raises:
         UntrustedError: Other users may enter `into`, or `source` refuses a file.
@@ -164,7 +164,7 @@ def _restore_folder(folder: str, files: Sequence[CapturedFile], source: Source, 
 class _Tree:
     """Makes files and directories below an open directory, and can remove them again. Opens a path part by part.
 
-    Raises StoreError. Threads may share it, except for `undo`.
+    Raises StoreError. Thread-safe, except for `undo`.
     """
 
     def __init__(self, root: Path, descriptor: int) -> None:
@@ -173,7 +173,7 @@ class _Tree:
         self._directories: list[str] = []
 
     def make_directory(self, path: str) -> None:
-        """Makes a directory unless it is there."""
+        """Makes a directory unless it exists."""
         parent, name = posixpath.split(path)
         with self.open_directory(parent) as descriptor, self._explained(path):
             try:
@@ -198,7 +198,7 @@ class _Tree:
 
     @contextlib.contextmanager
     def new_file(self, path: str, parent: int) -> Iterator[int]:
-        """Yields the new file at `path`, whose directory is open as `parent`, open for writing."""
+        """Yields a new file at `path`, open for writing. `parent` is its open directory."""
         with self._explained(path):
             descriptor = os.open(posixpath.basename(path), _FILE_FLAGS, 0o600, dir_fd=parent)
         self._files.append(path)

@@ -1,4 +1,4 @@
-"""Steps 3 to 5 of a run (`aotgaudi.wrap.run`): the sealed files are restored, and the server is started and supervised."""
+"""Steps 3 to 5 of a run (`aotgaudi.wrap.run`): restores the sealed files, and starts and supervises the server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
-    """Restores, starts and supervises a server until it ends; returns its exit code. Raises as `run.run` does."""
+    """Restores, starts and supervises a server until it ends. Returns its exit code. Raises like `run.run`."""
     bundle, why_cold = checked.bundle, checked.why_cold
     receipt = bundle.require_capture()
     about = _about(bundle)
@@ -71,7 +71,7 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
 
 
 def _asked_here(sealed: Launch, found: Found) -> dict[int, WarmUpRequest]:
-    """Returns the sealed requests as they are sent here, by their place."""
+    """Returns the sealed requests in the form in which they are sent here, by position."""
     start = found.adapter.starts_at(sealed.words)
     words = sealed.words if start is None else sealed.words[start[1] :]
     then, now = (
@@ -93,13 +93,13 @@ def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
 
 
 def _about(bundle: Bundle) -> dict[str, str]:
-    """The labels of ``aotgaudi_capture_info``, in its order."""
+    """Returns the labels of ``aotgaudi_capture_info``, in its order."""
     epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
     return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
 
 
 class _Desk:
-    """Answers the HTTP server: for itself until there is a supervisor, and then through it."""
+    """Answers the HTTP server: by itself until there is a supervisor, and then through that."""
 
     def __init__(self, metrics: Metrics, not_exercised: Sequence[str] = ()) -> None:
         self._metrics, self._not_exercised = metrics, not_exercised

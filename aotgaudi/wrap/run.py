@@ -1,16 +1,16 @@
-"""From a bundle and a command to a warm server. The order is the guarantee, and this page has all of it.
+"""From a bundle and a command to a warm server. The order of the steps is the guarantee, and this page shows all of it.
 
-1. If keys are trusted, the bundle's signature is verified. Then its index is read, and then launch and receipt, which must
-   be those that the index names.
-2. What is asked for here is compared with what was sealed: command, variables, model, versions, machine. A difference is
-   reported before anything of the cache is read.
+1. If trusted keys are given, the bundle's signature is verified. Then its index is read, and then launch and receipt, which
+   must be those that the index names.
+2. The requested launch is compared with the sealed one: command, variables, model, versions, machine. A difference is
+   reported before anything in the cache is read.
 3. Every file is hashed while it is copied into a private directory. The server loads exactly the bytes that were hashed.
 4. The server starts there, with an agent in each of its processes.
 5. It is watched, sent the warm-up requests, and judged. Only then is it ready.
 
-Nothing in the bundle is interpreted before its signature holds, and we never interpret anything in the cache.
+We interpret nothing in the bundle before its signature is verified, and never anything in the cache.
 
-Steps 1 and 2 start nothing and write nothing. A refusal comes from them, within a fraction of a second, so this module
+Steps 1 and 2 start nothing and write nothing. Refusals come from them and take a fraction of a second, so this module
 imports nothing that watches a server.
 """
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def check(options: RunOptions) -> Checked:
-    """Opens the bundle, and compares what is asked for with what was sealed.
+    """Opens the bundle, and compares the requested launch with the sealed one.
 
     Raises:
         CorruptError, UntrustedError: The bundle's bytes are not what was sealed, or not to be trusted.
@@ -55,7 +55,7 @@ def check(options: RunOptions) -> Checked:
 
 
 def run(options: RunOptions) -> int:
-    """Runs a server from a bundle until it ends; returns its exit code. For the main thread of a separate process.
+    """Runs a server from a bundle until it ends, and returns its exit code. For the main thread of a separate process.
 
     Raises:
         CorruptError, UntrustedError: The bundle's bytes are not what was sealed, or not to be trusted.
@@ -65,6 +65,6 @@ def run(options: RunOptions) -> int:
     """
     with Signals() as signals:
         checked = check(options)  # 1 and 2
-        from aotgaudi.wrap.restored_start import start  # Only here, so that a refusal does not wait for it.
+        from aotgaudi.wrap.restored_start import start  # Only here, so that a refusal need not wait for it.
 
         return start(options, checked, signals)  # 3 to 5

@@ -1,4 +1,4 @@
-"""What ``aotgaudi run`` is asked for: what is demanded of the server, and where we answer. Light: it is imported first."""
+"""The options of ``aotgaudi run``: what is demanded of the server, and where we answer. Imported first, so it is light."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Policy:
 
     Attributes:
         require_warm: End a server that is not warm.
-        on_compile: Count and log it; also answer not ready; end the server; or have the compilation raise where it starts.
+        on_compile: Count and log it; or also answer not ready; or end the server; or raise an error where the compilation
+            starts.
         start_seconds: How long the server may take until it serves.
         termination_seconds: How long it has after SIGTERM, if we end it.
     """
@@ -47,17 +48,17 @@ class Policy:
 class Listen:
     """Where the supervisor answers."""
 
-    host: str = "0.0.0.0"  # noqa: S104 - a kubelet asks from outside; what it is told is no secret
+    host: str = "0.0.0.0"  # noqa: S104 - a kubelet asks from outside; our answers are no secret
     port: int = 9400
     report_public: bool = False
 
     def __str__(self) -> str:
-        """``HOST:PORT``, as it is written on the command line."""
+        """``HOST:PORT``, as on the command line."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 def parse_listen(text: str, *, report_public: bool = False) -> Listen:
-    """Parses ``HOST:PORT``, ``:PORT`` (all addresses) or ``[IPV6]:PORT``; port 0 is any free one. Raises SpecError."""
+    """Parses ``HOST:PORT``, ``:PORT`` (all addresses) or ``[IPV6]:PORT``. Port 0 means any free one. Raises SpecError."""
     host, separator, port = text.rpartition(":")
     remedy = "HOST:PORT, for example 127.0.0.1:9400"
     if not separator or not port.isascii() or not port.isdigit() or int(port) > 65535:
@@ -70,7 +71,7 @@ def parse_listen(text: str, *, report_public: bool = False) -> Listen:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What ``aotgaudi run`` is asked for.
+    """The options of ``aotgaudi run``.
 
     Attributes:
         bundle: The bundle of a capture.
@@ -83,8 +84,8 @@ class RunOptions:
         repairs: Whether the sealed repairs are made.
         root: Where the server sees its files; None: where it saw them in the build.
         listen: Where we answer.
-        began: `time.monotonic` of the process's start.
-        asking: The interpreter of `words`, if it has been asked already.
+        began: `time.monotonic` at the process's start.
+        asking: The question to the interpreter of `words`, if it has been asked already.
     """
 
     bundle: Path

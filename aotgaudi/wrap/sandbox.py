@@ -12,10 +12,10 @@
            state      one byte: the phase
            allowed    the sealed paths, one a line; absent in a cold run
 
-The files that a server compiles contain the root's path, so the root of the build is the root of every run. If another run
-holds it, a sibling directory (``<root>.1`` ...) is taken, and the server sees that one at the root, in a private mount
-namespace. Before anything is changed we check who could write there, whether libraries can be loaded from there, how much
-room is left, and whether a socket's path fits (unix(7): 107 bytes).
+The files that a server compiles contain the root's path, so every run uses the root of the build. If another run holds it,
+we take a sibling directory (``<root>.1`` ...), which the server sees at the root, in a private mount namespace. Before we
+change anything, we check who could write there, whether libraries can be loaded from there, how much room is left, and
+whether a socket's path fits (unix(7): 107 bytes).
 
 The server starts through `aotgaudi.wrap.exec_shim`, which dies with us. If we are killed, the reaper
 (`aotgaudi.wrap.process_tree`) ends everything that the server started.
@@ -45,15 +45,15 @@ from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
 DEFAULT_ROOT = Path("/run/aotgaudi")
 MARK = "AOTGAUDI_PLACE"
-"""The variable that all processes of a wrapped server have; its value is the sandbox's directory as we see it."""
+"""The variable that marks all processes of a wrapped server. Its value is the sandbox's directory as we see it."""
 FOLDERS = ("cache", "tmp", "home", "witness", "events")
 
 _MAX_SOCKET_BYTES, _SOCKET_NAME_BYTES = 107, 1 + 3 + 1 + 36
-"""sun_path of unix(7), and what servers put below the root: ``/tmp/`` and, in vLLM, a UUID."""
+"""The size of sun_path in unix(7), and what servers put below the root: ``/tmp/`` and, in vLLM, a UUID."""
 _MAX_ROOT_BYTES = _MAX_SOCKET_BYTES - _SOCKET_NAME_BYTES
 _MAX_SIBLINGS = 32
 _WAIT_SECONDS, _RETRY_SECONDS = 15.0, 0.1
-"""How long the reaper of a killed run may take to end what it left."""
+"""How long the reaper of a killed run may take to end what is left of it."""
 _SPARE_BYTES = 64 << 20
 
 
@@ -64,7 +64,7 @@ class Sandbox:
     Attributes:
         root: Where the server sees it.
         here: Where we see it. It differs from `root` if the server has a private mount namespace.
-        descriptors: What holds the lock. Every process that has them open holds it, too.
+        descriptors: The descriptors that hold the lock. Every process that has them open holds it, too.
     """
 
     root: Path
@@ -72,17 +72,17 @@ class Sandbox:
     descriptors: tuple[int, ...] = ()
 
     def folder(self, name: str) -> Path:
-        """Returns where we see one of its folders or files."""
+        """Returns the path at which we see one of its folders or files."""
         return self.here / name
 
     @property
     def mark(self) -> str:
-        """What stands in the environment of every process of the server."""
+        """The assignment in the environment of every process of the server."""
         return f"{MARK}={self.here}"
 
     @property
     def state(self) -> Path:
-        """Where we see the file with the state byte."""
+        """The path at which we see the file with the state byte."""
         return self.here / "state"
 
     def set_state(self, byte: str) -> None:
@@ -103,10 +103,10 @@ def open_sandbox(
 ) -> Iterator[Sandbox]:
     """Takes the sandbox at `root` for one run: empties it, makes its folders, and frees it at the end.
 
-    Caches and temporary files are removed at the end. The events stay until the next run, to be explained.
+    Caches and temporary files are removed at the end. The events stay until the next run, so that they can be explained.
 
     Args:
-        root: Where the server is to see it; absolute.
+        root: Where the server will see it; absolute.
         needed_bytes: How much will be written there.
         wait_seconds: How long to wait for a run that is ending, if no sibling directory can be used.
 
@@ -119,7 +119,7 @@ def open_sandbox(
     with contextlib.ExitStack() as stack:
         sandbox = _take(root, stack, wait_seconds)
         _check_file_system(sandbox.here, needed_bytes)
-        ProcessTree(None, sandbox.mark).end(0.0)  # A server that outlived both its supervisor and its reaper.
+        ProcessTree(None, sandbox.mark).end(0.0)  # A server that outlived its supervisor and its reaper.
         try:
             _empty(sandbox.here, everything=True)
             for name in FOLDERS:
@@ -134,7 +134,7 @@ def open_sandbox(
 
 
 def check_path(root: Path) -> None:
-    """Raises SpecError if no sandbox can have this path."""
+    """Raises SpecError if a sandbox cannot have this path."""
     text = os.fsencode(root)
     where = f"--root {root}"
     if not root.is_absolute() or ".." in root.parts or root == Path("/"):
@@ -187,7 +187,7 @@ def _take_sibling(root: Path, stack: contextlib.ExitStack) -> Sandbox:
 
 
 def _prepare(root: Path) -> None:
-    """Makes the directory, or checks that it is ours alone."""
+    """Makes the directory, or checks that only we can use it."""
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
@@ -228,7 +228,7 @@ def _lock(root: Path) -> int | None:
 
 
 def _namespace_problem(root: Path) -> str:
-    """Says why nothing can be mounted over `root` for one process alone; empty if it can."""
+    """Returns why nothing can be mounted over `root` for a single process; empty if it can."""
     words = [*_exec_shim(root.parent, root), "/bin/true"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stderr.strip().removeprefix("aotgaudi: ") or "refused"
@@ -266,7 +266,7 @@ def _empty(here: Path, *, everything: bool) -> None:
 class Child:
     """A wrapped server that runs in a sandbox. A context manager: at its end nothing of the server is left. One thread only.
 
-    The server has its own session. As PID 1, or if asked to, we adopt and reap what it orphans.
+    The server has its own session. As PID 1, or if `adopts`, we adopt and reap its orphans.
     """
 
     def __init__(
@@ -284,9 +284,9 @@ class Child:
         Args:
             words: The command; its first word is looked up in the server's PATH.
             environment: The server's whole environment.
-            sandbox: What the server sees as its root.
-            adopts: Adopt and reap what it orphans. For a process that has no other children.
-            output: Where its standard output and error go; None: where ours go, its error through a `Relay`.
+            sandbox: The directory that the server sees as its root.
+            adopts: Whether to adopt and reap the server's orphans. For a process that has no other children.
+            output: Where its standard output and error go; None: to our own, standard error through a `Relay`.
             termination_seconds: How long it has after SIGTERM, also if we are killed.
         """
         self._adopts, self._termination_seconds = adopts, termination_seconds
@@ -326,7 +326,7 @@ class Child:
         self.close()
 
     def last_line(self) -> str:
-        """Returns the last line that it wrote to its standard error, once it has ended; empty if that went elsewhere."""
+        """Returns the last line of the server's standard error, after it has ended; empty if that went elsewhere."""
         return "" if self._relay is None else self._relay.last_line()
 
     def poll(self) -> int | None:
@@ -338,19 +338,19 @@ class Child:
         return None if status is None else exit_code(status)
 
     def send(self, number: int) -> None:
-        """Sends a signal to the server's first process, which passes it on to its own."""
+        """Sends a signal to the server's first process, which passes it on to its children."""
         if self._process.poll() is None:
             send(self.pid, number)
 
     def end(self, termination_seconds: float | None = None) -> int:
-        """Ends the whole tree: SIGTERM for the first process, SIGKILL for what is left; returns its exit code."""
+        """Ends the whole tree, with SIGTERM for the first process and SIGKILL for what is left. Returns the exit code."""
         seconds = self._termination_seconds if termination_seconds is None else termination_seconds
         self.tree.end(seconds, self.poll)
         found = self.poll()
         return exit_code(self._process.wait()) if found is None else found
 
     def close(self) -> None:
-        """Ends what still runs, and the reaper. Closing again does nothing."""
+        """Ends what still runs, and the reaper. A second call does nothing."""
         if self._reaper.stdin is None or self._reaper.stdin.closed:
             return
         if self.tree.living() or self._process.poll() is None:
@@ -363,7 +363,7 @@ class Child:
         self.programs.close()
 
     def _reap(self) -> None:
-        """Waits for adopted processes that have ended, but not for the server or the reaper: `poll` asks those by name."""
+        """Reaps adopted processes that have ended, but not the server or the reaper, which `poll` asks for by id."""
         known = {self.pid, self._reaper.pid}
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -374,14 +374,14 @@ class Child:
 
 
 def exit_code(status: int) -> int:
-    """Returns what a shell would say: a negative status is a signal, and becomes 128 + n."""
+    """Returns the exit code as a shell reports it: a negative status is a signal, and becomes 128 + n."""
     return status if status >= 0 else 128 - status
 
 
 def _exec_shim(here: Path, root: Path, asker: int | None = None) -> list[str]:
-    """Returns the words that become the command behind them, as a child of ours that sees `here` at `root`.
+    """Returns the words to put in front of a command, so that it runs as our child and sees `here` at `root`.
 
-    We are asked about its programs through the socket `asker`.
+    The kernel asks us about its programs through the socket `asker`.
     """
     arguments = (str(os.getpid()), str(here), str(root), *(() if asker is None else (str(asker),)))
     return python_command("aotgaudi.wrap.exec_shim", *arguments, "--", bare=True)

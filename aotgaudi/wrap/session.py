@@ -1,4 +1,4 @@
-"""One watched run of a wrapped server: started in a sandbox, asked, and ended. Builds and the supervisor both use it.
+"""One watched run of a wrapped server: started in a sandbox, warmed up, and ended. Builds and the supervisor both use it.
 
 ::
 
@@ -41,21 +41,21 @@ from aotgaudi.wrap.witness import write_agent
 STATE_BYTES: Mapping[Phase, str] = MappingProxyType(
     {"cold": "c", "load": "l", "measure": "m", "exercise": "e"}
 )
-"""Phase -> the state byte that tells the agents. What follows the warm-up requests depends on who asks."""
+"""Phase -> the state byte for the agents. The phase after the warm-up requests depends on the caller."""
 AGENT = "witness/agent.zip"
-"""Where the agent lies below the root. Python takes no modules from the folder beside an archive on its path."""
+"""Where the agent's archive lies below the root. From an archive on its path, Python imports nothing else in the folder."""
 SETTLE_SECONDS = 10.0
-"""How long the processes may take to say that they have reported everything; they look four times a second."""
+"""How long processes may take to confirm that they have reported everything. They look four times a second."""
 _POLL_SECONDS = 0.05
 _OF_AGENT = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
-"""Variables of another run's agents: they would tell this run's agents something false."""
+"""Variables of another run's agents, which would mislead this run's agents."""
 
 OUTSIDE: Mapping[str, str] = {
     "home/*": "a server's home is that of its user again when it serves",
     "tmp/tmp*": "a temporary file of one run",
     "tmp/pymp-*": "what processes of one run shared",
 }
-"""Patterns of paths below the root that no capture holds, whatever the server is, with the reason."""
+"""Patterns of paths below the root that no capture holds, for any server, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def plan_for(
         sandbox: Where it runs.
         phase: The run's first phase.
         sealed: The files below the root, by path.
-        left_out: Patterns of other files that may appear there, besides the adapter's.
+        left_out: Patterns of files that may appear there in addition to the adapter's.
     """
     adapter, root, flags = found.adapter, SandboxRoot(str(sandbox.root)), found.flags
     patterns = (*(pattern for pattern, _ in adapter.left_out), *OUTSIDE, *left_out)
@@ -118,7 +118,7 @@ def plan_for(
 
 
 def _established(found: Found, launch: Launch) -> dict[str, str]:
-    """The command's environment, but variables that the server hashes are as in the launch, except the pod's own."""
+    """Returns the command's environment, with hashed variables as in the launch, except those of the pod."""
     hashed = found.adapter.variable_rules.hashed
     ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
     kept = {name: value for name, value in found.environ.items() if name not in ours}
@@ -126,13 +126,13 @@ def _established(found: Found, launch: Launch) -> dict[str, str]:
 
 
 def _seen_from_here(uds: str | None, sandbox: Sandbox) -> str | None:
-    """Returns where we see a socket: below the sandbox if the server sees it below the root, else under the same name."""
+    """Returns the path at which we see a socket: below the sandbox if it is below the server's root, else unchanged."""
     prefix = f"{sandbox.root}/"
     return str(sandbox.here / uds[len(prefix) :]) if uds is not None and uds.startswith(prefix) else uds
 
 
 def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
-    """Makes the alias of the model's directory, if the server of `launch` sees that. Raises StoreError."""
+    """Makes the alias of the model's directory, if the server of `launch` uses it. Raises StoreError."""
     if not launch.is_aliased:
         return
     link = sandbox.folder("model")
@@ -143,7 +143,7 @@ def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
 
 
 class Session:
-    """A server that runs, and what is known of it. A context manager."""
+    """A running server, and what is known of it. A context manager."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Session:
     ) -> None:
         """Starts the server in `sandbox`, whose files have been restored, with the state byte `phase`.
 
-        `adopts`, `output` and `termination_seconds` are as for `Child`.
+        `adopts`, `output` and `termination_seconds` are those of `Child`.
 
         Raises:
             SpecError: The server's port is in use.
@@ -202,7 +202,7 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """How long ago the server was started."""
+        """The time since the server was started."""
         return time.monotonic() - self._started
 
     def set_phase(self, byte: str) -> None:
@@ -211,10 +211,10 @@ class Session:
         self.sandbox.set_state(byte)
 
     def wait_healthy(self, deadline_seconds: float, on_wait: Callable[[], object] = lambda: None) -> float:
-        """Waits until the server serves; returns how many seconds that took. `on_wait` may raise to stop waiting.
+        """Waits until the server serves. Returns how many seconds that took. `on_wait` may raise to stop waiting.
 
         Raises:
-            WrappedServerError: It ended first, or the deadline is over.
+            WrappedServerError: The server ended first, or the deadline has passed.
         """
         while True:
             on_wait()
@@ -234,9 +234,10 @@ class Session:
         on_answer: Callable[[], object] = lambda: None,
         needs_success: bool = False,
     ) -> tuple[AnswerDigests, ...]:
-        """Sends the warm-up requests, one after the other; returns each answer's digests.
+        """Sends the warm-up requests in turn. Returns each answer's digests.
 
-        Raises WrappedServerError, which names the request, for one without an answer, or without success if that is needed.
+        Raises WrappedServerError, naming the request, for a missing answer, and with `needs_success` also for an error
+        answer.
         """
         digests = []
         for request in requests:
@@ -252,7 +253,7 @@ class Session:
         return self._answers
 
     def settle(self, timeout_seconds: float = SETTLE_SECONDS) -> bool:
-        """Waits until every living process that has an agent has answered to the phase; returns whether all did in time."""
+        """Waits until every living process with an agent has confirmed the phase. Returns whether all did in time."""
         deadline = time.monotonic() + timeout_seconds
         while True:
             living = self.child.tree.living()
@@ -268,7 +269,7 @@ class Session:
         """Returns everything that is known now.
 
         Args:
-            phase: The phase that every process must have answered to; None: the present one.
+            phase: The phase that every process must have confirmed; None: the present one.
             compares: Read and compare every sealed byte first.
         """
         living = self.child.tree.living()
@@ -288,16 +289,16 @@ class Session:
         )
 
     def outside(self) -> tuple[tuple[str, Finding], ...]:
-        """Returns what its processes did that no agent told of, with the process, in the order in which it was found."""
+        """Returns what the server's processes did without an agent's report, with the process, in the order of discovery."""
         starts = self.child.programs.take()
-        self.log.read()  # After: an agent tells of a program before it starts.
+        self.log.read()  # Read after `take`: an agent reports a program before it starts.
         for start in self._compilers.among(starts, self._is_told):
             words = printable(" ".join(start.words))
             self._find(start.pid, "process", f"a compiler was run: {words}")
         return tuple((name.partition(":")[0], one) for name, one in self._outside.items())
 
     def _is_told(self, start: ProgramStart) -> bool:
-        """Whether the agent of a program's parent, or of what it was before, told of a compiler of that name."""
+        """Whether the agent of a program's parent, or of its process before the exec, reported a compiler of that name."""
         name = os.path.basename(start.words[0]) if start.words else ""
         return any(
             event.text("what") == "compiler"
@@ -309,7 +310,7 @@ class Session:
         )
 
     def _find_libraries(self, living: Iterable[int]) -> None:
-        """Finds code that was made since the start; what lies below the root is sealed, or its agents tell of it."""
+        """Finds code that was made since the start. Code below the root is left out: it is sealed, or agents report it."""
         for path, pid in new_libraries(living, self._began).items():
             if self.plan.rules.relative(path) is None:
                 self._find(

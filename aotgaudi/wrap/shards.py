@@ -1,11 +1,11 @@
-"""A capture's cold run, cut into shards: servers that each warm up a slice of the shapes, side by side.
+"""Shards of a capture's cold run: several servers at the same time, each warming up a slice of the shapes.
 
-A server gets the files of its slice in place of those of all shapes, devices and a port of its own, and is asked nothing.
-What it leaves is recorded in the store, so a shard that died is run again alone, a shard whose record is there is not run
-again, and machines that share a store may run some each (``--shard I/N``, then ``--merge``). What all of them left is the
-beginning of the capture's cold run: it warms up all shapes, is asked everything, and compiles what no shard did.
+A server gets the files of its slice instead of those of all shapes, its own devices and port, and no requests. The files
+that it leaves are recorded in the store. A shard that died is therefore run again alone, a shard with a record is not run
+again, and machines that share a store may run some shards each (``--shard I/N``, then ``--merge``). The capture's cold run
+begins with the files of all shards. It warms up all shapes, gets all requests, and compiles what no shard compiled.
 
-Each shard is a process of ours, since servers are watched, signalled and reaped by process.
+Each shard is a process of ours, because servers are watched, signalled and reaped by process.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from aotgaudi.wrap.session import Plan
 
 _POLL_SECONDS = 0.1
 MAX_SHARDS = 1024
-"""Bounds what a typing error can start."""
+"""Limits the damage of a typing error."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One of `num` shards, from 1 on: what its server is given, and under which key its record is."""
+    """One of `num` shards, counted from 1: the files that its server gets, and the key of its record."""
 
     number: int
     num: int
@@ -54,7 +54,7 @@ class Sharding:
 
     Attributes:
         num: How many shards there are.
-        command: Returns the words that run the shard of a name, ``2/3``; None: all must be in the store.
+        command: Returns the command that runs the shard of a name, ``2/3``; None: all records must be in the store.
         environ: The environment of these commands.
     """
 
@@ -64,7 +64,7 @@ class Sharding:
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """Returns number and count of ``I/N``. Raises SpecError."""
+    """Returns I and N of ``I/N``. Raises SpecError."""
     number, _, num = text.partition("/")
     if number.isdecimal() and num.isdecimal() and 1 <= int(number) <= int(num) <= MAX_SHARDS:
         return int(number), int(num)
@@ -72,7 +72,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def shards_of(found: Found, launch: Launch, files: Mapping[str, str], num: int) -> tuple[Shard, ...]:
-    """Returns the shards of a launch that is given `files` for its shapes. Raises SpecError if they cannot be cut so."""
+    """Returns the shards of a launch with `files` for its shapes. Raises SpecError if they cannot be cut into `num`."""
     slices = found.adapter.slices(files, num)
     return tuple(
         Shard(number, num, given, shard_key(launch, given).hex) for number, given in enumerate(slices, 1)
@@ -97,11 +97,11 @@ def run_shards(
     logs: Path,
     progress: Progress,
 ) -> None:
-    """Runs `shards`, at most one for each of `servers` at a time, whose variables it gets. Returns when all have ended well.
+    """Runs `shards`, at most one at a time for each of `servers`, with its variables. Returns when all have succeeded.
 
     Raises:
-        CaptureError: Shards failed; the others were let to their end, and their records stay. Names each with its log.
-        StoreError: A log cannot be written.
+        CaptureError: Shards failed. The others ran to their end, and their records stay. Names each failed shard with its
+        log. StoreError: A log cannot be written.
     """
     waiting, free = list(shards), list(servers)
     running: dict[str, _Running] = {}
@@ -166,10 +166,10 @@ def _log_path(logs: Path, shard: Shard) -> Path:
 
 
 def union(rows: Iterable[UnprovenRow], given: Iterable[str]) -> tuple[CapturedFile, ...]:
-    """Returns the files of all rows but those at the paths `given`, by path.
+    """Returns by path the files of all rows, except those at the paths `given`.
 
-    Several shards may have made the same graph, and its bytes may differ (K-13), so what belongs together by its name, such
-    as a recipe and its metadata, comes from one row: the first that has any of it.
+    Several shards may have made the same graph with different bytes (K-13). So files that belong together by name, such as a
+    recipe and its metadata, come from one row: the first that has any of them.
     """
     left_out, owners = frozenset(given), dict[str, int]()
     files: dict[str, CapturedFile] = {}

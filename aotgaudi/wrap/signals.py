@@ -1,4 +1,4 @@
-"""The signals that the supervisor passes on, and that wake it up. As PID 1 too, where signals have no default action."""
+"""The signals that the supervisor passes on and that wake it up, even as PID 1, where they have no default action."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ FORWARDED = (
     *(signal.SIGTERM, signal.SIGCONT),
 )
 ENDING = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM})
-"""Those that ask to end. Before there is a server, they end us."""
+"""Signals that ask us to end. Before there is a server, they end us."""
 
 
 class Signals:
-    """Catches signals. A context manager of the main thread.
+    """Catches signals. A context manager for the main thread.
 
-    Until `hold` is called there is no server to pass them on to, and a signal that asks to end raises SystemExit(128 + n).
+    Until `hold` is called there is no server to pass signals on to, and a signal that asks to end raises SystemExit(128 +
+    n).
     """
 
     def __init__(self) -> None:
@@ -41,23 +42,23 @@ class Signals:
         self._writer.close()
 
     def hold(self) -> None:
-        """Keeps signals from now on, until `take` is called.
+        """Collects signals from now on, until `take` is called.
 
-        Raises SystemExit again if a signal has asked to end: Python drops an exception that a finalizer was interrupted by.
+        Raises SystemExit if an earlier signal asked to end, because Python drops an exception that interrupts a finalizer.
         """
         self._held = []
         if self._asked_to_end:
             raise SystemExit(128 + self._asked_to_end)
 
     def take(self) -> list[int]:
-        """Returns the signals since the last call, in their order."""
+        """Returns the signals since the last call, in order."""
         taken: list[int] = []
         while self._held:
             taken.append(self._held.pop(0))
         return taken
 
     def wait(self, seconds: float) -> None:
-        """Waits for a signal, or for a child to change, at most `seconds`."""
+        """Waits at most `seconds` for a signal or for a change of a child."""
         readable, _, _ = select.select([self._reader], [], [], seconds)
         if readable:
             try:

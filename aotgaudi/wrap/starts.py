@@ -1,7 +1,7 @@
-"""Where a command starts a server, and which Python runs it: from the words alone. Imports next to nothing.
+"""Finds where a command starts a server and which Python runs it, from the words alone. Imports almost nothing.
 
-Programs that set something up and then become the command (`WRAPPERS`) may stand in front of it. A shell may not, because
-its words do not show what it starts.
+Programs that set something up and then become the command (`WRAPPERS`) may precede it. A shell may not, because its words do
+not show what it starts.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def find_vllm(words: Sequence[str]) -> tuple[int, int] | None:
 WRAPPERS = frozenset(
     {"env", "nice", "ionice", "chrt", "taskset", "numactl", "stdbuf", "tini", "dumb-init", "setpriv", "exec"}
 )
-"""Programs that may stand in front of a server's command."""
+"""Programs that may precede a server's command."""
 
 FAKE_SWITCH = "AOTGAUDI_FAKE_GUEST"
-"""The variable with which the fake server is found."""
+"""The variable that enables the fake server."""
 
 FAKE_SCRIPT = "fake_server.py"
 SGLANG_MODULE = "sglang.launch_server"
@@ -54,14 +54,14 @@ _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _EXEC_LINE = re.compile(rb"^'''exec' +(.+?) +\"\$0\"", re.MULTILINE)
 _HEAD_BYTES = 4096
 REMEDY = f"vllm serve MODEL ..., or python -m {MODULES[0]} --model MODEL ..."
-"""What a command that starts a server looks like."""
+"""Examples of a command that starts a server."""
 
 Indices = tuple[int, int]
-"""The first word that starts a server, and the first word after that."""
+"""The indices of the first word that starts a server, and of the first word after that."""
 
 
 def _sglang(words: Sequence[str]) -> Indices | None:
-    """``sglang serve``, or ``python -m sglang.launch_server``."""
+    """Finds ``sglang serve``, or ``python -m sglang.launch_server``."""
     for index, word in enumerate(words):
         after = words[index + 1] if index + 1 < len(words) else ""
         is_serve = word.rpartition("/")[2] == "sglang" and after == "serve"
@@ -71,7 +71,7 @@ def _sglang(words: Sequence[str]) -> Indices | None:
 
 
 def _fake(words: Sequence[str]) -> Indices | None:
-    """``python fake_server.py serve``."""
+    """Finds ``python fake_server.py serve``."""
     for index, word in enumerate(words):
         if word.rpartition("/")[2] == FAKE_SCRIPT and list(words[index + 1 : index + 2]) == ["serve"]:
             return index, index + 2
@@ -92,7 +92,7 @@ class Start:
         family: a key of `STARTS`.
         at: the index of the first word that starts the server.
         after: the index of the first word after that.
-        environ: the command's environment, with what the command assigns itself (``env NAME=VALUE``).
+        environ: the command's environment, including the command's own assignments (``env NAME=VALUE``).
     """
 
     family: str
@@ -135,7 +135,7 @@ def working_directory() -> Path:
 
 
 def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yields name and value of each word that assigns a variable."""
+    """Yields the name and the value of each word that assigns a variable."""
     for word in head:
         found = _ASSIGNMENT.fullmatch(word)
         if found:
@@ -143,7 +143,7 @@ def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _require_text(words: Sequence[str]) -> None:
-    """Raises SpecError for a word that a document cannot hold: Python gives bytes that are not UTF-8 as lone surrogates."""
+    """Raises SpecError for a word that no document can hold: bytes that are not UTF-8 become lone surrogates in Python."""
     for word in words:
         if not word.isascii() and word.encode(errors="replace").decode() != word:
             raise SpecError(WHERE, f"has {word!a:.100}, which is not UTF-8", "UTF-8 throughout")
@@ -173,7 +173,7 @@ def _program(word: str, environ: Mapping[str, str], cwd: Path) -> str:
 
 
 def _of_script(path: str, environ: Mapping[str, str], cwd: Path) -> str:
-    """Returns the interpreter that a console script names in its first line, or in its second if the first was too short."""
+    """Returns the interpreter in the first line of a console script, or in its second if the first was too short."""
     try:
         with Path(path).open("rb") as file:
             head = file.read(_HEAD_BYTES)

@@ -5,8 +5,8 @@
     starting ──health 200──▶ exercising ──all answered──▶ settling ──verdict──▶ live ──▶ the server's exit code
         └───────────────────────┴────────── not warm, ended, too late ─────────┴──▶ ended by us: 3 or 4, one sentence
 
-Under ``--require-warm`` the first event that speaks against the server ends it. We do not wait for what the server makes of
-it, which may be to hang. Without the option everything is measured and reported, and nothing is refused. The main thread
+Under ``--require-warm`` the first event that speaks against the server ends it. We do not wait for the server's own
+reaction, since it may hang. Without the option everything is measured and reported, and nothing is refused. The main thread
 runs all of this. The health question and the warm-up requests have one thread each, and the HTTP server asks through
 `report`.
 """
@@ -54,12 +54,12 @@ Stage = Literal["starting", "exercising", "settling", "live", "ending"]
 
 _TICK_SECONDS, _LIVE_TICK_SECONDS = 0.1, 0.25
 _HEALTHY_SECONDS, _UNHEALTHY_SECONDS = 1.0, 0.1
-"""How long to wait between two health questions."""
+"""The waits between two health questions: while the server is healthy, and while it is not."""
 _EARLY_SECONDS = 1.0
 _CAUSE_SECONDS = 2.0
 _REPORT_SECONDS = 30.0
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
-"""How long one turn of the main loop may take, and how much longer a comparison of all files takes on a slow disk."""
+"""How long one turn of the main loop may take. A comparison of all files adds the time to read them from a slow disk."""
 _MAX_REMEMBERED = 200
 
 _log = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ class Case:
         requests: The warm-up requests to send again; empty for none.
         why_cold: Why it starts cold, in one sentence.
         about: What the report says about the capture.
-        residuals: What no file can hold, so that even a warm server does it.
-        not_exercised: What the server was not asked, so that its first request may compile.
+        residuals: Work that no file can save, so that even a warm server does it.
+        not_exercised: The features that had no warm-up requests, so that their first request may compile.
     """
 
     expected: Expected | None
@@ -95,7 +95,7 @@ def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
 
 
 class _HealthProbe(threading.Thread):
-    """Asks the server again and again whether it serves; `is_good` is its last answer."""
+    """Keeps asking the server whether it serves. `is_good` is the last answer."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(name="aotgaudi-health", daemon=True)
@@ -113,7 +113,7 @@ class _HealthProbe(threading.Thread):
 
 
 class _WarmUp(threading.Thread):
-    """Sends the warm-up requests; `error` says why some were not answered."""
+    """Sends the warm-up requests. `error` says why some were not answered."""
 
     def __init__(self, session: Session, requests: Sequence[WarmUpRequest]) -> None:
         super().__init__(name="aotgaudi-warm-up", daemon=True)
@@ -128,7 +128,7 @@ class _WarmUp(threading.Thread):
 
 
 class _Findings:
-    """What was found in events and files, counted as it comes; `recent` are the last ones. One thread only."""
+    """Findings in events and files, counted as they come. `recent` holds the last ones. For one thread only."""
 
     def __init__(self, session: Session, metrics: Metrics) -> None:
         self._session, self._metrics = session, metrics
@@ -137,10 +137,10 @@ class _Findings:
         self._num_outside = 0
         self.recent: tuple[Finding, ...] = ()
         self.is_new = False
-        """Whether the last call of `take` saw anything."""
+        """Whether the last call of `take` saw anything new."""
 
     def take(self) -> list[Finding]:
-        """Returns what was found since the last call, and counts it."""
+        """Returns the findings since the last call, and counts them."""
         events = self._session.log.take_new()
         found = [finding_of(event, self._session.plan.rules) for event in events]
         findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
@@ -151,7 +151,7 @@ class _Findings:
         return findings
 
     def lack_their_cause(self, now: float) -> bool:
-        """Whether only files speak against the server, and only since a moment: a compiler, which is the cause, may follow.
+        """Whether only files speak against the server, and only recently: their cause, a compiler, may still be reported.
 
         `now` is in seconds, always of the same clock.
         """
@@ -162,13 +162,13 @@ class _Findings:
         return now - self._first_file < _CAUSE_SECONDS
 
     def _outside(self) -> list[Finding]:
-        """What no agent told of, since the last turn."""
+        """Returns what happened without an agent's report since the last turn."""
         found = self._session.outside()
         new, self._num_outside = found[self._num_outside :], len(found)
         return [finding for _, finding in new if finding.phase != "cold"]
 
     def _of_files(self) -> list[Finding]:
-        """Changes of files since the last turn. They count by themselves, whatever the agents reported."""
+        """Returns changes of files since the last turn. They count, whatever the agents reported."""
         files = self._session.files()
         added = _new(files.added, self._files.added)
         self._metrics.count_files(len(added))
@@ -181,7 +181,7 @@ class _Findings:
         return [Finding("file", self._phase, f"{path} {what}", exit_code=code) for path, what, code in rows]
 
     def _of_unreadable(self) -> list[Finding]:
-        """Reported once: from then on the agents may have written anything."""
+        """Returns a finding if lines cannot be read, once: from then on the agents may have written anything."""
         if self._is_blind or not any(one.num_unreadable for one in self._session.log.processes.values()):
             return []
         self._is_blind = True
@@ -197,7 +197,7 @@ def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
 
 
 class Supervisor:
-    """Supervises one server. `run` is for the main thread; any thread may call `not_ready`, `not_live` and `report`."""
+    """Supervises one server. `run` is for the main thread. Any thread may call `not_ready`, `not_live` and `report`."""
 
     def __init__(
         self, session: Session, case: Case, policy: Policy, metrics: Metrics, signals: Signals
@@ -220,10 +220,10 @@ class Supervisor:
         self._turn_seconds = _LIVE_SECONDS + num_bytes / _COMPARED_BYTES_PER_SECOND
 
     def run(self) -> int:
-        """Supervises until the server ends; returns its exit code.
+        """Supervises until the server ends. Returns its exit code.
 
         Raises:
-            NotWarmError, CorruptError: It was not warm, and has been ended.
+            NotWarmError, CorruptError: The server was not warm, and has been ended.
             WrappedServerError: It ended or hung before it was ready.
         """
         self._health.start()
@@ -238,7 +238,7 @@ class Supervisor:
             self._health.stop()
 
     def not_ready(self) -> str:
-        """Says why the server must get no requests; empty if it may."""
+        """Returns why the server must get no requests; empty if it may."""
         if self._stage != "live":
             return {
                 "starting": "the server is starting",
@@ -250,7 +250,7 @@ class Supervisor:
         return self._drained or ("" if self._health.is_good else "the server's health is not 200")
 
     def not_live(self) -> str:
-        """Says why the supervisor hangs; empty if it does not."""
+        """Returns why the supervisor hangs; empty if it does not."""
         seconds = time.monotonic() - self._turned
         return f"no turn for {seconds:.0f} s" if seconds > self._turn_seconds else ""
 
@@ -260,7 +260,7 @@ class Supervisor:
         self._asked.put(future)
         try:
             return future.result(_REPORT_SECONDS)
-        except FutureTimeoutError:  # Before Python 3.11 it is not a TimeoutError.
+        except FutureTimeoutError:  # It is no TimeoutError before Python 3.11.
             return {"problem": self.not_live() or "no report in time"}
 
     def _turn(self) -> int | None:
@@ -270,7 +270,7 @@ class Supervisor:
         self._act_on_news()
         if status is not None:
             return self._ended(status)
-        if self._asked_to_end is None:  # Else what fails now may fail because it ends.
+        if self._asked_to_end is None:  # Else this may fail only because the server ends.
             self._judge_early()
             self._advance()
         self._answer_reports()
@@ -306,7 +306,7 @@ class Supervisor:
             self._act([finding for finding in findings if finding.phase == "live"])
 
     def _explain(self, finding: Finding) -> None:
-        """Says once, of the first compile after ready, which request caused it and what would have covered it."""
+        """Logs once, for the first compile after ready, which request caused it and what would have covered it."""
         if self._is_explained or finding.phase != "live" or finding.what in ("file", "trace", "load"):
             return
         self._is_explained = True
@@ -320,7 +320,7 @@ class Supervisor:
     def _judge_early(self) -> None:
         """Judges before the server is ready, because a server that is kept from compiling may hang for ever.
 
-        Without new events it does so once a second only, since it looks at every process of the machine.
+        Without new events it judges only once a second, because it looks at every process of the machine.
         """
         if self._stage == "live" or not self._policy.require_warm:
             return
@@ -334,7 +334,7 @@ class Supervisor:
     def _act(self, findings: Sequence[Finding]) -> None:
         """Acts on what was made after ready. A mere trace makes nothing, and is only reported."""
         made = sorted((one for one in findings if one.what != "trace"), key=lambda one: one.what == "file")
-        if not made:  # The cause comes before the files that it left.
+        if not made:  # A compiler is found before the files that it left.
             return
         self._metrics.set("aotgaudi_guest_warm", 0)
         first = self._after_ready or Reason(f"after ready: {made[0]}", made[0].exit_code)
@@ -406,13 +406,13 @@ class Supervisor:
         return self._verdict
 
     def _has_gone(self, verdict: Verdict) -> bool:
-        """Whether it has ended since, which may be what speaks against it. The next turn reports its exit code."""
+        """Whether the server has ended. That may be what speaks against it. The next turn reports the exit code."""
         return (
             isinstance(verdict, NotWarm) and self._session.child.pid not in self._session.child.tree.living()
         )
 
     def _is_ending(self) -> bool:
-        """Whether all of its processes say that they end, and nothing else speaks against it: its exit code will say why."""
+        """Whether all processes report that they end and nothing else speaks against the server: its exit code says why."""
         processes = self._session.log.processes.values()
         is_said = self._stage != "settling" and all(
             is_settled(one, self._policy.live_byte) for one in processes
@@ -461,7 +461,7 @@ class Supervisor:
         self._stage, self._since = stage, time.monotonic()
 
     def _ended(self, status: int) -> int:
-        """Returns the exit code of a server that ended, or raises if it ended before it was ready."""
+        """Returns the exit code of a server that ended. Raises if it failed before it was ready, or was not warm."""
         self._session.child.end()  # Ends the processes that it left.
         is_live, is_asked = self._stage == "live", self._asked_to_end is not None
         if not is_asked and self._after_ready is not None and self._policy.on_compile == "refuse":
@@ -478,7 +478,7 @@ class Supervisor:
         )
 
     def _loaded(self) -> str:
-        """Says how far it came: a server may end because its cache does not load, or because a repair is missing."""
+        """Returns how far the server came. It may end because its cache does not load, or because a repair is missing."""
         expected = self._case.expected
         if expected is None or not expected.loads:
             return ""
@@ -490,7 +490,7 @@ class Supervisor:
         return f", with {loaded} of {wanted} artifacts loaded"
 
     def _answer_reports(self) -> None:
-        """Compares the files once, and answers every report that was asked for since the last turn."""
+        """Compares the files once, and answers every report that was requested since the last turn."""
         asked = [self._asked.get() for _ in range(self._asked.qsize())]
         report = self._report() if asked else {}
         for future in asked:

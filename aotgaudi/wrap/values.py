@@ -11,10 +11,10 @@ from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.limits import LARGEST_LIMIT
 
 TRUE_WORDS = frozenset({"true", "t", "1", "yes", "y", "on"})
-"""What upstream reads as true, in any case (vllm_gaudi/extension/config.py, ``boolean``). Everything else is false."""
+"""Words that upstream reads as true, in any case (vllm_gaudi/extension/config.py, ``boolean``). All others are false."""
 
 FALSE_WORDS = frozenset({"false", "f", "0", "no", "n", "off", ""})
-"""What users write for false. Other texts are false too, but probably a mistake: they are noted."""
+"""Words that users write for false. Other texts are false too, but probably by mistake, so they are noted."""
 
 _DIGITS_AT_MOST = 18
 _LONGEST_NUMBER = 60
@@ -25,7 +25,7 @@ _BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """A flag or a variable that was given, and what the user should know of it."""
+    """A flag or a variable of the user, and what to know about it."""
 
     name: str
     text: str
@@ -37,7 +37,7 @@ def is_true(text: str) -> bool:
 
 
 def parse_integer(where: str, text: str, *, minimum: int = 0, maximum: int = LARGEST_LIMIT) -> int:
-    """Returns a plain decimal integer. Raises SpecError that names `where`."""
+    """Returns a plain decimal integer. Raises SpecError, naming `where`."""
     stripped = text.strip()
     digits = stripped.lstrip("0") or stripped[-1:]
     if not (stripped.isascii() and stripped.isdigit()) or len(digits) > _DIGITS_AT_MOST:
@@ -49,10 +49,10 @@ def parse_integer(where: str, text: str, *, minimum: int = 0, maximum: int = LAR
 
 
 def parse_tokens(where: str, text: str) -> int:
-    """Returns a number of tokens, also as ``8k`` (8,000), ``8K`` (8,192), ``25.6k``, ``1M``.
+    """Returns a number of tokens, also from ``8k`` (8,000), ``8K`` (8,192), ``25.6k``, ``1M``.
 
-    The forms are vLLM's (vllm/engine/arg_utils.py, ``human_readable_int``): a small suffix is decimal and may
-    follow a fraction, a capital one is binary and may not. Raises SpecError.
+    The forms are vLLM's (vllm/engine/arg_utils.py, ``human_readable_int``). A lower-case suffix is decimal and may follow a
+    fraction. A capital one is binary and may not. Raises SpecError.
     """
     match = _SUFFIXED.fullmatch(text.strip()) if len(text) <= _LONGEST_NUMBER else None
     if match is None:
@@ -85,7 +85,7 @@ def parse_fraction(where: str, text: str, *, includes_zero: bool, includes_one: 
 
 
 def parse_table(name: str, text: str) -> dict[str, Any]:
-    """Returns the object that a flag's JSON text is. Raises SpecError."""
+    """Returns the object in a flag's JSON text. Raises SpecError."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,9 +1,9 @@
-"""Which variables of an environment count in a launch's key, which are conditions, and which are secrets.
+"""Decides which variables of an environment count in a launch's key, which are conditions, and which are secrets.
 
 Most of a process's environment is about something else: addresses of services, the state of a shell, the name of a pod. So
-only variables of compilers and servers are looked at: those in `NAMES`, and those with one of the `PREFIXES` or of the
-server's prefixes. Each of these counts, known or not, unless there is a reason why it changes no code. A variable that vLLM
-gains tomorrow counts from the first day.
+we look only at variables of compilers and servers: those in `NAMES`, and those with one of the `PREFIXES` or of the server's
+prefixes. Each of these counts, known or not, unless there is a reason why it changes no code. A variable that vLLM gains
+tomorrow counts from the first day.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NAMES = frozenset(
         *("MAX_JOBS", "NVCC_THREADS", "SOURCE_DATE_EPOCH"),
     }
 )
-"""Variables that compilers read, and that have no prefix in common."""
+"""Variables that compilers read and that have none of the prefixes."""
 
 _NEUTRAL: Mapping[str, str] = {
     "which cards are used; the target says what they are": "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES CUDA_DEVICE_ORDER",
@@ -68,7 +68,7 @@ _NEUTRAL: Mapping[str, str] = {
 
 
 def by_name(table: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yields each name and its reason from a table of reasons, each with its names in one text."""
+    """Yields each name with its reason, from a table: reason -> names in one text."""
     for reason, names in table.items():
         yield from ((name, reason) for name in names.split())
 
@@ -77,7 +77,7 @@ NEUTRAL: Mapping[str, str] = MappingProxyType(dict(by_name(_NEUTRAL)))
 """Names and patterns of variables that change no code of any server, each with the reason."""
 
 KUBERNETES = re.compile(r"[A-Z0-9_]+_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT_\d+_(TCP|UDP)(_[A-Z]+)?)")
-"""What Kubernetes sets in every container for each service of the namespace, ``VLLM_SERVICE_HOST`` say."""
+"""Variables that Kubernetes sets in every container for each service of the namespace, such as ``VLLM_SERVICE_HOST``."""
 
 _SECRET = re.compile(
     r"(^|_)(API_?KEYS?|ACCESS_?KEY(_ID)?|PRIVATE_?KEY|SECRETS?|PASSWORDS?|PASSWD|PASSPHRASE|CREDENTIALS?|AUTHORIZATION|BEARER)(_|$)"
@@ -97,18 +97,18 @@ def is_secret(name: str) -> bool:
 
 
 def is_secret_key(name: str) -> bool:
-    """Returns the same for a key of a table. Tables of models have keys such as ``image_token``, which are no secrets."""
+    """Returns the same for a key of a table. Keys of models' tables, such as ``image_token``, are no secrets."""
     return _SECRET.search(_snake(name)) is not None or name == "token"
 
 
 def without_credentials(text: str) -> str:
-    """Returns a text without users and passwords in its URLs."""
+    """Returns a text without the users and passwords in its URLs."""
     return _USER_OF_URL.sub(r"\1", text)
 
 
 @dataclass(frozen=True, slots=True)
 class Hashed:
-    """A variable that changes no code, but is part of the server's own hash.
+    """A variable that changes no code, although the server hashes it.
 
     Attributes:
         reason: why it changes no code.
@@ -121,12 +121,12 @@ class Hashed:
 
 @dataclass(frozen=True, slots=True)
 class VariableRules:
-    """Which variables count for one kind of server.
+    """The rules for the variables of one kind of server.
 
     Attributes:
-        prefixes: prefixes of the variables of the server, besides `PREFIXES`.
-        neutral: names and patterns that change no code, each with the reason, besides `NEUTRAL`.
-        hashed: variables that change no code, and that the server hashes.
+        prefixes: prefixes of the server's variables, in addition to `PREFIXES`.
+        neutral: names and patterns that change no code, each with the reason, in addition to `NEUTRAL`.
+        hashed: variables that change no code, although the server hashes them.
     """
 
     prefixes: tuple[str, ...]
@@ -134,7 +134,7 @@ class VariableRules:
     hashed: Mapping[str, Hashed]
 
     def reason(self, name: str) -> str | None:
-        """Returns why a variable does not count; None if it does."""
+        """Returns why a variable does not count; None if it counts."""
         if not self.is_looked_at(name):
             return "of nothing that compiles"
         if is_secret(name):
@@ -150,7 +150,7 @@ class VariableRules:
         return name.startswith((*PREFIXES, *self.prefixes)) or name in NAMES or name in self.hashed
 
     def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables that count, without credentials in their values."""
+        """Returns the variables that count. Credentials are removed from their values."""
         return {name: text_of(value) for name, value in sorted(environ.items()) if self.reason(name) is None}
 
     def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -173,7 +173,7 @@ def hugging_face_home(environ: Mapping[str, str]) -> str:
 
 
 def text_of(value: str) -> str:
-    """Returns a value as a document can hold it: without credentials, and bytes that are not UTF-8 become escapes."""
+    """Returns a value in the form for a document: without credentials, and with bytes that are not UTF-8 as escapes."""
     return without_credentials(value).encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
@@ -184,5 +184,5 @@ def _matching(name: str, table: Mapping[str, str]) -> str | None:
 
 
 def _snake(name: str) -> str:
-    """Returns a name in capitals, with underscores for dashes and before capitals within it."""
+    """Returns a name in capitals, with underscores for dashes and before inner capitals."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).replace("-", "_").replace(".", "_").upper()

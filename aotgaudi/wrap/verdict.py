@@ -5,15 +5,15 @@ It fails closed. A server is warm only if all of this holds:
 * Every process that has an agent has reported everything up to the given phase (``state``), or has ended in order (``bye``).
   The numbers of its events have no gap, and every line can be read. A process that announced another program has ended, or
   has reported again.
-* As many processes of each required role have an agent as expected, and each has every required hook. The processes that
-  load compiled code (the workers, if there are any) have all hooks in place.
+* Each required role has as many processes with an agent as expected, and each of them has every required hook. The processes
+  that load compiled code (the workers, if there are any) have all hooks in place.
 * Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed. No
   process, with an agent or without, ran a compiler, or loaded a library that was made since the server started.
-* The server's own counters, and the artifacts that it loaded, are as expected; of a Gaudi's recipes, the counters alone.
+* The server's own counters, and the artifacts that it loaded, are as expected. Of a Gaudi's recipes, only counters count.
 * After that, every file was compared with its sealed bytes. None was added, changed or removed, not even for a moment.
 * The warm-up requests were answered as in the build: with the same status, and in the proof with the same text.
 
-Agents, files and the server's counters are three independent sources, and one that disagrees is enough. Because event
+Agents, files and the server's counters are three independent sources, and the objection of one is enough. Because event
 numbers have no gaps, *removing any event never turns "not warm" into "warm"*.
 """
 
@@ -46,9 +46,9 @@ What = Literal[
     "refused",
     "unknown",
 ]
-"""``process``: a compiler was started. ``compile``, ``triton``, ``numba``, ``dynamo``, ``hpu``: code was compiled in a
-process. ``generate``: code was made again, a cache miss. ``trace``: Dynamo ran, and made nothing. ``file``: a cache was
-written to. ``load``: something that is not sealed was loaded. ``refused``: the agent forbade it."""
+"""``process``: a compiler was started. ``compile``, ``triton``, ``numba``, ``dynamo``, ``hpu``: a process compiled code.
+``generate``: code was made again after a cache miss. ``trace``: Dynamo ran, and made nothing. ``file``: a cache was written
+to. ``load``: something that is not sealed was loaded. ``refused``: the agent refused it."""
 FindingPhase = Literal["cold", "load", "exercise", "live"]
 
 PHASES: Mapping[str, FindingPhase] = MappingProxyType(
@@ -66,7 +66,7 @@ PHASES: Mapping[str, FindingPhase] = MappingProxyType(
 """State byte -> the phase in metrics."""
 
 _MAX_LINE, _MAX_PROMPT = 4000, 512
-"""Characters of a line, and tokens of its prompt: enough for another step than a short prompt's."""
+"""The most characters of a line, and tokens of its prompt: enough for another step than a short prompt's."""
 EXIT_NOT_WARM, EXIT_BYTES = NotWarmError.exit_code, CorruptError.exit_code
 
 _COMPILES: Mapping[str, What] = MappingProxyType(
@@ -77,7 +77,7 @@ _SILENT = frozenset({"hello", "hooks", "state", "counters", "factors", "repair",
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A request that a server computed: its id, and the line of an exercise's file that asks for the same."""
+    """A request that a server computed: its id, and the line of an exercise's file for the same request."""
 
     id: str
     line: str
@@ -85,9 +85,9 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a warm server does not do.
+    """An action that a warm server does not take.
 
-    One line about it, the innermost frames, an exit code, and the requests that were computed.
+    Holds one line about it, the innermost frames, an exit code, and the requests that were being computed.
     """
 
     what: What
@@ -159,7 +159,7 @@ def _load(event: Event, rules: FileRules) -> Finding | None:
 
 
 def _compile(event: Event, rules: FileRules) -> Finding | None:
-    """What Numba compiles is in no file, so a server may compile it until it is live, as it may trace."""
+    """Returns a finding, except for Numba before the server is live: no file holds what Numba compiles."""
     del rules
     kind = event.text("what")
     if kind == "numba" and PHASES.get(event.phase, "live") != "live":
@@ -173,7 +173,7 @@ def _generate(event: Event, rules: FileRules) -> Finding:
 
 
 def _trace(event: Event, rules: FileRules) -> Finding | None:
-    """A server may trace before it is live: the warm-up requests are sent for that."""
+    """Returns a finding only for a live server. Before that it may trace, which is what the warm-up requests are for."""
     del rules
     if PHASES.get(event.phase, "live") != "live":
         return None
@@ -203,11 +203,11 @@ _MAX_NAMED = 5
 
 
 class AnswerDigests(NamedTuple):
-    """The digests of an answer to a warm-up request. A receipt has the second one, for weights may be others.
+    """The digests of an answer to a warm-up request. A receipt holds only `status`, because weights may differ.
 
     Attributes:
-        whole: Of its status, and of a greedy request's text. Compared within one build.
-        status: Of its status alone.
+        whole: Of the status, and for a greedy request of the text. Compared within one build.
+        status: Of the status alone.
     """
 
     whole: str
@@ -225,10 +225,10 @@ class Seen:
         processes: Name of the event file -> what that process reported. Must be read *after* `alive`.
         alive: The server's living processes.
         rules: Which files may lie below the root.
-        files: How files changed. They must be compared after the processes have answered.
-        phase: The state byte that every process must have answered to.
-        answers: The digests of the answers to the warm-up requests; None if they were not sent.
-        outside: What processes did that no agent told of, with the process.
+        files: How files changed. They must be compared after the processes have confirmed the phase.
+        phase: The state byte that every process must have confirmed.
+        answers: The digests of the answers to the warm-up requests; None if none were sent.
+        outside: What processes did without an agent's report, with the process.
     """
 
     processes: Mapping[str, ProcessLog]
@@ -242,7 +242,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a server is not warm: one sentence, and the exit code that goes with it (3 not warm, 4 bytes)."""
+    """Why a server is not warm: one sentence, and its exit code (3 not warm, 4 bytes)."""
 
     text: str
     exit_code: int = EXIT_NOT_WARM
@@ -255,20 +255,20 @@ class Warm:
 
 @dataclass(frozen=True, slots=True)
 class NotWarm:
-    """The server did what a warm one does not do. `reasons` is not empty, and the first is the one to name."""
+    """The server did what a warm one does not do. `reasons` is not empty, and the first is the most important."""
 
     reasons: tuple[Reason, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Nothing speaks against it yet, but something is not known. `waiting_for` names it, and is not empty."""
+    """Nothing speaks against the server yet, but something is not known. `waiting_for` names it, and is not empty."""
 
     waiting_for: tuple[str, ...]
 
 
 ONLY_FILES = Undecided(("a comparison of the files",))
-"""All processes have reported, and nothing speaks against it, but the files have not been compared since."""
+"""All processes have reported, and nothing speaks against the server, but the files have not been compared since."""
 
 Verdict = Union[Warm, NotWarm, Undecided]
 
@@ -313,7 +313,7 @@ def is_settled(log: ProcessLog, phase: str) -> bool:
 
 
 def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
-    """What the server did, in the order of time, but files last: the first sentence should name the cause."""
+    """Yields what the server did, in order of time, but files last, because the first sentence should name the cause."""
     found = [(False, math.inf, f"{name}: {one}", one.exit_code) for name, one in seen.outside]
     for log in logs:
         for event in log.events:
@@ -345,7 +345,7 @@ def _unhooked(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason
 
 
 def _of_files(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
-    """A file came from outside if no process of the server opened it for writing and no compiler ran."""
+    """Yields changes of files. An added file is foreign if no server process opened it for writing and no compiler ran."""
     events = [event for log in logs for event in log.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
     has_compiled = any(event.kind == "process" and event.text("what") == "compiler" for event in events)
@@ -373,7 +373,7 @@ def _silent(logs: Sequence[ProcessLog], phase: str) -> Iterator[str]:
 
 
 def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
-    """A living process that announced another program: if that is Python again, it begins a new event file."""
+    """Yields living processes that announced another program. If that is Python again, it begins a new event file."""
     latest: dict[int, int] = {}
     for name, log in seen.processes.items():
         latest[log.pid] = max(latest.get(log.pid, 0), _begun(name))
@@ -385,7 +385,7 @@ def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
 
 
 def _begun(name: str) -> int:
-    """When an event file was begun, by its name; see `aotgaudi.wrap.events`."""
+    """Returns when an event file was begun, from its name; see `aotgaudi.wrap.events`."""
     digits = name.partition("-")[2].partition(".")[0]
     return int(digits) if digits.isdigit() else 0
 
@@ -402,7 +402,7 @@ def _absent(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[str]:
 
 
 def _workers(logs: Sequence[ProcessLog], expected: Expected) -> list[ProcessLog]:
-    """The processes that load compiled code. Others may never import what is hooked."""
+    """Returns the processes that load compiled code. Others may never import what is hooked."""
     role = next((role for role in _WORKERS if role in expected.roles), None)
     return [log for log in logs if log.role == role]
 
@@ -427,7 +427,7 @@ def _of_loads(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason
 def _without_recipes(loads: Mapping[str, int]) -> Mapping[str, int]:
     """Returns the loads that do not depend on which requests met in a batch.
 
-    Which of a Gaudi's recipes a start finds does. One that is missed is counted by the bridge, and compiled.
+    The recipes of a Gaudi that a start finds do depend on it. The bridge counts and compiles a missing recipe.
     """
     return {name: number for name, number in loads.items() if not name.startswith("recipe:")}
 

@@ -9,7 +9,6 @@ import pytest
 from aotgaudi.compile.keys import ProofRow, UnitRow
 from tests.hpu.benches import (
     DIRECT,
-    NUM_MANY,
     NUM_SOME,
     NUM_TOKENS,
     PROMPT,
@@ -24,12 +23,9 @@ from tests.hpu.conftest import InstalledDouble
 pytestmark = [pytest.mark.hpu_double, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize(
-    ("profile", "num_requests"),
-    [("1.24.1", NUM_SOME), pytest.param("1.19", NUM_MANY, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize("profile", ["1.24.1", pytest.param("1.19", marks=pytest.mark.nightly)])
 def test_graphs_that_reach_the_bridge_without_dynamo_are_built_proved_and_served(
-    double: InstalledDouble, tmp_path: Path, profile: str, num_requests: int
+    double: InstalledDouble, tmp_path: Path, profile: str
 ) -> None:
     direct = Bench(tmp_path / "direct", double(profile), DIRECT)
     direct.build()
@@ -43,7 +39,7 @@ def test_graphs_that_reach_the_bridge_without_dynamo_are_built_proved_and_served
     }
     with direct.server(**settings) as server:
         answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
-        ask_for_a_mix(server, num_requests)
+        ask_for_a_mix(server, NUM_SOME)
         compiled = server.metric("aotgaudi_compilations_total", cause="backend")
 
     assert (again.returncode, verified.returncode) == (0, 0), again.stderr + verified.stderr

@@ -16,6 +16,8 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.store.store import Store
 from tests.integration.models import BLOCK_SIZE, build, reference, save_checkpoint, spec_of
 
+pytestmark = pytest.mark.timeout(1800)  # Each compiles dozens of units.
+
 PROMPTS = (PromptEntry(1, 16, 0), PromptEntry(2, 32, 4), PromptEntry(3, 16, 5))
 DECODES = (DecodeEntry(1, 1, 5), DecodeEntry(3, 1, 12), DecodeEntry(16, 1, 32))
 SHAPE = {

@@ -1,4 +1,4 @@
-"""The bridge as probes use it: imported, compiled with, counted. Private names of the bridge are looked up here only.
+"""The bridge for probes: imports it, compiles with it, and counts. Only this module looks up private names of the bridge.
 
 `main` is the process of a probe.
 """
@@ -24,17 +24,17 @@ OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutati
 """Options of the backend for everything that is compiled: K-18, and in-place writes to the KV cache (K-21)."""
 
 SHAPES = ((4, 8), (8, 8))
-"""Of the inputs of each graph."""
+"""The shapes of the inputs of each graph."""
 
 _PACKAGE = "habana_frameworks.torch"
 
 
 class Bridge:
-    """The bridge, imported, with what probes need of it.
+    """The imported bridge, with what probes need of it.
 
     Attributes:
         torch: The module.
-        counters: Of compiled graphs and recipes.
+        counters: The counters of compiled graphs and recipes.
     """
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class Bridge:
         return "hpu_backend" in self._dynamo().list_backends(exclude_tags=())
 
     def module(self, name: str) -> Any:
-        """Returns a module of the bridge, named from ``habana_frameworks.torch`` on."""
+        """Returns a module of the bridge, given its name below ``habana_frameworks.torch``."""
         return importlib.import_module(f"{_PACKAGE}.{name}" if name else _PACKAGE)
 
     def compiled(self, function: Run, is_static: bool = True, /, **options: object) -> Run:
-        """Returns `function` as the backend compiles it under ``torch.compile``; not `is_static`: as Dynamo decides."""
+        """Returns `function` as ``torch.compile`` compiles it with the backend. Without `is_static`, Dynamo decides."""
         self._register()
         return self.torch.compile(  # type: ignore[no-any-return]
             self._as_module(function),
@@ -68,7 +68,7 @@ class Bridge:
         )
 
     def compiled_directly(self, function: Run, inputs: Sequence[Any], placed: Sequence[Any]) -> Run:
-        """Returns `function` as the backend compiles it when it is called without Dynamo (K-06).
+        """Returns `function` as the backend compiles it if it is called without Dynamo (K-06).
 
         `inputs` and `placed` are the same tensors on the CPU and on the device.
         """
@@ -93,12 +93,12 @@ class Bridge:
         return [tensor.to("hpu") for tensor in tensors]
 
     def counts(self) -> Counts:
-        """Returns what was counted so far, after all work has finished."""
+        """Returns the counts so far, after all work has finished."""
         self.torch.hpu.synchronize()
         return self.counters.read()
 
     def flush(self) -> bool:
-        """Waits until every recipe is stored. Returns whether the bridge can be told to."""
+        """Waits until every recipe is stored. Returns whether the bridge has a flush."""
         return flush_recipes(self._debug, recipe_directory())
 
     def random(self, shapes: Sequence[Sequence[int]]) -> list[Any]:
@@ -123,7 +123,7 @@ class Bridge:
 
 
 def recipe_directory() -> Path:
-    """Returns the directory of recipes of this process. Raises ValueError where it has none."""
+    """Returns this process's directory of recipes. Raises ValueError if it has none."""
     directory = CacheSetting.parse(os.environ.get(CACHE_VARIABLE, "")).directory
     if directory is None:
         raise ValueError(f"{CACHE_VARIABLE} names no directory")
@@ -150,23 +150,23 @@ def told(counts: Counts) -> dict[str, Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """Returns an exception, and what caused it, as one line of at most 300 characters."""
+    """Returns an exception and its cause as one line of at most 300 characters."""
     cause = f"; for {one_line(error.__cause__)}" if error.__cause__ is not None else ""
     text = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return f"{text[: 300 - min(len(cause), 200)]}{cause[:200]}"
 
 
 def refusal(action: Callable[[], object]) -> str:
-    """Returns why `action` was refused, in one line; empty if it was not."""
+    """Returns in one line why `action` was refused; empty if it was not."""
     try:
         action()
-    except Exception as error:  # Whatever the bridge raises is what is looked for.
+    except Exception as error:  # Whatever the bridge raises is the answer.
         return one_line(error)
     return ""
 
 
 def graph(number: int) -> Run:
-    """Returns graph `number`, each another one. Graph 0 is a single operator."""
+    """Returns graph `number`. All graphs differ. Graph 0 is a single operator."""
     if not number:
         return lambda x, _: x * 0.5
 
@@ -180,12 +180,12 @@ def graph(number: int) -> Run:
 
 
 def main() -> None:
-    """Runs a probe with arguments in JSON, and writes what it saw, or what went wrong, to the file RESULT."""
+    """Runs a probe with arguments in JSON. Writes what it observed, or what went wrong, to the file RESULT."""
     name, arguments, result = sys.argv[1:]
     module, _, function = name.partition(".")
     try:
         probe = getattr(importlib.import_module(f"aotgaudi.doctor.hpu.{module}"), f"probe_{function}")
         document = {"values": dict(probe(**json.loads(arguments))), "problem": ""}
-    except Exception as error:  # The edge of the process: the parent tells what went wrong.
+    except Exception as error:  # The edge of the process: the parent reports it.
         document = {"values": {}, "problem": one_line(error)}
     Path(result).write_text(json.dumps(document), encoding="utf-8")

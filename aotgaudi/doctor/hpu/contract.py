@@ -1,8 +1,7 @@
-"""The contract with the bridge: what we rely on, line by line, and how sure public sources let us be.
+"""The contract with the bridge: what we rely on, line by line, and how certain public sources are about it.
 
-The same table, with sources, is docs/reference/hpu-contract.md; what follows where a line does not hold is in
-docs/reliability.md, too. Every line is examined by a check of ``aotgaudi doctor --hpu``; what reports from devices say of
-it may change its mark.
+docs/reference/hpu-contract.md has the same table with sources, and docs/reliability.md also says what follows if a line does
+not hold. A check of ``aotgaudi doctor --hpu`` examines every line. Reports from devices may change a line's mark.
 """
 
 from __future__ import annotations
@@ -13,18 +12,18 @@ from types import MappingProxyType
 from typing import Literal
 
 Mark = Literal["confirmed", "inferred", "uncertain"]
-"""Read in public source or the maker's documents; inferred from that; or neither."""
+"""Read in public source or the maker's documents; inferred from these; or neither."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContractLine:
-    """What we rely on.
+    """Something that we rely on.
 
     Attributes:
         statement: What holds.
-        mark: How sure sources let us be, before anybody has run it on a device.
-        otherwise: What follows where it does not hold.
-        is_needed: Whether nothing can be built or served where it does not hold.
+        mark: How certain sources are, before anybody has run it on a device.
+        otherwise: What follows if it does not hold.
+        is_needed: Whether nothing can be built or served if it does not hold.
     """
 
     statement: str
@@ -34,7 +33,7 @@ class ContractLine:
 
     @property
     def consequence(self) -> str:
-        """What follows where the line does not hold, for people."""
+        """What follows if the line does not hold, for people."""
         return f"not usable: {self.otherwise}" if self.is_needed else self.otherwise
 
 

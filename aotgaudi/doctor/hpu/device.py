@@ -1,4 +1,4 @@
-"""Checks and probes of the software and the device: versions, environment, modes, types, memory, and who has the card."""
+"""Checks and probes of the software and the device: versions, environment, modes, types, memory, and access to the card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_RELEASE_OF_FOUR_FIELDS = (1, 22)
 
 
 def release() -> tuple[int, ...]:
-    """Returns the bridge's release, ``(1, 24, 1)``; empty where it is not installed."""
+    """Returns the bridge's release, ``(1, 24, 1)``; empty if it is not installed."""
     found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", version_of(PLUGIN))
     return tuple(int(part) for part in found.groups() if part) if found else ()
 
@@ -68,7 +68,7 @@ def _mode(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _graphs(lab: Lab) -> Iterator[LineFinding]:
-    """HPU graphs belong to the lazy mode, which needs Intel's build of torch and which we do not use."""
+    """Judges HPU graphs. They belong to the lazy mode, which needs Intel's build of torch and which we do not use."""
     outcome = lab.run("device.hpu_graphs", environment={"PT_HPU_LAZY_MODE": "1"})
     if not outcome.is_whole:
         yield from skipped(("K-33",), "the lazy mode needs Intel's build of torch")
@@ -108,7 +108,7 @@ _POLL_SECONDS = 0.02
 
 
 def identity(lab: Lab) -> Outcome:
-    """Returns what a process that acquired the card knows of it; one is asked in an examination."""
+    """Returns what a process that acquired the card knows of it. An examination runs only one such process."""
     return lab.kept("identity", lambda: lab.run("device.identity"))
 
 
@@ -138,7 +138,7 @@ def _memory(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _one_process(lab: Lab) -> Iterator[LineFinding]:
-    """Has one process hold the card while another asks for it; then kills the first, and asks again."""
+    """Lets one process hold the card while another asks for it. Then kills the first, and asks again."""
     ready = lab.new_directory("hold") / "ready"
     with lab.running("device.hold", ready=str(ready), seconds=_HOLD_SECONDS) as process:
         _wait_for(ready, process)
@@ -169,7 +169,7 @@ DEVICE_CHECKS = (
 
 
 def probe_identity() -> Mapping[str, Any]:
-    """Acquires the card and says what it is."""
+    """Acquires the card. Returns its name and properties."""
     bridge = Bridge()
     hpu = bridge.torch.hpu
     (placed,) = bridge.placed(bridge.torch.ones(1))
@@ -182,7 +182,7 @@ def probe_identity() -> Mapping[str, Any]:
 
 
 def probe_late_setting(directory: str) -> Mapping[str, Any]:
-    """Sets the cache's directory after torch was imported, and compiles; says how many files came there."""
+    """Sets the cache's directory after torch was imported, and compiles. Returns how many files appeared there."""
     bridge = Bridge()
     was_registered = bridge.is_registered()
     os.environ[CACHE_VARIABLE] = sealed_setting(Path(directory))
@@ -200,7 +200,7 @@ def probe_compile_one() -> Mapping[str, Any]:
 
 
 def probe_mode() -> Mapping[str, Any]:
-    """Says which mode the process is in."""
+    """Returns the mode of the process."""
     bridge = Bridge()
     return {
         "is_lazy": bool(bridge.module("utils.internal").is_lazy()),
@@ -209,7 +209,7 @@ def probe_mode() -> Mapping[str, Any]:
 
 
 def probe_hpu_graphs() -> Mapping[str, Any]:
-    """In the lazy mode: runs a captured module, and runs it for warm-up with other values of the same shape."""
+    """In the lazy mode, runs a captured module, and warms it up with other values of the same shape."""
     bridge = Bridge()
     torch = bridge.torch
     module = torch.hpu.wrap_in_hpu_graph(torch.nn.Identity())
@@ -219,7 +219,7 @@ def probe_hpu_graphs() -> Mapping[str, Any]:
 
 
 def probe_eager() -> Mapping[str, Any]:
-    """Runs one operator outside a graph, at a new size; returns what was counted, and why it was refused, if it was."""
+    """Runs one operator outside a graph, at a new size. Returns the counts, and the reason of a refusal."""
     bridge = Bridge()
     (x,) = bridge.placed(bridge.torch.ones(3, 17))
     before = bridge.counts()
@@ -229,7 +229,7 @@ def probe_eager() -> Mapping[str, Any]:
 
 
 def probe_casts() -> Mapping[str, Any]:
-    """Sends what 32 bits cannot hold to the device and back."""
+    """Sends values that 32 bits cannot hold to the device and back."""
     bridge = Bridge()
     torch = bridge.torch
     large, precise = bridge.placed(
@@ -239,7 +239,7 @@ def probe_casts() -> Mapping[str, Any]:
 
 
 def probe_memory(mebibytes: int) -> Mapping[str, Any]:
-    """Allocates and frees; says by how many bytes the figures fell and rose."""
+    """Allocates and frees memory. Returns by how many bytes the figures fell and rose."""
     bridge = Bridge()
     torch = bridge.torch
     bridge.placed(torch.ones(1))
@@ -255,7 +255,7 @@ def probe_memory(mebibytes: int) -> Mapping[str, Any]:
 
 
 def probe_hold(ready: str, seconds: float) -> Mapping[str, Any]:
-    """Acquires the card, says so by making the file `ready`, and keeps it for a while."""
+    """Acquires the card, signals that by making the file `ready`, and holds the card for some time."""
     bridge = Bridge()
     placed = bridge.placed(bridge.torch.ones(1))
     Path(ready).touch()
@@ -264,9 +264,9 @@ def probe_hold(ready: str, seconds: float) -> Mapping[str, Any]:
 
 
 def probe_switches() -> Mapping[str, Any]:
-    """Raises while a flag is set for a while, and forbids compiling at run time; says what came of it.
+    """Raises inside a temporary setting of a flag, and forbids compiling at run time. Returns the effect of both.
 
-    None: this release has no such thing.
+    A value is None if this release has no such switch.
     """
     bridge = Bridge()
     config = bridge.module("internal.bridge_config")

@@ -1,4 +1,4 @@
-"""``doctor --hpu --fit``: whether what a spec asks for fits on the card, by the rule of a server's start."""
+"""``doctor --hpu --fit``: whether a spec fits on the card, by the rule that a server applies when it starts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aotgaudi.manifest.manifest import Manifest, read_manifest, write_manifest
 
 
 def fitting(lab: Lab, manifest: Manifest) -> CardRoom:
-    """Returns what the card has, and what a server of `manifest` would need of it: traces one step, and compiles nothing.
+    """Returns the card's memory, and what a server of `manifest` would need of it. Traces one step, and compiles nothing.
 
     Raises:
         SpecError: the manifest is of another backend, or its model cannot be traced.
-        UnexaminedError: no card could be asked.
+        UnexaminedError: no card could be examined.
     """
     backend = manifest.spec.target.backend
     if backend != "hpu":
@@ -42,7 +42,7 @@ def _memory(outcome: Outcome) -> Mapping[str, Any]:
 
 
 def probe_room(manifest: str) -> Mapping[str, Any]:
-    """Traces a step, which uses all weights and caches; returns what they take."""
+    """Traces a step, which uses all weights and caches. Returns their sizes."""
     from dataclasses import asdict
 
     from aotgaudi.graphs.dialect import dialect_of
@@ -56,7 +56,7 @@ def probe_room(manifest: str) -> Mapping[str, Any]:
 
 
 def probe_memory() -> Mapping[str, Any]:
-    """Acquires the card; returns its memory."""
+    """Acquires the card. Returns its memory."""
     from aotgaudi.backends.hpu.card import acquired
 
     free, total = acquired().memory()

@@ -1,7 +1,7 @@
-"""Runs probes, each in its own process, and judges what they saw: a check confirms or refutes lines of the contract.
+"""Runs probes, each in its own process, and judges what they observed: a check confirms or refutes lines of the contract.
 
 A probe needs its own process because the bridge reads its environment once, and may abort. A probe that takes too long is
-killed with all that it started, which is an outcome like any other. Checks run in the doctor's process.
+killed with everything that it started, which is an outcome like any other. Checks run in the doctor's process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PROBE_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0
 """How long a card may stay busy after its process was killed."""
 BUSY, ABSENT = "acquire failed", "No devices found"
-"""What the bridge says if another process has the card (K-25), and if it sees no card."""
+"""The bridge's messages if another process has the card (K-25), and if it sees no card."""
 _OUTPUT, _RESULT = "output", "result.json"
 _POLL_SECONDS, _RETRY_SECONDS = 0.02, 1.0
 
@@ -37,20 +37,20 @@ class ProbeProcess(Protocol):
     """A process that runs a probe, in a separate session."""
 
     def poll(self) -> int | None:
-        """Returns what it ended with, negative for a signal; None while it runs."""
+        """Returns the exit code, negative for a signal; None while it runs."""
         ...
 
     def kill(self) -> None:
-        """Ends it, with all that it started."""
+        """Ends the process with everything that it started."""
         ...
 
 
 StartProbe = Callable[[Sequence[str], Mapping[str, str], Path], ProbeProcess]
-"""Starts `aotgaudi.doctor.hpu.bridge` with arguments and an environment; what it prints goes to a file."""
+"""Starts `aotgaudi.doctor.hpu.bridge` with arguments and an environment. Its output goes to a file."""
 
 
 class ProbeFailedError(Exception):
-    """A probe did not finish; the message says why. Never leaves doctor."""
+    """A probe did not finish. The message says why. Never leaves doctor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Outcome:
     """The outcome of a probe.
 
     Attributes:
-        values: What it saw; empty if it did not finish.
-        problem: Why it did not finish: an exception in one line, a signal, or the time; empty if it did.
+        values: What it observed; empty if it did not finish.
+        problem: Why it did not finish: an exception in one line, a signal, or a timeout; empty if it finished.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class Outcome:
         return BUSY in self.problem and ABSENT not in self.problem
 
     def required(self) -> Mapping[str, Any]:
-        """Returns what the probe saw. Raises ProbeFailedError if it did not finish."""
+        """Returns what the probe observed. Raises ProbeFailedError if it did not finish."""
         if not self.is_whole:
             raise ProbeFailedError(self.problem)
         return self.values
@@ -95,7 +95,7 @@ class Lab:
         patience_seconds: float = PATIENCE_SECONDS,
         start: StartProbe | None = None,
     ) -> None:
-        """Works in `directory`, on the card `module_id` (None: any); a probe has `seconds`."""
+        """Works in `directory`, on the card `module_id` (None: any). A probe may take `seconds`."""
         self.directory = directory
         self._inherited, self._module_id = dict(environment), module_id
         self._seconds, self._patience_seconds = seconds, patience_seconds
@@ -108,11 +108,11 @@ class Lab:
         return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.directory))
 
     def inherited(self, name: str) -> str:
-        """Returns a variable of the environment that doctor was started in; empty where it is not set."""
+        """Returns a variable of doctor's own environment; empty if it is not set."""
         return self._inherited.get(name, "")
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
-        """Returns what `make` returned the first time for this name."""
+        """Returns the result of `make`, which is called only once for each name."""
         if name not in self._kept:
             self._kept[name] = make()
         return cast("T", self._kept[name])
@@ -127,13 +127,13 @@ class Lab:
     ) -> Outcome:
         """Runs the probe ``MODULE.NAME``, the function `probe_NAME` of a module of this package, with `arguments`.
 
-        While the card is busy it tries again, as long as its patience lasts: the previous process may just have ended.
+        If the card is busy, it tries again for `patience_seconds`, because the previous process may just have ended.
 
         Args:
             probe: Its name.
             recipes: The bridge's directory; None: a new one.
-            environment: What differs from the environment of a build; None: not set.
-            arguments: Of the probe; plain values.
+            environment: Differences from the environment of a build; None: not set.
+            arguments: The probe's arguments, plain values.
         """
         deadline = time.monotonic() + self._patience_seconds
         while True:
@@ -149,7 +149,7 @@ class Lab:
         changes: Mapping[str, str | None] = MappingProxyType({}),
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> Outcome:
-        """Runs a probe as `run` does, but only once: a busy card is an outcome."""
+        """Runs a probe like `run`, but only once: a busy card is an outcome."""
         directory = self.new_directory("probe")
         with self._started(probe, recipes, directory, changes, arguments) as process:
             problem = _wait(process, self._seconds)
@@ -216,7 +216,7 @@ def start_process(arguments: Sequence[str], environment: Mapping[str, str], outp
 
 
 def _wait(process: ProbeProcess, seconds: float) -> str:
-    """Returns how the process failed to end well; empty if it ended well."""
+    """Returns why the process did not end well; empty if it did."""
     deadline = time.monotonic() + seconds
     while (code := process.poll()) is None:
         if time.monotonic() > deadline:
@@ -232,7 +232,7 @@ Verdict = Literal["confirmed", "refuted", "unclear", "skipped"]
 
 @dataclass(frozen=True, slots=True)
 class LineFinding:
-    """The verdict on one line of the contract, and what was seen, in a few words."""
+    """The verdict on one line of the contract, and the observation in a few words."""
 
     line: str
     verdict: Verdict
@@ -246,11 +246,11 @@ class HpuCheck:
     Attributes:
         id: H-nn.
         title: What is examined.
-        lines: Of the contract.
-        look: Runs probes and judges what they saw: one finding a line. A line whose probe did not finish
+        lines: The lines of the contract that it examines.
+        look: Runs probes and judges what they observed, with one finding a line. A line whose probe did not finish
             (`Outcome.required`) is unclear.
-        needs: Lines that this check relies on; if one was refuted, the check is skipped. So each fault is reported once,
-            at its cause.
+        needs: Lines that this check relies on. If one was refuted, the check is skipped, so that each fault is reported
+            once, at its cause.
     """
 
     id: str
@@ -260,7 +260,7 @@ class HpuCheck:
     needs: tuple[str, ...] = ()
 
     def findings(self, lab: Lab, verdicts: Mapping[str, Verdict]) -> tuple[LineFinding, ...]:
-        """Returns a finding for each line, in their order, given the verdicts so far."""
+        """Returns a finding for each line, in order, given the verdicts so far."""
         refuted = next((line for line in self.needs if verdicts.get(line) == "refuted"), None)
         if refuted is not None:
             return tuple(skipped(self.lines, f"{refuted} was refuted"))
@@ -275,7 +275,7 @@ class HpuCheck:
 
 
 def judged(line: str, holds: bool, seen: str, otherwise: str = "") -> LineFinding:
-    """Returns a line's finding: confirmed if it `holds`; `otherwise` is what was seen if it does not."""
+    """Returns a line's finding: confirmed if it `holds`. If it does not, `otherwise` replaces `seen` as the observation."""
     return LineFinding(line, "confirmed" if holds else "refuted", seen if holds else otherwise or seen)
 
 

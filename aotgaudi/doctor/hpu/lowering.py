@@ -1,4 +1,4 @@
-"""Checks and probes of compiled graphs: operators, writes in place, front ends, and the numbers of larger parts."""
+"""Checks and probes of compiled graphs: operators, writes in place, front ends, and the accuracy of larger parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIB = 1 << 20
 _CACHE_ROWS = 1 << 18
 _VOCABULARIES = (32_000, 128_256)
 _DECODE_SIZES = ((1, 8), (4, 32), (16, 128))
-"""Sequences, and blocks that they have in all."""
+"""The numbers of sequences, and of the blocks that they have in all."""
 
 
 def _fallbacks(lab: Lab) -> Iterator[LineFinding]:
@@ -91,7 +91,7 @@ def _flat_decode(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _worst(values: Mapping[str, Any]) -> tuple[str, float]:
-    """The largest error, and what it is of."""
+    """Returns the name and the size of the largest error."""
     errors: Mapping[str, float] = values["errors"]
     return max(errors.items(), key=lambda row: row[1])
 
@@ -115,7 +115,7 @@ _NUM_CALLS = 100
 
 
 def probe_options(values: Mapping[str, object]) -> Mapping[str, Any]:
-    """Compiles with each option; says which were refused, and why."""
+    """Compiles with each option. Returns which were refused, and why."""
     bridge = Bridge()
     inputs = bridge.placed(*bridge.random(SHAPES))
     refused = {}
@@ -129,9 +129,9 @@ def probe_options(values: Mapping[str, object]) -> Mapping[str, Any]:
 
 
 def probe_fallbacks() -> Mapping[str, Any]:
-    """Compiles what cannot be lowered, and views as outputs, without eager fallback; says what was refused, and why.
+    """Compiles something that cannot be lowered, and views as outputs, without eager fallback. Returns refusals and reasons.
 
-    And how many operators ran outside the graph of what cannot be lowered: 0, too, where this release does lower it.
+    Also returns how many operators of the former ran outside the graph, which is 0 as well if this release lowers it.
     """
     bridge = Bridge()
     torch = bridge.torch
@@ -152,9 +152,9 @@ def probe_fallbacks() -> Mapping[str, Any]:
 
 
 def probe_operators() -> Mapping[str, Any]:
-    """Compiles the operators of our graphs; says which are refused, fall back to the CPU, or differ from it.
+    """Compiles the operators of our graphs. Returns which are refused, fall back to the CPU, or differ from it.
 
-    All are compiled as one graph; if that fails, each is compiled separately to find the culprit.
+    All are compiled as one graph. If that fails, each is compiled separately to find the culprit.
     """
     bridge = Bridge()
     table = _operator_table(bridge.torch)
@@ -173,7 +173,7 @@ def _of_all(bridge: Bridge, table: Mapping[str, tuple[Run, tuple[Any, ...]]]) ->
     before = bridge.counts()
     try:
         found = bridge.compiled(run)(*bridge.placed(*flat))
-    except Exception:  # Which operator it was is found out one by one.
+    except Exception:  # Each operator is then tried by itself.
         return None
     if bridge.counts().since(before).fallbacks:
         return None
@@ -199,7 +199,7 @@ def _of_each(bridge: Bridge, table: Mapping[str, tuple[Run, tuple[Any, ...]]]) -
 
 
 def _operator_table(torch: Any) -> Mapping[str, tuple[Run, tuple[Any, ...]]]:
-    """The operators of our graphs, each with inputs. None ends in a view, which K-34 is about."""
+    """Returns the operators of our graphs, each with inputs. None of them ends in a view, which is the subject of K-34."""
     x, square, ids = torch.randn(4, 8), torch.randn(8, 8), torch.tensor([2, 0, 1])
     cube, positive = torch.randn(2, 4, 8), torch.rand(4, 8) + 0.5
     names = ("exp", "neg", "rsqrt", "cos", "sin", "sigmoid", "tanh")
@@ -243,19 +243,19 @@ def _operator_table(torch: Any) -> Mapping[str, tuple[Run, tuple[Any, ...]]]:
 
 
 def probe_negative_index() -> Mapping[str, Any]:
-    """Selects rows by -1 and 0; says how far that is from the last row and the first, or why it was refused."""
+    """Selects rows by -1 and 0. Returns how far the result is from the last row and the first, or why it was refused."""
     bridge = Bridge()
     rows = bridge.random(((4, 8),))[0]
     indices = bridge.torch.tensor([-1, 0])
     try:
         got = bridge.compiled(lambda a, i: a.index_select(0, i) * 1.0)(*bridge.placed(rows, indices))
         return {"error": difference(got, rows[[3, 0]]), "problem": ""}
-    except Exception as error:  # Whatever the bridge raises is what is looked for.
+    except Exception as error:  # Whatever the bridge raises is the answer.
         return {"error": 0.0, "problem": one_line(error)}
 
 
 def probe_traces() -> Mapping[str, Any]:
-    """Runs one function with a shape, with two others, and with the first again; says the keys of its first and last run."""
+    """Runs one function with a shape, two others, and the first again. Returns the keys of its first and last run."""
     bridge = Bridge()
     run = bridge.compiled(lambda a, b: (a @ b).reshape(a.shape[0] * 2, 4) * 2.0 + 1.0, False)
     keys = []
@@ -268,7 +268,7 @@ def probe_traces() -> Mapping[str, Any]:
 
 
 def probe_in_place(num_rows: int) -> Mapping[str, Any]:
-    """Writes two rows of a large cache; says how much memory that took beyond the cache."""
+    """Writes two rows of a large cache. Returns the memory that this took in addition to the cache."""
     bridge = Bridge()
     torch = bridge.torch
 
@@ -292,7 +292,7 @@ def probe_in_place(num_rows: int) -> Mapping[str, Any]:
 
 
 def probe_front_ends() -> Mapping[str, Any]:
-    """Compiles a graph by both front ends; says what a call costs, how far the direct one is from the CPU, and its keys."""
+    """Compiles a graph by both front ends. Returns the cost of a call, the error of the direct one, and its keys."""
     bridge = Bridge()
     inputs = bridge.random(SHAPES)
     placed = bridge.placed(*inputs)
@@ -315,19 +315,19 @@ def probe_front_ends() -> Mapping[str, Any]:
             "direct_microseconds": microseconds(direct),
             "direct_error": difference(direct(*placed), graph(5)(*inputs)),
         }
-    except Exception as error:  # Whatever the bridge raises is what is looked for.
+    except Exception as error:  # Whatever the bridge raises is the answer.
         return {**values, "problem": one_line(error)}
     return {**values, "has_same_keys": keys[0] == keys[1]}
 
 
 _ATTENTIONS = ((1, 16, 64), (4, 128, 128), (8, 64, 128))
-"""Queries a key, tokens, size of a head."""
+"""The numbers of queries per key and of tokens, and the size of a head."""
 
 
 def probe_attention() -> Mapping[str, Any]:
-    """Runs fused attention in the forms that prompts need; says how far each is from the CPU's, or why it was refused.
+    """Runs fused attention in the forms that prompts need. Returns the error of each against the CPU, or its refusal.
 
-    `beyond` names those with something else than numbers in the rows beyond the lengths.
+    `beyond` names the forms whose rows beyond the lengths are not all finite.
     """
     bridge = Bridge()
     torch = bridge.torch
@@ -348,7 +348,7 @@ def probe_attention() -> Mapping[str, Any]:
         bridge.forget()
         try:
             got = bridge.compiled(run)(*bridge.placed(q, k, v, lengths))
-        except Exception as error:  # Another schema, say; the problem is reported.
+        except Exception as error:  # Another schema, for example. It is reported.
             problem = one_line(error)
             break
         name, got = f"group {group}, {length} x {size}", got.cpu()
@@ -359,7 +359,7 @@ def probe_attention() -> Mapping[str, Any]:
 
 
 def probe_sampler(vocab_sizes: Sequence[int]) -> Mapping[str, Any]:
-    """Sorts, adds up and picks over vocabularies; says how far each is from the CPU's."""
+    """Sorts, adds up and picks over vocabularies. Returns the error of each against the CPU."""
     bridge = Bridge()
     torch = bridge.torch
 
@@ -380,9 +380,9 @@ def probe_sampler(vocab_sizes: Sequence[int]) -> Mapping[str, Any]:
 
 
 def probe_flat_decode(sizes: Sequence[tuple[int, int]]) -> Mapping[str, Any]:
-    """Attends over flat lists of blocks, four queries a key; says how far each is from the CPU's.
+    """Attends over flat lists of blocks, with four queries per key. Returns the error of each against the CPU.
 
-    `sizes` are numbers of sequences, and of the blocks that they have in all.
+    `sizes` are the numbers of sequences, and of the blocks that they have in all.
     """
     bridge = Bridge()
     errors = {}

@@ -1,6 +1,6 @@
 """Checks and probes of recipes: the first graphs and their keys, files that another process finds, counters.
 
-All other checks rest on the numbers and keys of the first graphs (`built_recipes`).
+All other checks rely on the results and keys of the first graphs (`built_recipes`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from aotgaudi.gaudi.identity import KERNELS_VARIABLE
 from aotgaudi.gaudi.recipes import RecipePair, scan
 
 MAX_ERROR = 4e-2
-"""Of the largest value: bfloat16 has 8 bits, and sums of some hundred products lose a few."""
+"""Relative to the largest value: bfloat16 has 8 bits, and sums of some hundred products lose a few."""
 
 NUMBERS = ("K-29", "K-37")
-"""Lines without which no compiled result means anything."""
+"""Lines without which no compiled result has a meaning."""
 
 PASSED_OPTIONS: Mapping[str, object] = {
     "use_eager_fallback": False,
@@ -39,9 +39,9 @@ class BuiltRecipes:
     """What one process compiled: graphs 1, 2, 1 again, and 0.
 
     Attributes:
-        directory: Where it stored them.
-        outcome: What it saw.
-        is_pinned: Whether FX's counter was pinned, since keys did not repeat otherwise.
+        directory: Where it stored the recipes.
+        outcome: What it observed.
+        is_pinned: Whether FX's counter was pinned, because keys did not repeat otherwise.
         as_it_came: The outcome without pinning.
     """
 
@@ -55,12 +55,12 @@ class BuiltRecipes:
         return frozenset(key for run in self.outcome.values["runs"] for key in run["keys"])
 
     def again(self, lab: Lab, directory: Path, **arguments: Any) -> Outcome:
-        """Returns what another process sees that runs the same graphs in another order, with `directory`."""
+        """Returns what another process observes that runs the same graphs in another order, with `directory`."""
         return lab.run("recipes.keys", directory, order=[0, 2, 1], pin=self.is_pinned, **arguments)
 
 
 def built_recipes(lab: Lab) -> BuiltRecipes:
-    """Returns what one process compiled; it compiles once in an examination."""
+    """Returns what one process compiled. An examination compiles only once."""
     return lab.kept("built", lambda: _build(lab))
 
 
@@ -92,7 +92,7 @@ def _graphs(lab: Lab) -> Iterator[LineFinding]:
 def _numbers(lab: Lab) -> Iterator[LineFinding]:
     values = built_recipes(lab).as_it_came.required()
     runs = {run["graph"]: run for run in values["runs"]}
-    # Of graphs that become several clusters some may be equal, and share a key rightly.
+    # A graph may become several clusters. Equal clusters rightly share a key.
     shared = runs[1]["keys"] if runs[1]["keys"] == runs[2]["keys"] else []
     if any(run["keys"] for run in runs.values()):
         yield judged("K-29", not shared, "other keys", f"two graphs have the key {', '.join(shared)}")
@@ -179,7 +179,7 @@ def _reload(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _why_keys_differ(lab: Lab, built: BuiltRecipes) -> str:
-    """The parts of one graph's key in which two processes differ, as the bridge dumps them (K-14)."""
+    """Returns the parts of one graph's key in which two processes differ, as the bridge dumps them (K-14)."""
     dumps = []
     for _ in range(2):
         directory = lab.new_directory("dumped")
@@ -216,7 +216,7 @@ def _read_only(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _if_bound(finding: LineFinding, lab: Lab) -> LineFinding:
-    """Root may write to any directory, so finding recipes there proves nothing; the double goes by the mode alone."""
+    """Skips a confirmed finding for root, who may write to any directory. The double goes by the mode alone."""
     if finding.verdict != "confirmed" or os.geteuid() or identity(lab).required()["is_double"]:
         return finding
     return LineFinding(
@@ -233,7 +233,7 @@ def _found_again(line: str, outcome: Outcome, built: BuiltRecipes) -> LineFindin
 
 
 def _victim(built: BuiltRecipes, directory: Path) -> RecipePair:
-    """The recipe of graph 2."""
+    """Returns the recipe of graph 2."""
     (keys,) = (run["keys"] for run in built.outcome.values["runs"] if run["graph"] == 2)
     return next(pair for pair in scan(directory).pairs if pair.key in keys)
 
@@ -249,7 +249,7 @@ def _context(lab: Lab) -> Iterator[LineFinding]:
 
 
 def _library_hash(lab: Lab) -> Iterator[LineFinding]:
-    """Changes the bytes of a kernel library and checks whether L follows. No loader reads what is appended."""
+    """Changes the bytes of a kernel library and checks whether L changes. No loader reads the appended bytes."""
     named = [Path(part) for part in lab.inherited(KERNELS_VARIABLE).split(":") if part]
     if not named or not named[0].is_file():
         yield from skipped(("K-38",), f"{KERNELS_VARIABLE} names no library that could be changed")
@@ -288,18 +288,18 @@ _WARM_UP = 9
 
 
 def probe_keys(order: Sequence[int], pin: bool = False, fill_from: str = "") -> Mapping[str, Any]:
-    """Runs graphs one after the other; says which keys each looked up, and how far results are from the CPU's.
+    """Runs several graphs. Returns the keys that each looked up, and how far results are from the CPU's.
 
     Args:
-        order: Numbers of graphs.
-        pin: Whether FX's counter of modules begins at a number of the graph's own (K-09).
-        fill_from: A directory whose recipes are copied into this process's once the bridge is imported.
+        order: The numbers of the graphs, in order.
+        pin: Whether FX's counter of modules begins at a number that belongs to the graph (K-09).
+        fill_from: A directory whose recipes are copied into this process's after the bridge is imported.
     """
     bridge = Bridge()
     if fill_from:
         copy_recipes(Path(fill_from), recipe_directory())
     if pin:
-        _run(bridge, _WARM_UP, pin)  # What the front end counts once a process, it has counted then.
+        _run(bridge, _WARM_UP, pin)  # Counts what the front end counts once per process.
     runs = [_run(bridge, number, pin) for number in order]
     has_flush = bridge.flush()
     return {"runs": runs, "has_flush": has_flush, "total": told(bridge.counts()), **_directory()}
@@ -315,7 +315,7 @@ def _run(bridge: Bridge, number: int, pin: bool) -> Mapping[str, Any]:
         error = difference(bridge.compiled(graph(number))(*bridge.placed(*inputs)), graph(number)(*inputs))
     except (
         Exception
-    ) as raised:  # A recipe of another graph, say; the keys that were looked up are reported all the same.
+    ) as raised:  # For example another graph's recipe. Looked-up keys are reported all the same.
         problem = one_line(raised)
     found = sorted(bridge.counts().since(before).recipes)
     return {"graph": number, "keys": found, "error": error, "problem": problem}
@@ -341,7 +341,7 @@ def _directory() -> Mapping[str, Any]:
 
 
 def probe_metrics() -> Mapping[str, Any]:
-    """Runs a graph twice; returns what was counted each time, and whether the bridge reports it at once."""
+    """Runs a graph twice. Returns the counts of both runs, and whether the bridge reports them at once."""
     bridge = Bridge()
     told_at_once: list[str] = []
     metric = bridge.module("hpu.metrics").metric_global("graph_compilation")
@@ -360,7 +360,7 @@ def probe_metrics() -> Mapping[str, Any]:
 
 
 def probe_layers() -> Mapping[str, Any]:
-    """Runs two equal layers in a row; says which keys each looked up."""
+    """Runs two equal layers in sequence. Returns the keys that each looked up."""
     bridge = Bridge()
     run = bridge.compiled(graph(4))
     x, w = bridge.placed(*bridge.random(SHAPES))

@@ -1,6 +1,6 @@
-"""``aotgaudi doctor --hpu``: runs every check in its order, and reports for programs (JSON) and for people (Markdown).
+"""``aotgaudi doctor --hpu``: runs every check in order, and reports for programs (JSON) and for people (Markdown).
 
-The report has no names of hosts or users, no serial numbers, no paths and no environment variables, so it can be sent
+The report contains no names of hosts or users, no serial numbers, no paths and no environment variables, so it can be sent
 to anybody.
 ``python -m aotgaudi.doctor.hpu.report docs`` rewrites the committed schema.
 """
@@ -107,12 +107,12 @@ class DoctorReport(Document):
         return tuple(line.line for line in self.lines() if line.verdict == verdict)
 
     def lacks(self) -> tuple[str, ...]:
-        """Returns the lines that building and serving need and that were not found to hold."""
+        """Returns the lines that building and serving need and that were refuted or are unclear."""
         bad = (line for line in self.lines() if line.is_needed and line.verdict in ("refuted", "unclear"))
         return tuple(line.line for line in bad)
 
     def shortcomings(self) -> Iterator[str]:
-        """Yields, for each line that was not found to hold, what follows, or how to find out."""
+        """Yields, for each refuted or unclear line, what follows or how to find out."""
         for check in self.checks:
             for found in check.lines:
                 if found.verdict == "refuted":
@@ -122,7 +122,7 @@ class DoctorReport(Document):
                     yield f"{found.line} is unclear: {found.observation}; again, on a card that is idle: {again}"
 
     def summary(self) -> str:
-        """Returns the report in one line. What was examined in part is not called usable."""
+        """Returns the report in one line. A partial examination never says usable."""
         lacks, num_examined = self.lacks(), len({line.line for line in self.lines()})
         if lacks:
             what = f"not usable for {', '.join(lacks)}"
@@ -134,7 +134,7 @@ class DoctorReport(Document):
         return f"{self.prefix()}{what}; {counts}"
 
     def prefix(self) -> str:
-        """Returns what begins each line about a double."""
+        """Returns the beginning of each line about a double; empty for a device."""
         return "this is a double: " if self.is_double else ""
 
     def as_markdown(self) -> str:
@@ -211,7 +211,7 @@ CHECKS: tuple[HpuCheck, ...] = (
     *device.DEVICE_CHECKS,
     *whole.WHOLE_CHECKS,
 )
-"""In the order in which they run: checks that others need come first. H-26, end to end, needs the backend."""
+"""All checks in the order in which they run: those that others need come first, and H-26, end to end, comes last."""
 
 Progress = Callable[[HpuCheck, tuple[LineFinding, ...], DoctorReport], None]
 """Called after each check with its findings and the report so far."""
@@ -235,7 +235,7 @@ def selected(ids: Collection[str]) -> tuple[HpuCheck, ...]:
 
 
 def acquire(lab: Lab) -> Device:
-    """Has a process acquire the card, and returns what it knows of it.
+    """Starts a process that acquires the card, and returns what it knows of the card.
 
     Raises:
         UnexaminedError: the bridge is not installed, or no card could be acquired.
@@ -265,7 +265,7 @@ def _remedy(outcome: Outcome) -> str:
 
 
 def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> DoctorReport:
-    """Runs `checks`, telling `progress` of each, and returns the report.
+    """Runs `checks`, reports each to `progress`, and returns the report.
 
     Raises UnexaminedError if no card can be acquired.
     """

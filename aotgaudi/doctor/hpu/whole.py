@@ -1,4 +1,4 @@
-"""Check and probes of the whole: the backend compiles a unit in one process, and serves it in another."""
+"""Check and probes of the whole: the backend compiles a unit in one process, and another process serves it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE = "K-46"
 
 
 def _unit_text() -> str:
-    """A piece of a step: a product, a write to a cache and a read of it."""
+    """Returns a piece of a step: a product, a write to a cache and a read of it."""
     lines: tuple[object, ...] = (
         "aotgaudi.graph/2",
         ["input", "float32", [4, 8], [8, 1]],
@@ -49,7 +49,7 @@ def _whole(lab: Lab) -> Iterator[LineFinding]:
 
 
 WHOLE_CHECKS = (
-    # Where another line was refuted, that is the cause. `--only H-26` runs it all the same.
+    # If another line was refuted, that is the cause. `--only H-26` runs this check all the same.
     HpuCheck(
         "H-26", "a build, then a server", (_LINE,), _whole, tuple(line for line in LINES if line != _LINE)
     ),
@@ -60,7 +60,7 @@ WHOLE_CHECKS = (
 
 
 def probe_build(artifact: str, key_mode: str) -> Mapping[str, Any]:
-    """Compiles the unit, and copies its files to `artifact`; says for which card."""
+    """Compiles the unit, and copies its files to `artifact`. Returns which card it is for."""
     from aotgaudi.backends.base import Unit
     from aotgaudi.backends.hpu.card import acquired
     from aotgaudi.backends.hpu.compiler import HpuCompiler
@@ -77,7 +77,7 @@ def probe_build(artifact: str, key_mode: str) -> Mapping[str, Any]:
 
 
 def probe_serve(artifact: str, key_mode: str, machine: str, synapse: str) -> Mapping[str, Any]:
-    """Restores the unit, rehearses and runs it; says what was compiled, and how far the result is from the CPU's."""
+    """Restores the unit, rehearses and runs it. Returns what was compiled, and the error against the CPU."""
     import torch
 
     from aotgaudi.backends.hpu.card import recipe_directory
@@ -102,7 +102,7 @@ def probe_serve(artifact: str, key_mode: str, machine: str, synapse: str) -> Map
     (found,) = unit.run(placed)
     graph, _ = from_text(_unit_text())
     (wanted,) = graph(*inputs)
-    directory.chmod(0o700)  # So that it can be removed.
+    directory.chmod(0o700)  # Otherwise it could not be removed.
     return {"compiled": runtime.num_compiled(), "error": difference(found, wanted)}
 
 

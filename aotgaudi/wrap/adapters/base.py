@@ -1,7 +1,7 @@
-"""What an adapter says of a server: the contract between the servers that we wrap and what runs and watches them.
+"""The contract between the servers that we wrap and the code that runs and watches them.
 
 An adapter is one module that describes a server. It imports nothing of the server and starts nothing. The caller asks it for
-words, environment and paths, hands it what the agents reported, and judges a start by what the adapter expects.
+commands, environments and paths, gives it the agents' reports, and judges a start by what the adapter expects.
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ from aotgaudi.wrap.exercise import Feature, Room
 from aotgaudi.wrap.launch_machine import Device, Installed
 from aotgaudi.wrap.variables import VariableRules
 
-if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec, and need not wait for its modules.
+if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not import its modules.
     from aotgaudi.spec.build_spec import BuildSpec
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]
-"""``cold``: the build, from empty caches; ``load``: from sealed files, until the server is healthy; ``measure``: like
-``load``, but nothing is refused; ``exercise``: while the warm-up requests are sent; ``live``: after that."""
+"""``cold``: the build, from empty caches. ``load``: from sealed files, until the server is healthy. ``measure``: like
+``load``, but nothing is refused. ``exercise``: while the warm-up requests are sent. ``live``: after that."""
 
 SHAPES_FOLDER = "cache/shapes"
-"""Where files of shapes lie below a sandbox's root. They are captured and restored with the caches."""
+"""The folder for files of shapes, relative to a sandbox's root. They are captured and restored with the caches."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxRoot:
-    """The directory that everything of one run lies below, as the server sees it."""
+    """The root directory of one run's sandbox, as the server sees it."""
 
     root: str
 
     def below(self, *parts: str) -> str:
-        """Returns the path of something below the root."""
+        """Returns a path below the root."""
         return str(PurePosixPath(self.root, *parts))
 
     @property
     def home(self) -> str:
-        """``HOME`` while building, so that caches which the adapter does not know are found."""
+        """``HOME`` during a build, so that caches which the adapter does not know are found."""
         return self.below("home")
 
     @property
     def model(self) -> str:
-        """A link to the model's directory: the path of the model that the server sees and hashes."""
+        """A link to the model's directory. The server sees and hashes this path."""
         return self.below("model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """The command line of a server, read.
+    """The parsed command line of a server.
 
     Attributes:
-        values: every flag but secrets, by its name without dashes: a text, texts, a switch's bool or a table.
+        values: every flag except secrets, by its name without dashes: a text, texts, a switch's bool or a table.
         model: as written: a directory, or a name on the hub.
         words: the command's words without secrets.
         revision: of the model on the hub.
@@ -68,10 +68,10 @@ class Flags:
         host: where a client on this machine reaches the server.
         port: the server's port.
         uds: the unix socket that the server listens on instead of a port.
-        served_name: what requests call the model.
-        world: ranks by the names of `launch.WORLD`; those not given are 1.
-        room: how long and how many sequences the server takes.
-        authorization: the value of the ``Authorization`` header; "" for none. A secret: never keep it.
+        served_name: the model's name in requests.
+        world: number of ranks by the names of `launch.WORLD`; absent names mean 1.
+        room: how long a sequence may be, and how many the server takes.
+        authorization: the value of the ``Authorization`` header; "" for none. A secret: never store it.
     """
 
     values: Mapping[str, JsonValue]
@@ -103,16 +103,16 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """A defect of some versions of a server that the agent mends where it finds it.
+    """A defect of some server versions, which the agent mends where it finds it.
 
-    A repair lets a load succeed that the server itself meant to do. It does not change what is computed, nor relax a hash.
+    A repair lets the server load what it should have loaded anyway. It neither changes what is computed nor relaxes a hash.
 
     Attributes:
         id: ``SERVER.NAME``; part of the launch's key.
-        defect: what goes wrong without it.
-        feature: how the agent finds that it is needed; never by a version.
-        action: what it does.
-        upstream: where the defect is known.
+        defect: what goes wrong without the repair.
+        feature: how the agent detects the defect; never by version.
+        action: what the agent does.
+        upstream: where the defect is reported.
     """
 
     id: str
@@ -131,7 +131,7 @@ class Shapes(Value):
         words: words added to the command.
         variables: variables added to the environment.
         paths: variable -> the path below the root that it names.
-        requests: what the server is asked so that it compiles them.
+        requests: the requests that make the server compile the shapes.
     """
 
     manifest_id: Sha256
@@ -142,7 +142,7 @@ class Shapes(Value):
     requests: tuple[WarmUpRequest, ...] = ()
 
     def environ(self, environ: Mapping[str, str], root: SandboxRoot) -> dict[str, str]:
-        """Returns `environ` with the variables, in a sandbox."""
+        """Returns `environ` with the variables added, for a sandbox at `root`."""
         return {
             **environ,
             **self.variables,
@@ -164,7 +164,7 @@ class Adapter(Protocol):
         ...
 
     def defaults(self, device: str) -> Mapping[str, JsonValue]:
-        """Returns flags with the values that they have anyway on a target's backend. Given so, they do not count."""
+        """Returns each flag's default on a target's backend. A flag that is given its default does not count."""
         ...
 
     @property
@@ -174,7 +174,7 @@ class Adapter(Protocol):
 
     @property
     def left_out(self) -> tuple[tuple[str, str], ...]:
-        """Patterns (fnmatch: ``*`` matches ``/``, too) of paths below the root that are not captured, with the reason."""
+        """Patterns of paths below the root that are not captured, with the reason (fnmatch, so ``*`` matches ``/`` too)."""
         ...
 
     @property
@@ -184,7 +184,7 @@ class Adapter(Protocol):
 
     @property
     def hooks(self) -> tuple[str, ...]:
-        """Hooks that the agent needs in each process that makes code, or loads what was made."""
+        """The hooks that the agent needs in each process that makes compiled code or loads it."""
         ...
 
     @property
@@ -201,11 +201,11 @@ class Adapter(Protocol):
         ...
 
     def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-        """Returns what a launch of a model with this configuration must be asked, so that it compiles all that it serves."""
+        """Returns what to ask a launch of a model with this configuration, so that it compiles everything that it serves."""
         ...
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError, with the reason, for a launch that cannot be watched whole."""
+        """Raises SpecError, with the reason, for a launch that cannot be watched completely."""
         ...
 
     def roots(self, root: SandboxRoot) -> dict[str, str]:
@@ -219,12 +219,12 @@ class Adapter(Protocol):
     def command(
         self, words: Sequence[str], flags: Flags, root: SandboxRoot, *, is_aliased: bool
     ) -> tuple[str, ...]:
-        """Returns the whole command to run.
+        """Returns the complete command to run.
 
         Args:
-            words: the whole command, as the user wrote it.
+            words: the complete command, as the user wrote it.
             flags: the command's flags.
-            root: where it runs.
+            root: the sandbox that it runs in.
             is_aliased: whether the command names the sandbox's link instead of the model's directory. The model is then
                 served under the name that requests expect.
         """
@@ -239,15 +239,15 @@ class Adapter(Protocol):
         ...
 
     def roles(self, launch: Launch) -> dict[str, int]:
-        """Returns how many processes of each role must check in; others may."""
+        """Returns how many processes of each role must check in. Other processes may check in too."""
         ...
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, but for the answers, given what the processes reported in the proof."""
+        """Returns what every warm start must show, except the answers, from what the processes reported in the proof."""
         ...
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what the server does at every start, whatever is in its caches, in sentences for people."""
+        """Returns what the server does at every start, whatever its caches hold, in sentences for people."""
         ...
 
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
@@ -257,11 +257,11 @@ class Adapter(Protocol):
     def shapes(
         self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
     ) -> Shapes:
-        """Returns what makes the server compile the shapes of `spec`, and no others while it serves.
+        """Returns what makes the server compile the shapes of `spec`, so that it meets no others while it serves.
 
         Raises:
-            SpecError: the server takes no shapes, or `spec` is for another command, or for another version than the one
-                that is `installed`.
+            SpecError: the server takes no shapes, or `spec` is for another command or for another version than the
+                `installed` one.
             CoverageError: the server would meet shapes that `spec` does not have.
         """
         ...
@@ -271,16 +271,16 @@ class Adapter(Protocol):
         ...
 
     def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns the variables that give each of several servers side by side the devices that it needs.
+        """Returns, for each of several servers that run at the same time, the variables that give it its devices.
 
-        There are as many as servers fit on this machine. Raises TargetError if not one does.
+        The length is the number of servers that fit on this machine. Raises TargetError if none fits.
         """
         ...
 
     def settle(self, root: Path) -> None:
-        """Puts the caches below `root`, as we see it, in order, after the server has ended and before they are captured.
+        """Puts the caches below `root`, as we see it, in order. Called after the server has ended and before the capture.
 
-        Raises CompileError for what the server left unfinished.
+        Raises CompileError if the server left something unfinished.
         """
         ...
 
@@ -288,10 +288,10 @@ class Adapter(Protocol):
 def as_sealed(
     adapter: Adapter, sealed: Launch, words: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Returns a command and its environment with what `Shapes` added to them when the launch was sealed.
+    """Returns a command and its environment, with what `Shapes` added to the sealed launch.
 
     Users serve with the command that they gave to the build, which lacks what the build added for the shapes. Other
-    differences stay: comparing the launches finds them. Raises SpecError for a command that cannot be read.
+    differences stay, and comparing the launches finds them. Raises SpecError for a command that cannot be read.
     """
     names = adapter.shape_names
     found = adapter.starts_at(words)
@@ -314,12 +314,12 @@ def flag_words(name: str, value: JsonValue) -> tuple[str, ...]:
 
 
 def no_slices(server: str) -> SpecError:
-    """Returns the error of a server whose shapes cannot be cut into slices."""
+    """Returns the error for a server whose shapes cannot be cut into slices."""
     return SpecError("--shards", f"is of no use to {server}", "leave it out: only buckets can be cut")
 
 
 def no_shapes(server: str) -> SpecError:
-    """Returns the error of a server that takes no shapes."""
+    """Returns the error for a server that takes no shapes."""
     return SpecError(
         "--shapes", f"is of no use to {server}", "leave it out: its graphs are not listed by shape"
     )

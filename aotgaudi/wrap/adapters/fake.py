@@ -1,7 +1,7 @@
-"""The server of our own tests, which compiles or pretends to. Found only if AOTGAUDI_FAKE_GUEST is 1.
+"""The server of our own tests, which compiles or pretends to. Enabled only if AOTGAUDI_FAKE_GUEST is 1.
 
-It stands in for vLLM: its command and its variables are read as vLLM's. It differs in how it is started and where its caches
-lie. See tests/guests/fake_server.py.
+It stands in for vLLM: its command and its variables are read like vLLM's. It differs from vLLM in how it starts and where
+its caches lie. See tests/guests/fake_server.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEUTRAL: Mapping[str, str] = {
 
 
 class Fake(Vllm):
-    """The fake server. See `base.Adapter`; what is not here is as in vLLM."""
+    """The fake server. See `base.Adapter`; everything else is as in vLLM."""
 
     name: GuestName = "fake"
     family: str = "fake"

@@ -1,13 +1,13 @@
-"""SGLang: how its command is read, where its caches lie, and what a warm start of it shows.
+"""SGLang: how to read its command, where its caches lie, and what a warm start shows.
 
 Everything here is read from the sources of release 0.5.23; nothing has run on a GPU. Sources: ``launch_server.py``,
 ``cli/main.py``, ``srt/arg_groups/fields/*.py`` (flags), ``srt/environ.py`` (caches, variables),
 ``srt/layers/deep_gemm_wrapper/compile_utils.py``, ``srt/entrypoints/engine.py`` (processes), ``srt/plugins/__init__.py``.
 
-Its kernels for hyper-connections differ by the number of tokens of a step (`aotgaudi.bucketing.mhc_splits`): the number
-decides how many partial sums a kernel has, and each number of partial sums is another kernel. A manifest lists one token
-count for each. A prompt of exactly that many tokens makes such a step, if it shares no prefix with another prompt (the
-prefix cache would take the prefix away).
+SGLang's kernels for hyper-connections depend on the number of tokens of a step (`aotgaudi.bucketing.mhc_splits`). That
+number decides how many partial sums a kernel has, and each number of partial sums is another kernel. A manifest lists one
+token count for each. A prompt of exactly that many tokens makes such a step, provided that it shares no prefix with another
+prompt (the prefix cache would take the prefix away).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _SHORT: Mapping[str, str] = {
     "--data-parallel-size": "dp-size",
     "--attention-data-parallel-size": "attn-dp-size",
 }
-"""Other names of flags. Every word of SGLang belongs to a flag, so the arities of other flags need not be known."""
+"""Other names of flags. Every word of an SGLang command belongs to a flag, so we need not know the arity of other flags."""
 
 _GENERATED = 1
 """Tokens that each request for a shape generates."""
@@ -90,7 +90,7 @@ _REFUSED: Mapping[str, str] = {
 
 
 CHUNK = "chunked-prefill-size"
-"""The flag that bounds the tokens of a step; SGLang's default follows the device's memory. It counts."""
+"""The flag that bounds the tokens of a step. It counts, because SGLang's default depends on the device's memory."""
 
 _FLAGS: Mapping[str, str] = {
     "the model counts by the content of its files": "model-path served-model-name download-dir weight-version",
@@ -124,7 +124,7 @@ _NOT_ASKED: Mapping[str, str] = {
     "tool-call-parser": "tools",
     "enable-multimodal": "images",
 }
-"""Flags -> what is not known here how to ask for."""
+"""Flags -> features that we do not know how to request."""
 
 _VARIABLES: Mapping[str, str] = {
     "where files are kept; set below the sandbox's root": """
@@ -142,7 +142,7 @@ NEUTRAL_VARIABLES: Mapping[str, str] = MappingProxyType(dict(by_name(_VARIABLES)
 
 
 class Sglang(Vllm):
-    """SGLang. See `base.Adapter`; what is not here is as in vLLM."""
+    """SGLang. See `base.Adapter`; everything else is as in vLLM."""
 
     name: GuestName = "sglang"
     family: str = "sglang"
@@ -162,7 +162,7 @@ class Sglang(Vllm):
     zeros: tuple[str, ...] = ()
 
     def defaults(self, device: str) -> Mapping[str, JsonValue]:
-        """Returns flags with the values that they have anyway; see `base.Adapter`."""
+        """Returns the defaults of flags; see `base.Adapter`."""
         return dict.fromkeys(("tp-size", "pp-size", "dp-size", "nnodes"), "1")
 
     def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
@@ -202,7 +202,7 @@ class Sglang(Vllm):
         )
 
     def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-        """Returns what the launch must be asked; see `base.Adapter`."""
+        """Returns what to ask the launch; see `base.Adapter`."""
         is_embedding = flags.values.get("is-embedding", False) is not False
         found = pooling("embed", flags.room) if is_embedding else generation(flags.room)
         own = "--exercise FILE can ask for it"
@@ -212,7 +212,7 @@ class Sglang(Vllm):
         )
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for ranks on other machines, for servers without HTTP, and for disaggregated ones."""
+        """Raises SpecError for ranks on other machines, for servers without HTTP, and for disaggregated servers."""
         for name, reason in _REFUSED.items():
             if flags.values.get(name, False) is not False:
                 raise SpecError(f"--{name}", "cannot be wrapped", reason)
@@ -234,8 +234,8 @@ class Sglang(Vllm):
         """Returns the server's environment in a phase.
 
         A build compiles DeepGEMM's kernels for every number of tokens. A start from sealed files skips that: the sealed set
-        is the mark of completeness that sgl-project/sglang#32124 asks for, and the proof has shown that it is enough. A
-        step then loads what it needs first.
+        is the mark of completeness that sgl-project/sglang#32124 asks for, and the proof has shown that the set is enough.
+        A step then begins by loading what it needs.
         """
         values = {**self.roots(root), "LOGNAME": "aotgaudi"}
         values[PRECOMPILE] = "0" if phase in ("load", "exercise", "live") else "1"
@@ -257,12 +257,12 @@ class Sglang(Vllm):
         return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what every start does again: on a GPU it captures CUDA graphs, unless it is told not to."""
+        """Returns what every start repeats: on a GPU, the capture of CUDA graphs, unless a flag disables it."""
         is_without = launch.flags.get("disable-cuda-graph", False) is not False
         return () if is_without or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
 
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns SGLang's compiler of DeepGEMM's kernels, with the server's flags, if there is a device for it."""
+        """Returns the command of SGLang's DeepGEMM compiler with the server's flags, if there is a device for it."""
         found = self.starts_at(launch.words)
         if launch.target.backend != "cuda" or found is None or not _has_deep_gemm(launch):
             return ()
@@ -272,9 +272,9 @@ class Sglang(Vllm):
     def shapes(
         self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
     ) -> Shapes:
-        """Returns what SGLang is asked for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
+        """Returns the requests for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
 
-        Raises SpecError if the spec has no hyper-connections, or the command allows other steps than the spec.
+        Raises SpecError if the spec has no hyper-connections, or if the command allows other steps than the spec.
         """
         from aotgaudi.manifest.manifest import Manifest  # Only here: `aotgaudi run` needs no manifest.
 
@@ -309,7 +309,7 @@ class Sglang(Vllm):
 
 
 def _dividing_ranks(flags: Flags) -> int:
-    """Returns by how much SGLang divides --chunked-prefill-size: with DP attention it is for all ranks of data parallelism.
+    """Returns by how much SGLang divides --chunked-prefill-size: with DP attention that is for all data-parallel ranks.
 
     Source: server_args.py ``_handle_data_parallelism``. Raises SpecError for ``--attn-dp-size``.
     """

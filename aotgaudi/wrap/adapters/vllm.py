@@ -1,4 +1,4 @@
-"""vLLM: how its command is read, where its caches lie, what a warm start shows, and which defects the agent repairs."""
+"""vLLM: how to read its command, where its caches lie, what a warm start shows, and which defects the agent repairs."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ ROOTS: Mapping[str, str] = {
     **LIBRARY_ROOTS,
     "AITER_JIT_DIR": "cache/aiter",
 }
-"""Cache variables -> where the caches lie below a sandbox's root. vLLM keeps DeepGEMM's and FlashInfer's choices in its
-cache."""
+"""Cache variables -> where the caches lie below a sandbox's root. vLLM keeps the choices of DeepGEMM and FlashInfer in its
+own cache."""
 
 LEFT_OUT = (
     ("*.lock", "locks, which are made again"),
@@ -131,19 +131,19 @@ ACTED_ON = frozenset(
         *("distributed-executor-backend", "data-parallel-backend"),
     }
 )
-"""Flags whose values decide what we do."""
+"""Flags whose values we act on."""
 
 _DRAFTED = ("speculative-config", "spec-method", "spec-model", "speculative-model")
 _REFUSED_WITH_DRAFTS = ("min_p", "logit_bias")
-"""What a vLLM that drafts answers with 400 (``_validate_spec_decode`` in vllm/sampling_params.py)."""
+"""Parameters that vLLM answers with 400 if it drafts tokens (``_validate_spec_decode`` in vllm/sampling_params.py)."""
 _FATAL_WITH_DRAFTS: Mapping[str, str] = {"top_k": "top_k ends a vLLM 0.32 that drafts on a CPU"}
-"""Parameters of which a vLLM that drafts on a CPU ends.
+"""Parameters that crash a vLLM that drafts tokens on a CPU.
 
-``_expand_kernel_impl`` in vllm/utils/cpu_triton_utils.py writes to a copy, so that what it was to fill has any value.
+``_expand_kernel_impl`` in vllm/utils/cpu_triton_utils.py writes to a copy and leaves its output uninitialized.
 """
 _OWN = "--exercise FILE can ask for it"
 _NOT_ASKED: Mapping[str, str] = {"audio_config": "audio", "video_config": "videos"}
-"""Keys of a model's configuration -> what is not known here how to ask for."""
+"""Keys of a model's configuration -> inputs that we do not know how to request."""
 _NOT_ASKED_FLAGS: Mapping[str, str] = {
     "enable-prompt-embeds": "prompts that are embeddings",
     "enable-sleep-mode": "the time after a sleep",
@@ -159,8 +159,8 @@ class Vllm:
         family: the server's key in `starts.STARTS`.
         model_flag: the flag that names the model.
         cache_roots: cache variables -> where the caches lie below a sandbox's root.
-        counted: the server's counters that a warm start must repeat.
-        zeros: the server's counters that stay 0 in a warm start.
+        counted: the server's counters whose values a warm start must repeat.
+        zeros: the server's counters that must stay 0 in a warm start.
     """
 
     name: GuestName = "vllm"
@@ -184,7 +184,7 @@ class Vllm:
     )
 
     def defaults(self, device: str) -> Mapping[str, JsonValue]:
-        """Returns flags with the values that they have anyway; see `base.Adapter`."""
+        """Returns the defaults of flags; see `base.Adapter`."""
         return CPU_DEFAULTS if device == "cpu" else DEFAULTS
 
     def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
@@ -222,7 +222,7 @@ class Vllm:
         )
 
     def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-        """Returns what the launch must be asked; see `base.Adapter`."""
+        """Returns what to ask the launch; see `base.Adapter`."""
         values = flags.values
         kind = pooling_kind(values, config)
         is_drafting = any(_is_on(values, name) for name in _DRAFTED)
@@ -245,7 +245,7 @@ class Vllm:
         return tuple(found)
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for several nodes or API servers, for Ray, and if no cache is kept."""
+        """Raises SpecError for several nodes, for several API servers, for Ray, and if no cache is kept."""
         for name, reason in _REFUSED_FLAGS.items():
             if flags.values.get(name, False) is not False:
                 raise SpecError(f"--{name}", "cannot be wrapped", reason)
@@ -272,8 +272,8 @@ class Vllm:
         """Returns the server's environment in a phase.
 
         Headers are not precompiled: torch keeps them, 150 MB each, outside its cache, and looks for them before it looks
-        into the cache (torch/_inductor/codecache.py). When it starts from sealed files, vLLM is told to fail instead of
-        silently compiling again. LOGNAME is fixed, because torch puts the user's name into a path.
+        into the cache (torch/_inductor/codecache.py). In a start from sealed files, vLLM must fail instead of silently
+        compiling again. LOGNAME is fixed, because torch puts the user's name into a path.
         """
         values = {
             **self.roots(root),
@@ -293,7 +293,7 @@ class Vllm:
     def command(
         self, words: Sequence[str], flags: Flags, root: SandboxRoot, *, is_aliased: bool
     ) -> tuple[str, ...]:
-        """Returns the whole command to run; see `base.Adapter`."""
+        """Returns the complete command to run; see `base.Adapter`."""
         if not is_aliased:
             return tuple(words)
         found = self.starts_at(words)
@@ -332,18 +332,18 @@ class Vllm:
         return roles if is_in_engine else {**roles, "Worker": ranks * engines}
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, but for the answers."""
+        """Returns what every warm start must show, except the answers."""
         return expected_of(
             processes, roles=self.roles(launch), hooks=self.hooks, counted=self.counted, zeros=self.zeros
         )
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what every start does again: on a GPU it captures CUDA graphs, unless it is eager."""
+        """Returns what every start repeats: on a GPU, the capture of CUDA graphs, unless the launch is eager."""
         is_eager = launch.flags.get("enforce-eager", False) is not False
         return () if is_eager or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
 
     def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns nothing: vLLM compiles as it starts."""
+        """Returns nothing: vLLM compiles while it starts."""
         return ()
 
     def shapes(
@@ -357,7 +357,7 @@ class Vllm:
         raise no_slices(self.name)
 
     def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns that of one server."""
+        """Returns no variables, for one server."""
         return ({},)
 
     def settle(self, root: Path) -> None:
@@ -365,7 +365,7 @@ class Vllm:
 
 
 def cold_home(root: SandboxRoot, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of a home in the sandbox, with the hub's cache where the user has it."""
+    """Returns the variables for a home in the sandbox. The hub's cache stays where the user has it."""
     home = {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
     return {**home, "HF_HOME": hugging_face_home(environ)}
 
@@ -397,13 +397,13 @@ def _model(read: CommandWords, flags: Mapping[str, JsonValue]) -> str:
 
 
 def _authorization(read: CommandWords, environ: Mapping[str, str]) -> str:
-    """Returns the header that vLLM asks for (vllm/entrypoints/serve/utils/server_utils.py). It takes any of its keys."""
+    """Returns the header that vLLM requires (vllm/entrypoints/serve/utils/server_utils.py). Any of its keys will do."""
     key = one_text(read.secrets(), "api-key") or environ.get("VLLM_API_KEY", "")
     return f"Bearer {key}" if key else ""
 
 
 def _tokens(flags: Mapping[str, JsonValue], name: str) -> int | None:
-    """Returns a number of tokens or sequences; None if the command leaves it to vLLM, as ``auto`` does."""
+    """Returns a number of tokens or sequences; None if the command leaves the choice to vLLM, as ``auto`` does."""
     try:
         return parse_tokens(f"--{name}", one_text(flags, name))
     except SpecError:

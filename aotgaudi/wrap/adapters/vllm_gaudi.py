@@ -1,4 +1,4 @@
-"""vllm-gaudi: vLLM with the plugin for Intel Gaudi, whose graphs are recipes, one for each shape.
+"""vllm-gaudi: vLLM with the plugin for Intel Gaudi. Its graphs are recipes, one for each shape.
 
 Facts about the bridge are numbered as in docs/reference/hpu-contract.md; facts about the plugin name its files at 091bbad.
 Nothing here has run on a card.
@@ -37,7 +37,7 @@ from aotgaudi.gaudi.identity import (
     find_cards,
     usable_modules,
 )
-from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, scan
+from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, scan
 from aotgaudi.wrap.adapters.base import (
     SHAPES_FOLDER,
     Environment,
@@ -63,10 +63,10 @@ if TYPE_CHECKING:
 def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
     """Returns this machine as the target of a server whose packages lie in `site_packages`. Acquires no card.
 
-    Hashes the libraries that compile, since the bridge's own check gives the same result whatever they hold (K-38).
+    Hashes the libraries that compile, because the bridge's own check gives the same result whatever they contain (K-38).
 
     Raises:
-        TargetError: no card, cards of several types, or no software for them.
+        TargetError: there is no card, or cards of several types, or no software for them.
         StoreError: a library cannot be read.
     """
     machine = find_cards(root).device_type()
@@ -77,7 +77,7 @@ def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
 
 PLUGIN = "vllm-gaudi"
 FILE = f"{SHAPES_FOLDER}/vllm.buckets"
-"""Where the bucket file lies below a sandbox's root."""
+"""Where the bucket file lies, relative to a sandbox's root."""
 
 NAMES = frozenset(
     {
@@ -87,13 +87,13 @@ NAMES = frozenset(
         *("VLLM_FUSEDSDPA_SLIDE_THLD", DYNAMIC_SHAPES_VARIABLE),
     }
 )
-"""Flags and variables that `shapes` adds if they are not given."""
+"""Flags and variables that `shapes` adds unless they are given."""
 
 PREFIXES = ("VLLM_", "PT_", "HABANA_", "HCCL_", "HCL_", "GC_", "QUANT_", "INC_")
 
 
 class GaudiVariables(VariableRules):
-    """The rules of vLLM; moreover, a variable that names a file counts by the file's content, wherever that lies."""
+    """The rules of vLLM. In addition, a variable that names a file counts by the file's content, not by its path."""
 
     def is_looked_at(self, name: str) -> bool:
         """Returns whether a variable may be read by what compiles."""
@@ -117,10 +117,10 @@ RULES = GaudiVariables(
 
 
 RECIPES = "cache/hpu"
-"""Where recipes lie below a sandbox's root. In inference mode each rank appends its number to this path."""
+"""Where recipes lie, relative to a sandbox's root. In inference mode each rank appends its number to this path."""
 
 METRICS = "tmp/hpu-metrics.json"
-"""Where the bridge writes its counters when a process ends (``saver.py``)."""
+"""Where the bridge writes its counters when a process ends (``saver.py``), relative to a sandbox's root."""
 
 _FORCED_AOT = "VLLM_FORCE_AOT_LOAD"
 _ROOTS_OF_OTHER_DEVICES = frozenset(
@@ -132,7 +132,7 @@ _COMPILES_LATER: Mapping[str, str] = {
 
 
 class VllmGaudi(Vllm):
-    """vLLM with the plugin for Gaudi. See `base.Adapter`; what is not here is as in vLLM."""
+    """vLLM with the plugin for Gaudi. See `base.Adapter`; everything else is as in vLLM."""
 
     name: GuestName = "vllm-gaudi"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
@@ -149,7 +149,7 @@ class VllmGaudi(Vllm):
     cache_roots: Mapping[str, str] = {
         name: path for name, path in ROOTS.items() if name not in _ROOTS_OF_OTHER_DEVICES
     }  # The variable of the recipes holds more than a path: `environment` sets it.
-    counted: tuple[str, ...] = ()  # How often recipes are found varies with how requests share steps.
+    counted: tuple[str, ...] = ()  # How often recipes are found depends on which requests share steps.
     zeros: tuple[str, ...] = ("hpu.graph_compilation", "hpu.recipe_misses")
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
@@ -175,9 +175,9 @@ class VllmGaudi(Vllm):
     def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
         """Returns the server's environment in a phase.
 
-        All ranks share one flat directory of recipes. It is never deleted at start, as each worker would do for itself
-        (K-37), and nothing is evicted. vLLM makes no compile artifacts on this platform (vllm_gaudi/platform.py:
-        CompilationMode.NONE), so it is not told to insist on them.
+        All ranks share one flat directory of recipes. It is not deleted at start, which each worker would otherwise do for
+        itself (K-37), and nothing is evicted. vLLM makes no compile artifacts on this platform (vllm_gaudi/platform.py:
+        CompilationMode.NONE), so it is not required to find them.
         """
         base = super().environment(root, phase, environ)
         rules = RECIPE_RULES
@@ -201,7 +201,7 @@ class VllmGaudi(Vllm):
         return find_machine(installed.site_packages)
 
     def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what every start does again: a recipe cache saves the graph compiler, not what runs before it."""
+        """Returns what every start repeats: a recipe cache saves the graph compiler's work only."""
         is_eager = launch.flags.get("enforce-eager", False) is not False
         return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
 
@@ -210,14 +210,14 @@ class VllmGaudi(Vllm):
     ) -> Shapes:
         """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
 
-        Adds what the command and the environment leave open, and refuses what they set to other values: the proof holds for
-        the spec's limits only.
+        Adds what the command and the environment leave open. Refuses other values that they set, because the proof holds
+        only for the spec's limits.
 
         Raises:
             SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
-            CoverageError: the server would make buckets, and compile them, on live traffic. Names the smallest step.
+            CoverageError: the server would create and compile buckets under live traffic. Names the smallest step.
         """
-        # Only here: `aotgaudi run` needs no manifest.
+        # Imported only here: `aotgaudi run` needs no manifest.
         from aotgaudi.manifest.bucket_file import bucket_file_of
         from aotgaudi.manifest.manifest import Manifest
 
@@ -256,7 +256,7 @@ class VllmGaudi(Vllm):
         return tuple({**files, FILE: text} for text in cut_bucket_file(files[FILE], num))
 
     def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns the variables of as many servers as there are cards for, a card for each rank.
+        """Returns the variables of as many servers as there are cards for, with one card for each rank.
 
         A server of one rank gets both variables that name a card (K-25). If cards have no ids, there is one server.
         """
@@ -278,21 +278,23 @@ class VllmGaudi(Vllm):
 
 
 def settle_recipes(configured: Path) -> tuple[Path, ...]:
-    """Puts every directory in order that the ranks wrote for the path `configured`, and returns these directories.
+    """Puts in order all directories that the ranks wrote for the path `configured`, and returns them.
 
-    The bridge stores in a thread, without rename or checksum (K-26, K-35), so a pair of files may be truncated, and a cache
-    on a shared file system has the writer in its names (``hpu_recipe_cache.cpp``). The bridge would take such a recipe
-    for a miss and compile it again without a word. Here names lose their writer, a graph that several ranks wrote keeps one
-    pair, and locks, announcements and the marks of empty graphs are removed.
+    The bridge writes in a thread, without rename or checksum (K-26, K-35), so a file of a pair may be truncated. The bridge
+    would treat such a recipe as a miss and silently compile it again. In a cache on a shared file system, file names contain
+    the writer's name (``hpu_recipe_cache.cpp``). We remove the writer from the names, keep one pair of each graph that
+    several ranks wrote, and delete locks, announcements and the marks of empty graphs.
 
     Raises:
-        CompileError: a recipe is truncated, or holds constants, or there are several versions of the bridge's libraries.
+        CompileError: a recipe is truncated, a directory holds constants, or its recipes are from several versions of the
+            bridge's libraries.
         StoreError: a directory cannot be read or written.
     """
     directories = find_directories(configured)
     for directory in directories:
         found = scan(directory)
         _require_whole(found)
+        require_restorable(found)
         try:
             _tidy(found)
         except OSError as error:
@@ -305,16 +307,8 @@ def _require_whole(found: RecipeDirectory) -> None:
         name, problem = next(iter(found.broken.items()))
         others = f" (and {len(found.broken) - 1} more)" if len(found.broken) > 1 else ""
         raise CompileError(
-            f"{found.path}: {name} {problem}{others}: the server must end before it is stopped"
+            f"{found.path}: {name} {problem}{others} (the server must end by itself after SIGTERM)"
         )
-    if found.constants:
-        raise CompileError(
-            f"{found.path}: holds constants ({found.constants[0]}), so a copy of it would not load"
-            " (unset PT_HPU_COMPILE_GRAPH_FREEZE and what marks weights as constants)"
-        )
-    versions = sorted({(pair.synapse, pair.libraries) for pair in found.pairs})
-    if len(versions) > 1:
-        raise CompileError(f"{found.path}: holds recipes of several versions: {versions[0]}, {versions[1]}")
 
 
 def _tidy(found: RecipeDirectory) -> None:

@@ -1,6 +1,6 @@
-"""What an environment says about buckets: ``VLLM_*`` and ``PT_HPU_*`` as one public version reads them.
+"""The buckets that an environment asks for: ``VLLM_*`` and ``PT_HPU_*`` as one public version reads them.
 
-The bounds are ``VLLM_{PROMPT,DECODE}_<DIMENSION>_BUCKET_<PARAMETER>``; version and strategy decide which of them count.
+The bounds are ``VLLM_{PROMPT,DECODE}_<DIMENSION>_BUCKET_<PARAMETER>``. Version and strategy decide which of them count.
 
 Sources, at vllm-gaudi@091bbad unless a rule of ``bucketing.versions`` says otherwise: vllm_gaudi/extension/features.py
 and environment.py (modes), extension/bucketing/common.py 66-155 (strategy), linear.py 90-127 and padding_aware.py
@@ -38,7 +38,7 @@ ReadInteger = Callable[[str, int, "int | None"], "int | None"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class BoundVariable:
-    """A variable that bounds buckets. `dimension` is ``QUERY`` under both of its names."""
+    """A variable that bounds buckets. `dimension` is ``QUERY`` for both of its spellings."""
 
     phase: str
     dimension: str
@@ -47,7 +47,7 @@ class BoundVariable:
 
     @classmethod
     def of(cls, name: str) -> BoundVariable | None:
-        """Returns what a variable's name stands for; None for another variable."""
+        """Returns the bound that a variable's name stands for; None for any other variable."""
         match = _PATTERN.fullmatch(name)
         if match is None:
             return None
@@ -56,14 +56,14 @@ class BoundVariable:
 
     @property
     def is_of_an_axis(self) -> bool:
-        """Whether the phase has the dimension. A decode query, for example, is always one token."""
+        """Whether the phase has this dimension. A decode query, for example, is always one token."""
         return (self.phase, self.dimension) in _AXES
 
 
 def heeded_parameters(
     rules: EnvironmentRules, strategy: StrategyName, phase: str, dimension: str, *, merged_prefill: bool
 ) -> tuple[str, ...]:
-    """Returns the parameters of a dimension that a strategy takes from the environment."""
+    """Returns the parameters of a dimension that a strategy reads from the environment."""
     if strategy in ("file", "unified"):
         return ()
     if strategy == "exponential":
@@ -124,7 +124,7 @@ def _heeded_by_exponential(rules: EnvironmentRules, phase: str, dimension: str) 
 
 
 def _spellings(rules: EnvironmentRules, strategy: StrategyName, dimension: str) -> tuple[str, ...]:
-    """Returns the names of a dimension; the first that is set wins. The exponential strategy knows no alias."""
+    """Returns the spellings of a dimension; the first that is set wins. The exponential strategy knows no alias."""
     if dimension != "QUERY":
         return (dimension,)
     return rules.query_names[:1] if strategy == "exponential" else rules.query_names
@@ -136,7 +136,7 @@ def all_parameters(strategy: StrategyName) -> tuple[str, ...]:
 
 
 def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mapping[str, str]) -> None:
-    """Raises SpecError, which names the variable, for a minimum above its maximum.
+    """Raises SpecError, naming the variable, if a minimum is above its maximum.
 
     Decode blocks are not checked: upstream lowers their minimum itself (extension/bucketing/linear.py 76-82).
     """
@@ -154,7 +154,7 @@ def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mappin
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """The version, strategy and mode that decide which variables count."""
+    """The version, strategy and mode, which decide which variables count."""
 
     version: str
     rules: EnvironmentRules
@@ -163,7 +163,7 @@ class Situation:
 
 
 def why_bound_ignored(bound: BoundVariable, situation: Situation) -> str:
-    """Returns the first reason why a bound that was not heeded does nothing."""
+    """Returns the first reason why a bound that was not heeded has no effect."""
     rules, strategy, version = situation.rules, situation.strategy, situation.version
     known = variable(bound.phase, rules.query_names[0], bound.parameter)
     reasons = (
@@ -203,7 +203,7 @@ def _is_heeded(bound: BoundVariable, situation: Situation) -> bool:
 
 
 def _why_alias(bound: BoundVariable, known: str, situation: Situation) -> str:
-    """Returns why a bound has no effect although its parameter counts: an alias is set, or its value means nothing."""
+    """Returns why a bound has no effect although its parameter counts: an alias is set, or its value has no meaning."""
     if situation.strategy != "exponential":
         return f"{known} is set, which comes before it"
     if bound.spelling != situation.rules.query_names[0]:
@@ -244,19 +244,19 @@ class IgnoredVariable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketingEnvironment:
-    """What an environment says about buckets, at `version`.
+    """What an environment says about buckets, as `version` reads it.
 
     Attributes:
         prompt, decode: only bounds that the strategy heeds.
         contiguous_pa: the resolved value, set or by default.
-        prefix_caching: whether prompts may start after cached blocks; contiguous paged attention turns it off
-            from v0.11.2 on (vllm_gaudi/platform.py 241).
-        max_num_prefill_seqs: VLLM_PROMPT_BS_BUCKET_MAX, if it decides the number and is set.
+        prefix_caching: whether prompts may start after cached blocks. Contiguous paged attention turns it off from
+            v0.11.2 on (vllm_gaudi/platform.py 241).
+        max_num_prefill_seqs: VLLM_PROMPT_BS_BUCKET_MAX, if it is set and decides the number.
         file: the path of the bucket file, as given; None for other strategies.
         is_enabled: VLLM_ENABLE_BUCKETING.
         heeded: the variables that had an effect.
         ignored: every variable that is set and that this version and strategy do not heed, by name.
-        notes: values that upstream reads otherwise than the user may expect.
+        notes: values that upstream reads differently from what the user may expect.
     """
 
     version: str
@@ -288,11 +288,11 @@ class BucketingEnvironment:
         Args:
             environment: names and texts.
             version: one of ``spec.bucketing.VersionName``.
-            enable_prefix_caching: what the command line says; None is the engine's default, which is off in
-                vllm-fork and on elsewhere.
+            enable_prefix_caching: the command line's setting; None means the engine's default, which is off in vllm-fork
+                and on elsewhere.
 
         Raises:
-            SpecError: a malformed value, with the variable named; or an unknown version.
+            SpecError: a malformed value (the error names the variable), or an unknown version.
         """
         rules, reader = find_version(version).environment, VariableReader(environment)
         unified = rules.has_unified and bool(reader.boolean("VLLM_UNIFIED_ATTN"))
@@ -342,7 +342,7 @@ def _contiguous_pa(
 
 
 def _strategy(rules: EnvironmentRules, reader: VariableReader, *, unified: bool) -> StrategyName:
-    """Returns the strategy; what comes earlier here wins."""
+    """Returns the strategy. An earlier rule here takes precedence over a later one."""
     if unified:
         return "unified"
     if rules.has_file and reader.text("VLLM_BUCKETING_FROM_FILE"):
@@ -383,7 +383,7 @@ def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | N
 def _ignored(
     environment: Mapping[str, str], reader: VariableReader, situation: Situation
 ) -> tuple[IgnoredVariable, ...]:
-    """Lists the variables that are set and not heeded. Raises SpecError for a bound among them that is no integer."""
+    """Lists the variables that are set and not heeded. Raises SpecError if one of them is a bound that is no integer."""
     found = []
     for name in sorted(environment):
         if not is_looked_at(name) or _is_variable_heeded(name, environment, reader, situation):
@@ -399,7 +399,7 @@ def _ignored(
 def _is_variable_heeded(
     name: str, environment: Mapping[str, str], reader: VariableReader, situation: Situation
 ) -> bool:
-    """Returns whether a variable had an effect. The exponential strategy heeds a least query of 1 only."""
+    """Returns whether a variable had an effect. The exponential strategy heeds a query minimum only if it is 1."""
     bound = BoundVariable.of(name)
     is_query_min = bound is not None and (bound.dimension, bound.parameter) == ("QUERY", "MIN")
     if is_query_min and situation.strategy == "exponential" and environment[name].strip() != "1":
@@ -408,7 +408,7 @@ def _is_variable_heeded(
 
 
 def _why_ignored(name: str, situation: Situation) -> str | None:
-    """Returns why a variable that was not heeded does nothing; None if the public code heeds it."""
+    """Returns why a variable that was not heeded has no effect; None if the public code does heed it."""
     bound = BoundVariable.of(name)
     if bound is not None:
         return why_bound_ignored(bound, situation)

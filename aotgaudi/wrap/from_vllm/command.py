@@ -1,4 +1,4 @@
-"""What a vLLM server's command says of a spec: which flags a spec takes, and which it refuses or leaves out."""
+"""Reads a vLLM command for a spec: which flags the spec takes, and which it refuses or leaves out."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class VllmCommand:
     Attributes:
         model: a local directory, or a name on the hub.
         assignments: ``NAME=VALUE`` words in front of the command.
-        values: the text of each flag that a spec takes, by its name without dashes; if given twice, the last.
+        values: the text of each flag that a spec takes, by its name without dashes; the last one if given twice.
         switches: each switch that a spec takes; False for its ``--no-`` form.
         harmless: flags that do not change what is warm, with the reason.
-        unknown: flags that may change what is warm and for which a spec has no field, with the reason.
+        unknown: flags that may change what is warm but have no field in a spec, with the reason.
         notes: flags that were abbreviated.
     """
 
@@ -52,7 +52,7 @@ class VllmCommand:
     def parse(cls, text: str) -> VllmCommand:
         """Parses ``vllm serve MODEL ...`` or ``python -m vllm.entrypoints.openai.api_server --model MODEL ...``.
 
-        Flags may be abbreviated where that is unambiguous. See `command_line.CommandReader` for the other forms.
+        Flags may be abbreviated if that is unambiguous. `command_line.CommandReader` describes the other forms.
 
         Raises:
             SpecError: the text starts no server, or has a flag that is unknown or that a spec cannot express.
@@ -80,7 +80,7 @@ class VllmCommand:
 
 
 def _require_known(read: CommandWords) -> dict[str, Given]:
-    """Returns what each flag was given, `model` among them. Raises SpecError for an unknown flag, and for two models."""
+    """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
     for words in read.unknown.values():
         flag = flag_part(with_dashes(words[0]))
         close = difflib.get_close_matches(flag.lstrip("-"), _KNOWN, n=1, cutoff=0.75)
@@ -108,7 +108,7 @@ def _remarks(given: Mapping[str, Given], effect: str) -> tuple[Remark, ...]:
 
 
 def _server_words(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the assignments before a server's command, and the words after it. Raises SpecError: it starts none."""
+    """Returns the assignments before a server's command, and the words after it. Raises SpecError if it starts no server."""
     found = find_vllm(words)
     if found is None:
         raise SpecError(

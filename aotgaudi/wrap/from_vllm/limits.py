@@ -1,11 +1,11 @@
-"""The limits of a server: from flags, from defaults of vLLM on Gaudi, and from a pinned number of KV blocks.
+"""The limits of a server: from its flags, from vLLM's defaults on Gaudi, and from a pinned number of KV blocks.
 
 Upstream computes the number of blocks from the memory that is free when a server starts, so two starts may differ. The
-tables of buckets, and every recipe that holds the cache, depend on it. So it is pinned here: either given, or computed from
-given figures by the formula of vllm_gaudi/v1/worker/hpu_worker.py 395-450
-(``determine_available_memory``) and vllm/v1/core/kv_cache_utils.py (``get_num_blocks``), in double precision and in
-that order. vllm-fork's V0 engine (vllm/worker/hpu_worker.py 342-390) sets no dummy block aside, and gives
-each stage of a pipeline a scheduler with its share of the blocks.
+bucket tables, and every recipe that contains the cache, depend on it. We therefore pin it: it is either given, or computed
+from given figures by the formula of vllm_gaudi/v1/worker/hpu_worker.py 395-450 (``determine_available_memory``) and
+vllm/v1/core/kv_cache_utils.py (``get_num_blocks``), in double precision and in that order. vllm-fork's V0 engine
+(vllm/worker/hpu_worker.py 342-390) reserves no dummy block, and gives each stage of a pipeline a scheduler with its share of
+the blocks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_tokens
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-"""vLLM's for a server on a device whose memory it does not know (vllm/engine/arg_utils.py ``get_batch_defaults``).
+"""vLLM's default for a server on a device whose memory it does not know (vllm/engine/arg_utils.py ``get_batch_defaults``).
 
-Gaudi's platform reports 0 bytes in order to have these (vllm_gaudi/platform.py ``get_device_total_memory``).
+Gaudi's platform reports 0 bytes to get this default (vllm_gaudi/platform.py ``get_device_total_memory``).
 """
 
 DEFAULT_BLOCK_SIZE = 128
@@ -48,7 +48,7 @@ _PREFILL_FLAG = "max-num-prefill-seqs"
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The number of KV blocks, or the free device memory in bytes to compute it from. Both may be None."""
+    """The number of KV blocks, or the free device memory in bytes from which to compute it. Both may be None."""
 
     num_blocks: int | None = None
     free_bytes: int | None = None
@@ -64,7 +64,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The keys of ``spec.limits.ServingLimits``, unchecked, with notes for the user and the defaults that were assumed."""
+    """The unchecked keys of ``spec.limits.ServingLimits``, notes for the user, and the assumed defaults."""
 
     table: Mapping[str, int]
     notes: tuple[str, ...]
@@ -79,7 +79,7 @@ def read_limits(
     device: Device,
     pin: Pin,
 ) -> Limits:
-    """Returns the limits of a server. Raises SpecError, which names the flag or the variable."""
+    """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
     rules, assumed = find_version(bucketing.version).environment, _Assumed()
     max_model_len = _max_model_len(command, facts, serving, assumed)
     max_num_seqs = _integer(command, "max-num-seqs")
@@ -159,14 +159,14 @@ def _max_model_len(
 
 
 def is_prefill_chunked(command: VllmCommand, rules: EnvironmentRules) -> bool:
-    """Returns whether prompts are computed in chunks. vllm-fork's engine does so only if it is told to."""
+    """Returns whether prompts are computed in chunks. In vllm-fork's engine that must be switched on."""
     return command.switches.get("enable-chunked-prefill", not rules.is_extension)
 
 
 def _batched_tokens(
     command: VllmCommand, rules: EnvironmentRules, max_model_len: int, max_num_seqs: int, assumed: _Assumed
 ) -> int:
-    """Returns the tokens of a step. Without chunked prefill (vllm-fork's default) a whole prompt must fit."""
+    """Returns the most tokens of a step. Without chunked prefill (vllm-fork's default) a whole prompt must fit."""
     text = command.values.get("max-num-batched-tokens")
     if text is not None:
         return parse_tokens("--max-num-batched-tokens", text)
@@ -198,7 +198,7 @@ def _at_most(where: str, value: int, max_num_seqs: int) -> int:
 
 
 def _check_mamba(facts: ModelFacts, tokens: int) -> None:
-    """Upstream's own check (extension/bucketing/common.py 98)."""
+    """Raises SpecError like upstream's own check (extension/bucketing/common.py 98)."""
     chunk = facts.mamba_chunk_size
     if chunk and tokens % chunk:
         raise SpecError(
@@ -219,11 +219,11 @@ class _Count:
 
     @property
     def num_schedulers(self) -> int:
-        """How many schedulers share the blocks. vllm-fork's V0 engine has one for each stage of a pipeline."""
+        """The number of schedulers that share the blocks. vllm-fork's V0 engine has one for each stage of a pipeline."""
         return self.device.parallel.pipeline_parallel_size if self.rules.is_extension else 1
 
     def of(self, free_bytes: int) -> tuple[int, str]:
-        """Returns the blocks, and the figures as text. Raises SpecError if not one fits."""
+        """Returns the number of blocks, and the figures as text. Raises SpecError if no block fits."""
         share = _utilization(self.command)
         share = DEFAULT_UTILIZATION if share is None else share
         reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
@@ -246,26 +246,26 @@ class _Count:
 def num_kv_blocks(
     free_bytes: int, utilization: float, reserved: float, block_bytes: int, *, num_dummy_blocks: int = 1
 ) -> int:
-    """Returns the blocks that upstream would allocate; 0 if not one fits.
+    """Returns the number of blocks that upstream would allocate; 0 if none fits.
 
     Args:
         free_bytes: free device memory after the model is loaded and profiled.
         utilization: --gpu-memory-utilization, the usable share of it.
-        reserved: VLLM_GRAPH_RESERVED_MEM, the share of that for graphs.
+        reserved: VLLM_GRAPH_RESERVED_MEM, the share of usable memory that is kept for graphs.
         block_bytes: bytes of one block, over all layers.
-        num_dummy_blocks: blocks that are set aside for padding.
+        num_dummy_blocks: blocks that are reserved for padding.
     """
     usable = free_bytes * utilization * (1 - reserved)
     return max(0, int((usable - num_dummy_blocks * block_bytes) // block_bytes))
 
 
 def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, tuple[str, ...]]:
-    """Returns the number of KV blocks, and notes that say where it is from.
+    """Returns the number of KV blocks, and notes on its origin.
 
     A number in `pin` takes precedence over --num-gpu-blocks-override, and that over free memory.
 
     Raises:
-        SpecError: the number is not pinned (names the ways to do so), or no block fits.
+        SpecError: the number is not pinned (the error names the ways to pin it), or no block fits.
     """
     text = command.values.get(_OVERRIDE)
     override = None if text is None else parse_integer(f"--{_OVERRIDE}", text, minimum=1)

@@ -45,7 +45,7 @@ class ModelFacts:
         has_interleaved_windows: whether layers with and without a sliding window alternate.
         mamba_chunk_size: 0 without such layers.
         has_vision: whether the model takes images.
-        is_quantized: whether the checkpoint's weights are.
+        is_quantized: whether the checkpoint's weights are quantized.
     """
 
     text: Mapping[str, Any]
@@ -75,7 +75,7 @@ class ModelFacts:
 
     @property
     def positions(self) -> int | None:
-        """The longest sequence that the model is made for, in tokens; None if the config does not say."""
+        """The longest sequence that the model supports, in tokens; None if the config does not say."""
         known = (self.text.get(name) for name in POSITION_KEYS)
         return min((value for value in known if type(value) is int and value > 0), default=None)
 
@@ -107,7 +107,7 @@ def _has_mamba(text: Mapping[str, Any]) -> bool:
 
 
 def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int, bool]:
-    """Returns the chunk size, in tokens, and whether the config gives it."""
+    """Returns the chunk size in tokens, and whether the config contains it."""
     if rules.mamba == "none":
         return 0, False
     for name in ("mamba_chunk_size", "chunk_size"):
@@ -151,14 +151,14 @@ def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple
 
 
 def kv_block_bytes(facts: ModelFacts, block_size: int, value_bytes: int, parallel: ParallelSpec) -> int:
-    """Returns the bytes of one KV block on one device: keys and values, or one latent vector (MLA), of its layers.
+    """Returns the bytes of one KV block on one device: its layers' keys and values, or one latent vector each (MLA).
 
-    `value_bytes`: the bytes of one number of the cache. The stage with most layers decides, since it has room for fewest
-    blocks. A latent vector is not split among the ranks of a layer (vllm/config/model.py ``get_num_kv_heads``).
+    `value_bytes` is the size of one number of the cache. The stage with most layers decides, because it has room for the
+    fewest blocks. The ranks of a layer do not split a latent vector (vllm/config/model.py ``get_num_kv_heads``).
 
     Raises:
-        SpecError: a key that the config lacks; or a model whose layers keep unlike caches, where upstream's count
-            follows from how it groups them.
+        SpecError: the config lacks a key, or the model's layers keep different kinds of caches. Upstream's count then
+            depends on how it groups the layers.
     """
     if facts.has_mamba or facts.has_interleaved_windows:
         raise SpecError(

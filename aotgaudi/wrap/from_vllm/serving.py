@@ -1,4 +1,4 @@
-"""What is served besides buckets and limits: mode, defragmenter, vision, speculation, devices, quantization, adapters."""
+"""Everything but buckets and limits: mode, defragmenter, vision, speculation, devices, quantization, adapters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 QUANTIZATION_VARIABLE = "QUANT_CONFIG"
 RESERVED_VARIABLE = "VLLM_GRAPH_RESERVED_MEM"
 DEFAULT_RESERVED = 0.1
-"""Share of usable memory that is kept for graphs (vllm_gaudi/v1/worker/hpu_worker.py 407)."""
+"""The share of usable memory that is kept for graphs (vllm_gaudi/v1/worker/hpu_worker.py 407)."""
 
 _MOST_SPECULATIVE_TOKENS = 1024
 _IMAGES_FLAG = "limit-mm-per-prompt"
@@ -50,7 +50,7 @@ MODE_NOTES: Mapping[ExecutionMode, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingEnvironment:
-    """What an environment says besides buckets.
+    """What an environment says about anything but buckets.
 
     Attributes:
         is_lazy: PT_HPU_LAZY_MODE; None if it is unset, which means 0 (README_GAUDI.md of vllm-fork's releases for
@@ -62,7 +62,7 @@ class ServingEnvironment:
         allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
         quant_config: the path in QUANT_CONFIG; None if it is unset.
         heeded: the variables that were read.
-        notes: as of ``BucketingEnvironment``.
+        notes: as in ``BucketingEnvironment``.
     """
 
     is_lazy: bool | None
@@ -80,7 +80,7 @@ class ServingEnvironment:
 
     @classmethod
     def parse(cls, environment: Mapping[str, str], version: str) -> ServingEnvironment:
-        """Reads the environment as `version` does. Raises SpecError, which names the variable."""
+        """Reads the environment as `version` does. Raises SpecError, naming the variable."""
         reader = VariableReader(environment)
         reserved = reader.text(RESERVED_VARIABLE)
         defrag = _Defrag.read(reader, find_version(version).environment)
@@ -102,7 +102,7 @@ class ServingEnvironment:
         )
 
     def defrag_spec(self, bucketing: BucketingEnvironment) -> DefragSpec:
-        """Returns the defragmenter that this environment asks for.
+        """Returns the defragmenter's settings in this environment.
 
         If VLLM_DEFRAG is unset, the defragmenter is on with unified attention (v0.11.2 to v0.17.1) or with contiguous paged
         attention (from v0.19.0 on; extension/features.py), and its swaps are graphs under torch.compile
@@ -212,7 +212,7 @@ def quantization_table(
 
 
 def num_speculative_tokens(values: Mapping[str, str]) -> int:
-    """Returns the tokens guessed per step: from --speculative-config, else from --num-speculative-tokens, else 0."""
+    """Returns the number of speculative tokens per step: --speculative-config, else --num-speculative-tokens, else 0."""
     text = values.get("speculative-config")
     if text is None:
         older = values.get("num-speculative-tokens")
@@ -231,10 +231,10 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
 
 
 def most_images(command: VllmCommand) -> int:
-    """Returns how many images or videos a prompt may hold, as upstream warms them up: 1 by default.
+    """Returns how many images or videos a prompt may hold, as upstream warms them up. The default is 1.
 
-    0 if both are limited to 0, and with --language-model-only. The flag is JSON, or ``image=4,video=0`` in older releases.
-    A limit of images takes precedence over one of videos (hpu_model_runner.py 5963-5995). Raises SpecError.
+    Returns 0 if both are limited to 0, and with --language-model-only. The flag is JSON, or ``image=4,video=0`` in older
+    releases. A limit of images takes precedence over one of videos (hpu_model_runner.py 5963-5995). Raises SpecError.
     """
     if command.switches.get("language-model-only", False):
         return 0

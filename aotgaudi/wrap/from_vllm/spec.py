@@ -1,4 +1,4 @@
-"""Makes a spec from a vLLM command, an environment and a config.json, and a report of what the spec cannot say."""
+"""Makes a spec from a vLLM command, an environment and a config.json, and reports what the spec cannot express."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _WHERE: Mapping[str, str] = MappingProxyType(
         "model.config.max_position_embeddings": f"{CONFIG}: max_position_embeddings",
     }
 )
-"""Field of a spec -> what the user gave for it, for errors."""
+"""Field of a spec -> the user's option for it, for error messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class VllmSetup:
         version: the version whose rules apply, one of ``spec.bucketing.VersionName``; None assumes the default.
         pin: the number of KV blocks, unless --num-gpu-blocks-override gives it.
         read_file: returns the text of the bucket file at a path; raises SpecError.
-        digest_file: returns the sha256 of the content of the JSON file at a path, which QUANT_CONFIG names; raises
+        digest_file: returns the sha256 of the JSON content of the file at a path, which QUANT_CONFIG names; raises
             SpecError.
     """
 
@@ -77,13 +77,13 @@ class VllmSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the user should know of a command and an environment that the spec itself does not say.
+    """What the spec does not say, but the user should know about the command and the environment.
 
     Attributes:
         notes: other remarks.
         assumed: defaults that were filled in.
         ignored: variables that upstream does not heed, each with the reason.
-        unknown: flags and variables that may change what is warm, and for which a spec has no field.
+        unknown: flags and variables that may change what is warm but have no field in a spec.
         harmless: flags and variables that do not change what is warm, with the reason.
     """
 
@@ -104,10 +104,11 @@ class Report:
 
 
 def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
-    """Returns the spec of a server, for an hpu target, and what the spec does not say.
+    """Returns the spec of a server, for an hpu target, and the report of what the spec does not say.
 
     Raises:
-        SpecError: a value is malformed or contradictory, or a spec cannot express it. Names the flag or the variable.
+        SpecError: a value is malformed, contradicts another, or cannot be expressed in a spec. Names the flag or the
+        variable.
     """
     environment = {**setup.environment, **setup.command.assignments}
     version = setup.version or NEWEST_RELEASE
@@ -172,7 +173,7 @@ class _Parts:
         )
 
     def spec(self, setup: VllmSetup) -> BuildSpec:
-        """Returns the spec. Raises SpecError, with the flag named, for a value that the spec refuses."""
+        """Returns the spec. If the spec refuses a value, raises SpecError, naming the flag."""
         smallest = 1 if self.rules.sampler is None else self.rules.sampler
         num_images = most_images(setup.command)
         vision = VisionSpec(
@@ -205,7 +206,7 @@ class _Parts:
             raise SpecError(_WHERE.get(error.where, error.where), error.problem, error.remedy) from error
 
     def mode(self, command: VllmCommand) -> ExecutionMode:
-        """Returns how graphs are run."""
+        """Returns how graphs are executed."""
         return MODES[bool(self.serving.is_lazy), command.switches.get("enforce-eager", False)]
 
     def _bucketing(self, setup: VllmSetup) -> dict[str, Any]:
@@ -274,7 +275,7 @@ def _json(value: SpecValue) -> dict[str, Any]:
 
 
 def _value(kind: type[_V], table: Mapping[str, Any], where: str) -> _V:
-    """Returns a table as a value of a spec. Raises SpecError, which names the flag."""
+    """Returns a table as a value of a spec. Raises SpecError, naming the flag."""
     try:
         return value_from_json(kind, dict(table))
     except SpecError as error:

@@ -1,4 +1,4 @@
-"""The environment of a vLLM server: reading it, sorting the variables that no spec takes, and parsing environment files."""
+"""The environment of a vLLM server: reads it, sorts the variables that no spec takes, and parses environment files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(.*)")
 
 
 def is_looked_at(name: str) -> bool:
-    """Returns whether a variable is vLLM's or the bridge's, or may change what is warm. Others are left alone."""
+    """Returns whether a variable belongs to vLLM or the bridge, or may change what is warm. All others are ignored."""
     effect = VARIABLES.get(name)
     return name.startswith(_PREFIXES) or (effect is not None and effect.effect != "harmless")
 
 
 @dataclass(frozen=True, slots=True)
 class OtherVariables:
-    """Variables that a spec has no field for, in alphabetical order, each with its effect."""
+    """Variables that have no field in a spec, in alphabetical order, each with its effect."""
 
     unknown: tuple[Remark, ...]
     harmless: tuple[Remark, ...]
@@ -58,7 +58,7 @@ def _why_unknown(name: str) -> str:
 
 
 class VariableReader:
-    """Reads the variables of one environment, and remembers which of them counted."""
+    """Reads the variables of one environment and remembers which of them counted."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -67,29 +67,29 @@ class VariableReader:
 
     @property
     def heeded(self) -> frozenset[str]:
-        """The variables that were set and read, but for disregarded ones."""
+        """The variables that were set and read, except disregarded ones."""
         return frozenset(self._heeded)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Values that upstream reads otherwise than the user may expect, one sentence each."""
+        """Values that upstream reads differently from what the user may expect, one sentence each."""
         return tuple(self._notes)
 
     def disregard(self, name: str) -> None:
-        """Marks a variable as not heeded, because another one took precedence."""
+        """Marks a variable as not heeded because another one takes precedence."""
         self._heeded.discard(name)
 
     def text(self, name: str) -> str | None:
-        """Returns a variable's text; None where it is unset."""
+        """Returns a variable's text; None if it is unset."""
         value = self._environment.get(name)
         if value is not None:
             self._heeded.add(name)
         return value
 
     def boolean(self, name: str, *, is_word_only: bool = False) -> bool | None:
-        """Returns what upstream reads from a variable; None where it is unset.
+        """Returns the boolean that upstream reads from a variable; None if it is unset.
 
-        `is_word_only`: the old extension's reading, where nothing but the word true is true.
+        `is_word_only`: only the word true means true, as in the old extension.
         """
         text = self.text(name)
         if text is None:
@@ -101,7 +101,7 @@ class VariableReader:
         return value
 
     def integer(self, name: str, minimum: int, maximum: int | None) -> int | None:
-        """Returns a variable's integer; None where it is unset. Raises SpecError that names it."""
+        """Returns a variable's integer; None if it is unset. Raises SpecError, naming the variable."""
         text = self.text(name)
         if text is None:
             return None
@@ -110,13 +110,13 @@ class VariableReader:
 
 
 def parse_env_file(text: str, where: str) -> dict[str, str]:
-    """Returns the variables of an environment file, as docker and shells read them. The last line of a name counts.
+    """Returns the variables of an environment file, read as docker and shells do. The last line for a name counts.
 
-    Blank lines and lines that begin with ``#`` are skipped, ``export`` is allowed, quotes are taken off, and a ``#``
-    after a space begins a comment. Nothing is expanded. The values of other programs' variables are left unparsed.
+    Blank lines and lines that begin with ``#`` are skipped, ``export`` is allowed, quotes are removed, and a ``#`` after a
+    space begins a comment. Nothing is expanded. The values of other programs' variables are left unparsed.
 
     Raises:
-        SpecError: a line of another form, with its number.
+        SpecError: a line has another form. Names its number.
     """
     found: dict[str, str] = {}
     for number, line in enumerate(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").splitlines(), start=1):

@@ -1,9 +1,8 @@
-"""The lines that vllm-gaudi logs when it warms up sampler and defragmenter, to compare with a server's log.
+"""The lines that vllm-gaudi logs when it warms up sampler and defragmenter, for comparison with a server's log.
 
-The lines are those of the public pages (docs/configuration/warm-up/sampler_warm-up.md and
-defragmenter_warm-up.md), without time and place; a version without the warm-up logs nothing
-(``aotgaudi.bucketing.versions``), and neither does a server under --enforce-eager (vllm_gaudi/v1/worker/
-hpu_model_runner.py, warmup_model).
+The lines are those of the public pages (docs/configuration/warm-up/sampler_warm-up.md and defragmenter_warm-up.md), without
+time and place. A version without the warm-up logs nothing (``aotgaudi.bucketing.versions``), and neither does a server under
+--enforce-eager (vllm_gaudi/v1/worker/hpu_model_runner.py, warmup_model).
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class LogLine:
 
 
 def warm_up_log(manifest: Manifest) -> tuple[LogLine, ...]:
-    """Returns the lines of the sampler's warm-up, then those of the defragmenter's."""
+    """Returns the lines of the sampler's warm-up, followed by those of the defragmenter's."""
     spec = manifest.spec
     rules = find_version(spec.bucketing.version).environment
     if rules.sampler is None or spec.target.execution_mode in _MODES_WITHOUT_WARM_UP:
@@ -58,7 +57,7 @@ def _sampler_lines(entries: Sequence[SamplerEntry]) -> Iterator[LogLine]:
 
 
 def _setting(entry: SamplerEntry) -> str:
-    """Upstream's four columns, and those of ours that are on."""
+    """Returns upstream's four columns, and those of ours that are on."""
     neutral = SamplerEntry(entry.batch_size, 0.0, 1.0, 0, True)
     names = [name for name in _OWN_COLUMNS if getattr(entry, name) != getattr(neutral, name)]
     columns = "".join(f", {name}={getattr(entry, name)}" for name in names)
@@ -71,7 +70,7 @@ def _setting(entry: SamplerEntry) -> str:
 def _defrag_lines(
     padded_swaps: Sequence[int], num_blocks: int, *, announces_first: bool
 ) -> Iterator[LogLine]:
-    """Up to v0.17.1, with unified attention, the server announces the thresholds before it counts the blocks."""
+    """Yields the defragmenter's lines. With unified attention (up to v0.17.1) the thresholds precede the count of blocks."""
     announcement = LogLine("INFO", f"Warming up defragmenter with thresholds: {list(padded_swaps)}")
     is_skipped = num_blocks < _FEWEST_BLOCKS
     if announces_first or not is_skipped:

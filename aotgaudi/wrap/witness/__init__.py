@@ -1,8 +1,8 @@
-"""The agent that runs inside other people's processes. It is a separate package, which ours never imports.
+"""The agent that runs inside other people's processes. It is a separate package, which our own code never imports.
 
-An archive of `SITE` goes on the ``PYTHONPATH`` of a wrapped server. It holds ``aotgaudi_witness``, with the entry points
-by which vLLM and SGLang find it in each of their processes. The agent uses the standard library only, runs on Python 3.9,
-and imports nothing of aotgaudi. docs/formats/witness-events.md has the format of what it writes.
+An archive of `SITE` goes on the ``PYTHONPATH`` of a wrapped server. It holds ``aotgaudi_witness``, with the entry points by
+which vLLM and SGLang find it in each of their processes. The agent uses the standard library only, runs on Python 3.9, and
+imports nothing of aotgaudi. docs/formats/witness-events.md describes what it writes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from types import ModuleType
 from aotgaudi.digest import Digest
 
 SITE = Path(__file__).parent / "site"
-"""The agent's folder, which holds nothing else."""
+"""The agent's folder, which contains nothing else."""
 
 ENTRY_POINT = "aotgaudi_witness"
 """The agent's name among the plugins that a server may load (``VLLM_PLUGINS``)."""
 
 
 def write_agent(path: Path) -> Digest:
-    """Writes the agent as an archive that Python can import from; returns its digest. Raises OSError."""
+    """Writes the agent as an archive that Python can import from. Returns its digest. Raises OSError."""
     import zipfile  # Only here: a refusal need not wait for it.
 
     with zipfile.ZipFile(path, "w") as archive:
@@ -46,5 +46,5 @@ def _commands() -> ModuleType:
 
 
 def kind_of_command(words: Sequence[str]) -> str:
-    """Returns what the agent makes of a command line: ``compiler``, ``probe`` or ``other``; the same inside and outside."""
+    """Returns the agent's classification of a command line: ``compiler``, ``probe`` or ``other``. We use the same code."""
     return str(_commands().kind_of_command(words))

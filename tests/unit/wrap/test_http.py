@@ -72,6 +72,18 @@ def test_metrics_and_the_report(front: HttpServer) -> None:
     assert json.loads(get(front, "/report")[1]) == {"verdict": "Warm"}
 
 
+def test_an_error_of_ours_is_logged(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
+    def report() -> dict[str, str]:
+        raise KeyError("verdict")
+
+    answers = Answers(lambda: "", lambda: "", report, desk.metrics)
+    with HttpServer(Listen("127.0.0.1", 0), answers) as front, pytest.raises(http.client.RemoteDisconnected):
+        get(front, "/report")
+
+    assert "a request from 127.0.0.1 failed" in caplog.text
+    assert "KeyError: 'verdict'" in caplog.text
+
+
 def test_what_is_not_there(front: HttpServer) -> None:
     assert get(front, "/")[0] == 404
     assert get(front, "/ready", "POST")[0] == 501
