@@ -7,7 +7,6 @@ name twice, so later changes of the files do not matter. Nothing here follows a 
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
 from aotgaudi.graphs.program import Program
+from aotgaudi.machine import available_cores
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
 from aotgaudi.store.memfd import SealedObjects, allow_open_files
 
@@ -286,7 +286,7 @@ def _find_faults(
         path = object_path(bundle.path, digest)
         return digest, find_fault(path, digest, examine) if held is None else held.hold(path, digest, examine)
 
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
         return {digest: fault for digest, fault in pool.map(look, digests) if fault is not None}
 
 

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import StoreError, TargetError, store_error
 from aotgaudi.files import make_directories, write_atomic
+from aotgaudi.machine import available_cores
 
 PLUGIN = "habana-torch-plugin"
 """The distribution that contains the bridge."""
@@ -143,7 +144,7 @@ class DigestMemory:
         known = self._read()
         fresh = {path: known[str(path)][1] for path, stamp in stamps.items() if _is_known(known, path, stamp)}
         unknown = [path for path in stamps if path not in fresh]
-        with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
             fresh |= dict(zip(unknown, pool.map(self._hashed, unknown), strict=True))
         if unknown:
             self._write({**known, **{str(path): (stamps[path], fresh[path]) for path in unknown}})

@@ -122,7 +122,7 @@ class Warmth:
         """How many steps had a class of hyper-connections that was not prewarmed."""
         return sum(counts.num_steps for counts in self.splits if not counts.is_warm)
 
-    def beside(self, guard: Guard) -> Warmth:
+    def plus(self, guard: Guard) -> Warmth:
         """Returns a copy that adds the counts of `guard`, which belongs to another process of the server."""
         counts = guard.compilations()
         return replace(

@@ -30,6 +30,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.machine import available_cores
 from aotgaudi.runtime.memory import new_pages
 
 WeightsMemory = Literal["copy", "map"]
@@ -100,7 +101,7 @@ class ShardReader:
     def _read(self, wanted: Mapping[str, TensorSpec], passing: Collection[str]) -> dict[str, StoredTensor]:
         names = self.model.weight_files(wanted)
         found: dict[str, StoredTensor] = {}
-        with ThreadPoolExecutor(max(1, min(_MAX_THREADS, os.cpu_count() or 1, len(names)))) as pool:
+        with ThreadPoolExecutor(max(1, min(_MAX_THREADS, available_cores(), len(names)))) as pool:
             for tensors in pool.map(lambda name: self._read_file(name, wanted, passing), names):
                 found |= tensors
         missing = sorted(wanted.keys() - found.keys())

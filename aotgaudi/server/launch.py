@@ -219,7 +219,7 @@ def start_service(
         binding=running.binding,
         coverage=running.coverage,
         limits=limits,
-        warmth=lambda: engine.warmth().beside(guard),
+        warmth=lambda: engine.warmth().plus(guard),
         refresh=engine.refresh,
         version=__version__,
         metrics=metrics,

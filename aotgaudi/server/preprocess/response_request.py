@@ -236,7 +236,7 @@ class _Conversation:
 
 
 class FunctionTool(Body):
-    """A function, as this endpoint has it: without an object of its own."""
+    """A function tool, in the flat form of this endpoint."""
 
     type: Literal["function"]
     name: ToolName
@@ -283,14 +283,14 @@ _Format = Annotated[
 
 
 class TextOptions(Body):
-    """What the text of the answer is."""
+    """The format of the answer's text."""
 
     format: _Format | None = None
     verbosity: Annotated[object, neutral_only("medium")] = None
 
 
 class ReasoningOptions(Body):
-    """How the model thinks is the chat template's affair."""
+    """No option can be set: the chat template decides how the model reasons."""
 
     effort: NoValue = None
     summary: NoValue = None
