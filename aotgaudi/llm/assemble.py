@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def assemble(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
-    """Returns a model whose engine runs. `coverage` is what the model says of it. Raises what `aotgaudi.llm.start.start` does."""
+    """Returns a model whose engine runs; `coverage` is its proof in a line. Raises what `aotgaudi.llm.start.start` does."""
     keep_freed_memory()
     with _one_thread():
         return _assembled(options, observers, pinned, coverage)
