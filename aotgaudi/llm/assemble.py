@@ -31,14 +31,13 @@ from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CoverageError, TargetError
+from aotgaudi.errors import TargetError
 from aotgaudi.llm.grammars import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.prewarm import SplitCounter, prewarm
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
@@ -50,16 +49,15 @@ from aotgaudi.runtime.memory import keep_freed_memory
 from aotgaudi.spec.cache_rows import tail_reach
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
-from aotgaudi.spec.scheduler import SchedulerSpec
 
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
-    """Returns a model whose engine runs. Raises what `aotgaudi.llm.start.start` does."""
+def assemble(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
+    """Returns a model whose engine runs; `coverage` is its proof in a line. Raises what `aotgaudi.llm.start.start` does."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, observers, pinned)
+        return _assembled(options, observers, pinned, coverage)
 
 
 @contextmanager
@@ -73,7 +71,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
+def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
     manifest, model = pinned.bundle.manifest, pinned.weights.model
     served, spec = pinned.served, pinned.served.spec
     with observers.phases.time("tokenizer"):
@@ -85,8 +83,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         grammars = None
         if spec.model.generates and spec.sampler.signature.constraints:
             grammars = LaterGrammars(model, sorted(tokenizer.eos_token_ids), spec.model.vocab_size)
-    with observers.phases.time("coverage"):
-        coverage = check_coverage(served, require_warm=options.require_warm)
 
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, observers.phases, pinned, executables, guard)
@@ -346,19 +342,3 @@ def accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> l
         logger.warning("entry %s is not in the bundle: it compiles on first use", gone.entry)
     missing = {gone.entry for gone in report.missing}
     return [entry for entry in entries if str(entry) not in missing]
-
-
-def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
-    """Returns the result of the coverage proof in one line, and warns of possible steps without an entry.
-
-    Under `require_warm` it raises CoverageError instead of warning.
-    """
-    coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whatever the spec describes.
-    if coverage.is_closed:
-        return str(coverage)
-    if require_warm:
-        raise CoverageError(
-            f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
-        )
-    logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)
-    return str(coverage)

@@ -5,15 +5,22 @@ The guarantee depends on the order: nothing is mapped before the bundle is verif
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 from aotgaudi.backends.online import check_target, prepare_process
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.part import served_manifest
+from aotgaudi.errors import CoverageError
 from aotgaudi.llm.pinned import pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel
+from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.shards import ShardReader
+from aotgaudi.spec.scheduler import SchedulerSpec
+
+logger = logging.getLogger(__name__)
 
 
 def start(options: ModelOptions, observers: Observers) -> RunningModel:
@@ -37,10 +44,28 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
     if observers.on_model is not None:
         observers.on_model(model)
     with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as parts:
+        with phases.time("coverage"):
+            coverage = check_coverage(served, require_warm=options.require_warm)
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns if numpy is missing, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
             # Imported only now, so that whatever can fail without torch fails within a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, observers, parts)
+        return assemble(options, observers, parts, coverage)
+
+
+def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
+    """Returns the result of the coverage proof in one line, and warns of possible steps without an entry.
+
+    Under `require_warm` it raises CoverageError instead of warning.
+    """
+    coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whatever the spec describes.
+    if coverage.is_closed:
+        return str(coverage)
+    if require_warm:
+        raise CoverageError(
+            f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
+        )
+    logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)
+    return str(coverage)

@@ -19,12 +19,11 @@ Versions: 1 (first).
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, Protocol
 
 from pydantic import Field
 
@@ -34,8 +33,6 @@ from aotgaudi.errors import RemoteError
 
 POINTER_SCHEMA: Literal["aotgaudi.pointer/1"] = "aotgaudi.pointer/1"
 MAX_POINTER_BYTES = 4096
-
-T = TypeVar("T")
 
 _USER_INFO = re.compile(r"://[^/@\s]*@")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -120,51 +117,9 @@ class Remote(Protocol):
         ...
 
 
-# Trying again
-
-
 class TransientError(RemoteError):
     """The remote may answer another try. `wait_seconds` is the wait that it asked for, if it did."""
 
     def __init__(self, message: str, wait_seconds: float | None = None) -> None:
         super().__init__(message)
         self.wait_seconds = wait_seconds
-
-
-@dataclass(frozen=True)
-class Retry:
-    """At most `num_attempts`, with waits of 0.5, 1, 2, ... seconds between them, none above `longest_wait_seconds`.
-
-    No attempt begins once `longest_seconds` have passed since the first began, so that slow attempts are few.
-
-    Tests pass their own `sleep` and `clock` (seconds, monotonic).
-    """
-
-    num_attempts: int = 5
-    first_wait_seconds: float = 0.5
-    longest_wait_seconds: float = 20.0
-    longest_seconds: float = 60.0
-    sleep: Callable[[float], None] = time.sleep
-    clock: Callable[[], float] = time.monotonic
-
-    def call(self, action: Callable[[], T]) -> T:
-        """Runs `action` until it raises no TransientError. Raises the last TransientError, and any other error at once."""
-        began = self.clock()
-        for attempt in range(self.num_attempts - 1):
-            try:
-                return action()
-            except TransientError as error:
-                if self.is_over(began):
-                    raise
-                self.wait(attempt, error)
-        return action()
-
-    def is_over(self, began: float) -> bool:
-        """Returns whether it is too late for another attempt. The first one began at `began` (by `clock`)."""
-        return self.clock() - began > self.longest_seconds
-
-    def wait(self, attempt: int, error: TransientError) -> None:
-        """Waits after failure number `attempt` (from 0), longer if the remote asked for it, but within our limit."""
-        backoff = self.first_wait_seconds * 2**attempt
-        asked = backoff if error.wait_seconds is None else max(backoff, error.wait_seconds)
-        self.sleep(min(asked, self.longest_wait_seconds))

@@ -16,6 +16,7 @@ import fcntl
 import hashlib
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,7 @@ from aotgaudi.errors import (
     store_error,
 )
 from aotgaudi.files import make_directories, place
-from aotgaudi.share.remote import Remote, Retry, TransientError
+from aotgaudi.share.remote import Remote, TransientError
 from aotgaudi.store.cas import find_fault
 
 _CHUNK_BYTES = 1 << 20
@@ -40,7 +41,53 @@ _MODE = 0o444
 _PROGRESS_BYTES = 1 << 20
 """A connection that broke after this much data does not count as a failed attempt."""
 
+T = TypeVar("T")
 Fill = Callable[["Partial"], None]
+
+
+# Trying again
+
+
+@dataclass(frozen=True)
+class Retry:
+    """At most `num_attempts`, with waits of 0.5, 1, 2, ... seconds between them, none above `longest_wait_seconds`.
+
+    No attempt begins once `longest_seconds` have passed since the first began, so that slow attempts are few.
+
+    Tests pass their own `sleep` and `clock` (seconds, monotonic).
+    """
+
+    num_attempts: int = 5
+    first_wait_seconds: float = 0.5
+    longest_wait_seconds: float = 20.0
+    longest_seconds: float = 60.0
+    sleep: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Runs `action` until it raises no TransientError. Raises the last TransientError, and any other error at once."""
+        began = self.clock()
+        for attempt in range(self.num_attempts - 1):
+            try:
+                return action()
+            except TransientError as error:
+                if self.is_over(began):
+                    raise
+                self.wait(attempt, error)
+        return action()
+
+    def is_over(self, began: float) -> bool:
+        """Returns whether it is too late for another attempt. The first one began at `began` (by `clock`)."""
+        return self.clock() - began > self.longest_seconds
+
+    def wait(self, attempt: int, error: TransientError) -> None:
+        """Waits after failure number `attempt` (from 0), longer if the remote asked for it, but within our limit."""
+        backoff = self.first_wait_seconds * 2**attempt
+        asked = backoff if error.wait_seconds is None else max(backoff, error.wait_seconds)
+        self.sleep(min(asked, self.longest_wait_seconds))
+
+
+# Receiving
 
 
 class Partial:
@@ -215,7 +262,6 @@ def _is_at(path: Path, descriptor: int) -> bool:
 NUM_THREADS = 8
 """More threads than cores, because transfers wait for networks, but few enough for a registry."""
 
-T = TypeVar("T")
 Item = TypeVar("Item")
 
 

@@ -37,9 +37,9 @@ def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
         "engine_import",
         "open",
         "manifest",
+        "coverage",
         "import_torch",
         "tokenizer",
-        "coverage",
         "warm_checks",
         "layouts",
     )

@@ -301,7 +301,10 @@ class RealBench(Bench):
 
 
 def test_a_server_from_a_capture_of_each_kind_of_batch_compiles_no_recipe_for_mixed_traffic(
-    plugin: Plugin, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    plugin: Plugin,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
     folder = tmp_path_factory.mktemp("c")  # Sockets' paths are short.
@@ -313,6 +316,7 @@ def test_a_server_from_a_capture_of_each_kind_of_batch_compiles_no_recipe_for_mi
     assert receipt.expected.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
     assert receipt.proof.counts["compile"] == receipt.proof.counts["new_files"] == 0
     port, guest = free_port(), free_port()
+    capfd.readouterr()
     with running(bench, port, guest) as process:
         wait_until_ready(port, process, 1200)
         first = answered(guest, GREEDY)
@@ -324,6 +328,9 @@ def test_a_server_from_a_capture_of_each_kind_of_batch_compiles_no_recipe_for_mi
     recipes = [line for line in counts if 'phase="live",what="hpu"' in line]
     assert counts
     assert sum(float(line.rpartition(" ")[2]) for line in recipes) == 0
+    log = "".join(capfd.readouterr())
+    assert "Warmup finished" in log
+    assert "was not warmed-up" not in log
 
 
 GREEDY: Mapping[str, Any] = {"prompt": [*range(10, 60)], "max_tokens": 12, "temperature": 0}

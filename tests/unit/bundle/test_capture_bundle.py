@@ -20,8 +20,7 @@ from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
 from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.remote import Retry
-from aotgaudi.share.transfer import Conduct, Sources
+from aotgaudi.share.transfer import Conduct, Retry, Sources
 from tests.command import Command
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture

@@ -13,8 +13,7 @@ from aotgaudi.compile.share import Share, pull_entries, push_plan
 from aotgaudi.errors import CorruptError, RemoteError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.share.file_remotes import DirectoryRemote
-from aotgaudi.share.remote import Retry
-from aotgaudi.share.transfer import Conduct, Sources
+from aotgaudi.share.transfer import Conduct, Retry, Sources
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store

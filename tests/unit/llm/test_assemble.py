@@ -10,8 +10,9 @@ import pytest
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import CoverageError
-from aotgaudi.llm.assemble import caches_prefixes, check_coverage, sampling_defaults
+from aotgaudi.llm.assemble import caches_prefixes, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig
+from aotgaudi.llm.start import check_coverage
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from tests.specs import spec_of

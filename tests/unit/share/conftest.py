@@ -10,8 +10,7 @@ from aotgaudi.share.credentials import Credentials
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits
 from aotgaudi.share.registry import RegistryRemote
 from aotgaudi.share.registry_client import RegistryClient, parse_reference
-from aotgaudi.share.remote import Retry
-from aotgaudi.share.transfer import Conduct
+from aotgaudi.share.transfer import Conduct, Retry
 from tests.unit.bundle.conftest import Sealed, captured, sealed
 from tests.unit.share.fake_registry import FakeRegistry, fake_registry
 

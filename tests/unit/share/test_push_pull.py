@@ -21,8 +21,8 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError, UntrustedError
 from aotgaudi.share.file_remotes import DirectoryRemote
 from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.remote import Download, Pointer, Retry
-from aotgaudi.share.transfer import Conduct, Sources
+from aotgaudi.share.remote import Download, Pointer
+from aotgaudi.share.transfer import Conduct, Retry, Sources
 from aotgaudi.store.cas import object_path
 from tests.unit.bundle.conftest import Sealed
 from tests.unit.failing import CALLS, fail_each

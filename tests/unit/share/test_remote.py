@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, StoreError
 from aotgaudi.share.file_remotes import DirectoryRemote, ObjectStoreRemote
-from aotgaudi.share.remote import Pointer, Remote, Retry, TransientError, check_name, load_pointer
+from aotgaudi.share.remote import Pointer, Remote, TransientError, check_name, load_pointer
+from aotgaudi.share.transfer import Retry
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.records import RecordStore, dump_record
 

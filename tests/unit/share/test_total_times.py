@@ -14,7 +14,8 @@ from aotgaudi.errors import MissingObjectError, RemoteError
 from aotgaudi.share.file_remotes import ObjectStoreRemote
 from aotgaudi.share.http_session import Limits, within
 from aotgaudi.share.registry import RegistryRemote
-from aotgaudi.share.remote import Retry, TransientError
+from aotgaudi.share.remote import TransientError
+from aotgaudi.share.transfer import Retry
 from tests.unit.share.conftest import remote_of
 from tests.unit.share.fake_registry import FakeRegistry, Handler, on, status, trickle
 

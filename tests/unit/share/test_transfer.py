@@ -14,8 +14,8 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError
 from aotgaudi.share.file_remotes import DirectoryRemote
-from aotgaudi.share.remote import Download, Retry, TransientError
-from aotgaudi.share.transfer import Conduct, Sources, in_threads, receive, send
+from aotgaudi.share.remote import Download, TransientError
+from aotgaudi.share.transfer import Conduct, Retry, Sources, in_threads, receive, send
 from tests.unit.failing import raising
 
 ITEMS = {Digest.of(data): data for data in (b"%d" % number * 5000 for number in range(20))}
