@@ -58,9 +58,9 @@ def escaped(report: Any) -> Any:
 
 @contextmanager
 def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Waits for a turn, and has it: beside the tests of other processes, or `alone`, beside none.
+    """Waits for a turn to run: next to the tests of other processes, or `alone`.
 
-    Who waits for the room holds the door, so that a test that waits for the room to be empty is not passed by others.
+    A waiting test holds the door, so no other test can overtake one that waits for the room to be empty.
     """
     kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     with _locked(folder / "door", fcntl.LOCK_EX) as door, _locked(folder / "room", kind):
@@ -75,6 +75,6 @@ def _locked(path: Path, kind: int) -> Iterator[int]:
         fcntl.flock(descriptor, kind)
         yield descriptor
     finally:
-        # Said, and not left to closing: a process that a test has forked may have the descriptor, too.
+        # Closing would not be enough: a process that a test forked may also have the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
