@@ -42,8 +42,7 @@ from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.share.file_remotes import DirectoryRemote
-from aotgaudi.share.remote import Retry
-from aotgaudi.share.transfer import Conduct, Sources
+from aotgaudi.share.transfer import Conduct, Retry, Sources
 from aotgaudi.store.store import Store
 from tests.workload import Workload
 
