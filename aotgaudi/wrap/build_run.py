@@ -183,6 +183,8 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
                 f" ({_last_line(setting)})"
             )
         findings = _findings(session)
+        if kind == "load" and not _ENDING.isdisjoint(finding.what for _, finding in findings):
+            raise EndedEarlyError(findings)  # Nobody looked between the event and the end.
     after = compare(sandbox.here, plan.rules) if plan.rules.has_sealed else FileChanges()
     return Ran(ready_seconds, seen, after, findings, answers)
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,15 +22,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.store.store import Store
+from aotgaudi.wrap import build_run as build_run_module
 from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters.fake import Fake
-from aotgaudi.wrap.build_run import Ran
+from aotgaudi.wrap.build_run import Kind, Ran, Setting
 from aotgaudi.wrap.capture import Built, build_capture
 from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
 from aotgaudi.wrap.collect import Rules
@@ -282,6 +283,23 @@ def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receip
     assert isinstance(proved, Proved)
     assert [file.path for file in proved.files] == [file.path for file in receipt.files]
     assert proved.proof.counts == EXACT
+
+
+def test_what_was_seen_only_once_the_server_had_ended_is_measured_as_well(
+    bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds, real = [], prove_module.build_run
+
+    def recording(setting: Setting, kind: Kind, files: Sequence[CapturedFile]) -> object:
+        kinds.append(kind)
+        return real(setting, kind, files)
+
+    monkeypatch.setattr(prove_module, "MAX_ADDITIONS", 1)
+    monkeypatch.setattr(prove_module, "build_run", recording)
+    monkeypatch.setattr(build_run_module._Watch, "look", lambda _: None)
+    _refused("builds-by-script", PROOFS["builds-by-script"], bench, receipt)
+
+    assert kinds[:2] == ["load", "measure"]
 
 
 def test_what_is_never_done_adding_is_given_up(
