@@ -56,6 +56,8 @@ def main() -> None:
     """Measures, prints, writes."""
     args = _arguments()
     machine = harness.environment([1, *({args.threads} - {1})])
+    if args.work is not None:
+        args.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.work) as scratch:
         stalls = _stalls(args, Path(scratch))
         blocks = _by_blocks(args)
