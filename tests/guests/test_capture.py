@@ -288,15 +288,19 @@ def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receip
 def test_what_was_seen_only_once_the_server_had_ended_is_measured_as_well(
     bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds, real = [], prove_module.build_run
+    kinds, real, look = [], prove_module.build_run, build_run_module._Watch.look
 
     def recording(setting: Setting, kind: Kind, files: Sequence[CapturedFile]) -> object:
         kinds.append(kind)
         return real(setting, kind, files)
 
+    def look_late(watch: build_run_module._Watch) -> None:
+        if watch._session.child.poll() is not None:
+            look(watch)
+
     monkeypatch.setattr(prove_module, "MAX_ADDITIONS", 1)
     monkeypatch.setattr(prove_module, "build_run", recording)
-    monkeypatch.setattr(build_run_module._Watch, "look", lambda _: None)
+    monkeypatch.setattr(build_run_module._Watch, "look", look_late)
     _refused("builds-by-script", PROOFS["builds-by-script"], bench, receipt)
 
     assert kinds[:2] == ["load", "measure"]
