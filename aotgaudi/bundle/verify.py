@@ -7,6 +7,7 @@ name twice, so later changes of the files do not matter. Nothing here follows a 
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aotgaudi.backends.artifacts import Read, unit_problem
 from aotgaudi.bundle.bundle import Bundle, mending_command
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import stray_paths
@@ -28,7 +30,7 @@ from aotgaudi.bundle.programs import (
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
-from aotgaudi.graphs.program import Program
+from aotgaudi.graphs.program import Program, weight_names
 from aotgaudi.machine import available_cores
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
 from aotgaudi.store.memfd import SealedObjects, allow_open_files
@@ -164,10 +166,12 @@ def _verify(bundle: Bundle, held: SealedObjects | None) -> tuple[Report, Mapping
     receipt, entries = bundle.require_programs(), bundle.entry_labels
     checked = _check_programs(bundle, receipt)
     faults, needs = dict(checked.faults), checked.needs
-    read = faults.keys() | needs.keys()
-    others = {*bundle.index.objects, *(digest for digests in needs.values() for digest in digests)} - read
+    known = faults.keys() | needs.keys()
+    others = {*bundle.index.objects, *(digest for digests in needs.values() for digest in digests)} - known
     faults |= _find_faults(bundle, sorted(others, key=str), held)
-    faults |= _check_constants(bundle, checked.programs, faults, held)
+    read = bundle.read_object if held is None else held.read
+    faults |= _check_constants(checked.programs, faults, read)
+    faults |= _check_units(receipt, checked, faults, read)
     users = _users(receipt, entries, needs)
     report = Report(
         num_entries=len(entries),
@@ -227,10 +231,7 @@ def _check_programs(bundle: Bundle, receipt: Receipt) -> _CheckedPrograms:
 
 
 def _check_constants(
-    bundle: Bundle,
-    programs: Mapping[Digest, Program],
-    faults: Mapping[Digest, Fault],
-    held: SealedObjects | None,
+    programs: Mapping[Digest, Program], faults: Mapping[Digest, Fault], read: Read
 ) -> dict[Digest, Fault]:
     """Returns the faults of programs that bind constants which their intact object of constants lacks."""
     found: dict[Digest, Fault] = {}
@@ -240,12 +241,38 @@ def _check_constants(
         if constants is None or constants in faults or digest in faults:
             continue
         if constants not in names:
-            data = held.read(constants) if held is not None else bundle.read_object(constants)
-            names[constants] = tensor_names(data)
+            names[constants] = tensor_names(read(constants))
         lacking = constants_of(program) - names[constants]
         if lacking:
             found[digest] = Fault("corrupt", f"cannot run: its constants lack {min(lacking)!r:.80}")
     return found
+
+
+def _check_units(
+    receipt: Receipt, checked: _CheckedPrograms, faults: Mapping[Digest, Fault], read: Read
+) -> dict[Digest, Fault]:
+    """Returns the faults of programs with a unit that no server could load or call. Units' calls have equal arities."""
+    found: dict[Digest, Fault] = {}
+    problem = functools.cache(functools.partial(_unit_problem, receipt, read))
+    for digest, program in checked.programs.items():
+        if digest in faults or not faults.keys().isdisjoint(checked.needs[digest]):
+            continue
+        for call in program.calls:
+            layouts = receipt.units[call.unit].layouts
+            wrong = (n for n in layouts if not any(map(weight_names, call.inputs[int(n) : int(n) + 1])))
+            reason = problem(call.unit, (len(call.inputs), len(call.outputs))) or next(
+                (f"takes its input {number} in a layout, which is no weight" for number in wrong), None
+            )
+            if reason is not None:
+                found.setdefault(
+                    digest, Fault("corrupt", f"cannot run: unit {call.unit:.12}... of it {reason}")
+                )
+    return found
+
+
+def _unit_problem(receipt: Receipt, read: Read, key: str, arity: tuple[int, int]) -> str | None:
+    unit = receipt.units[key]
+    return unit_problem(receipt.target.backend, unit.artifact, unit.layouts.values(), arity, read)
 
 
 def _verify_capture(bundle: Bundle, receipt: CaptureReceipt) -> Report:

@@ -12,8 +12,13 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.backends.inductor.interface import arity_of
+from aotgaudi.backends.inductor.native import load_unit
+from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.bundle.receipt import SealedUnit
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.entries import DecodeEntry
+from aotgaudi.store.cas import object_path
 from tests.e2e.harness import Refusal, Workplace, bind, copy_bundle, own_object, reseal
 
 pytestmark = pytest.mark.slow
@@ -127,6 +132,53 @@ def test_a_damaged_bundle_is_refused_with_the_entry_and_the_command_that_mends_i
     damage(bundle)
 
     check(workplace.refusal(bundle=bundle), exit_code, "mend it with: aotgaudi build", *words)
+
+
+def library_of(bundle: Path, unit: SealedUnit) -> Path:
+    return object_path(bundle, unit.artifact["unit.so"])
+
+
+def test_a_unit_says_the_same_before_and_after_it_is_loaded(workplace: Workplace) -> None:
+    units = open_bundle(workplace.bundle).require_programs().units.values()
+    paths = [library_of(workplace.bundle, unit) for unit in units]
+
+    loaded = [load_unit(path) for path in paths]
+
+    assert [arity_of(path.read_bytes()) for path in paths] == [
+        unit and (unit.num_inputs, unit.num_outputs) for unit in loaded
+    ]
+
+
+def exchange_two_artifacts(bundle: Path, units: dict[str, SealedUnit]) -> None:
+    one, *others = units
+    arity = {key: arity_of(library_of(bundle, unit).read_bytes()) for key, unit in units.items()}
+    other = next(key for key in others if arity[key] != arity[one])
+    mine, theirs = units[one].artifact, units[other].artifact
+    units[one] = units[one].model_copy(update={"artifact": theirs})
+    units[other] = units[other].model_copy(update={"artifact": mine})
+
+
+def rename_an_artifact(bundle: Path, units: dict[str, SealedUnit]) -> None:
+    key, unit = next(iter(units.items()))
+    units[key] = unit.model_copy(update={"artifact": {"other.so": unit.artifact["unit.so"]}})
+
+
+def name_a_layout(bundle: Path, units: dict[str, SealedUnit]) -> None:
+    for key, unit in units.items():
+        units[key] = unit.model_copy(update={"layouts": {"0": "woven"}})
+
+
+@pytest.mark.parametrize("change", [exchange_two_artifacts, rename_an_artifact, name_a_layout])
+def test_verify_and_serve_refuse_the_same_receipts(
+    workplace: Workplace, tmp_path: Path, change: Callable[[Path, dict[str, SealedUnit]], None]
+) -> None:
+    bundle = copy_bundle(workplace.bundle, tmp_path / "resealed.bundle")
+    units = dict(open_bundle(bundle).require_programs().units)
+    change(bundle, units)
+    reseal(bundle, lambda receipt: receipt.model_copy(update={"units": units}))
+
+    check(workplace.refusal(bundle=bundle), 4, "corrupt", "cannot run: unit")
+    assert workplace.run("verify", bundle).returncode == 4, "verify passes nothing that serve refuses"
 
 
 @pytest.fixture(scope="module")

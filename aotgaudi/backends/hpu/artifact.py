@@ -11,6 +11,7 @@ A recipe is two files under the names that the bridge gives them. Versions: 1 (f
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,6 +38,16 @@ def read_unit(files: Mapping[str, Path]) -> tuple[str, HpuUnit]:
     """Returns the text and the descriptor of an artifact. Raises ManifestError."""
     unit = load_document(files[UNIT_FILE].read_bytes(), HpuUnit, UNIT_FILE)
     return files[TEXT_FILE].read_text(encoding="utf-8"), unit
+
+
+def arity_of(text: bytes, /) -> tuple[int, int] | None:
+    """Returns how many inputs and outputs a unit's text has; None if it is no such text."""
+    lines = text.splitlines()
+    try:
+        _, outputs = json.loads(lines[-1])
+        return sum(line.startswith(b'["input",') for line in lines), len(outputs)
+    except (IndexError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def is_recipe(name: str) -> bool:

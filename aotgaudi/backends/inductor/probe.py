@@ -26,6 +26,7 @@ three: the process's threads share loops over at least 32,768 numbers."""
 NO_COMPILE_CODE = MappingProxyType(
     {
         "probe.py": "what it finds is in the target",
+        "interface.py": "reads artifacts and makes none",
         "native.py": "runs artifacts and makes none",
         "runtime.py": "runs artifacts and makes none",
     }

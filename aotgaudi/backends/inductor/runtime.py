@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 
 from aotgaudi.backends.base import HostPlacement, Plan, RunPlan, Target
-from aotgaudi.backends.inductor import native
+from aotgaudi.backends.inductor import interface, native
 from aotgaudi.backends.inductor.levels import TILE_FEATURE
 from aotgaudi.backends.inductor.probe import require_satisfied
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, TargetError
 
-ARTIFACT_FILE = "unit.so"
+ARTIFACT_FILE = interface.ARTIFACT_FILE
 REORDERED = "onednn"
 """The layout of a weight [out, in] reordered by oneDNN for products of few rows. Only oneDNN reads it."""
 PACKED = "panels"

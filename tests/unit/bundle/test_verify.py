@@ -17,17 +17,20 @@ import pytest
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import INDEX_NAME, load_index
 from aotgaudi.bundle.pack import pack_bundle
+from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.bundle.verify import CorruptObject, MissingEntry, Report, hold_bundle, verify_bundle
 from aotgaudi.digest import Digest
-from aotgaudi.entries import Entry
+from aotgaudi.entries import Entry, MhcEntry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, StoreError
 from aotgaudi.graphs.program import CacheSpec, Call, Program, TensorSpec
-from aotgaudi.manifest.manifest import read_manifest
+from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest
+from tests.specs import spec_of
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
 
 TINY = Path(__file__).parents[3] / "manifests" / "tiny-llama.cpu.manifest.json"
+SPEC = spec_of()
 OBJECTS = ("shared.so", "layer.so", "constants", "model", "swap")
 PROMPT, DECODE, DEFRAG = "(prompt, 1, 128, 0)", "(decode, 4, 1, 16)", "(defrag, 8)"
 USERS = {
@@ -163,6 +166,58 @@ def test_two_swapped_objects_are_both_found(sealed: Sealed) -> None:
     second.write_bytes(one)
 
     assert len(sealed.report().corrupt) == 2
+
+
+def names(num_inputs: int, num_outputs: int) -> bytes:
+    """What a unit's object has of its inputs and outputs, in the midst of its code."""
+    given, made = (
+        "".join(f"{form % n}\0" for n in range(num))
+        for form, num in (("arg%d_1", num_inputs), ("output%d", num_outputs))
+    )
+    return b"\x7fELF.arg9_1, arg10_1\0\0" + given.encode() + made.encode() + b"code"
+
+
+@pytest.mark.parametrize(
+    ("library", "change", "problem"),
+    [
+        (names(2, 1), {}, None),
+        (b"from a compiler whose objects have no names", {}, None),
+        (names(13, 1), {}, "has 13 inputs and 1 outputs, the program gives it 2 and 1"),
+        (names(2, 2), {}, "has 2 inputs and 2 outputs, the program gives it 2 and 1"),
+        (
+            names(2, 1),
+            {"layouts": {"1": "woven"}},
+            "takes a weight in the layout 'woven', which is not known",
+        ),
+        (names(2, 1), {"layouts": {"0": "panels"}}, "takes its input 0 in a layout, which is no weight"),
+        (names(2, 1), {"layouts": {"7": "panels"}}, "takes its input 7 in a layout, which is no weight"),
+        (names(2, 1), {"name": "other.so"}, "has no file unit.so"),
+    ],
+)
+def test_a_unit_that_no_server_could_load_or_call_is_found_without_loading_it(
+    sealed: Sealed, library: bytes, change: dict[str, object], problem: str | None
+) -> None:
+    artifact = {str(change.pop("name", "unit.so")): str(sealed.objects.put_bytes(library))}
+    unit = SealedUnit.model_validate({"artifact": artifact, "tolerance": 0.0, **change})
+    call = Call(unit=sealed.shared, inputs=("step:a", "weight:w"), outputs=("1",))
+    step, weight = (TensorSpec(name=name, shape=(1,), dtype="int64") for name in "aw")
+    program = Program(inputs=(step,), weights=(weight,), caches=(), calls=(call,), outputs=("1",))
+    digest = str(sealed.objects.put_bytes(program.dumps()))
+    entry = MhcEntry(128, 1, "attn")
+    manifest = Manifest(SPEC, (entry,))
+    receipt = Receipt(
+        manifest_id=manifest.id,
+        target=sealed.receipt.target.model_copy(update={"backend": "cpu"}),
+        programs={entry.id: digest},
+        units={sealed.shared: unit},
+        builder={},
+    )
+    pack_bundle(dumps(manifest), manifest.id, receipt, sealed.objects, sealed.path.with_name("of-a-cpu"))
+
+    (found,) = verify_bundle(open_bundle(sealed.path.with_name("of-a-cpu"))).corrupt or (None,)
+
+    assert (found is None) == (problem is None)
+    assert found is None or f"cannot run: unit aaaaaaaaaaaa... of it {problem}" in found.reason
 
 
 @pytest.mark.parametrize("name", OBJECTS)
