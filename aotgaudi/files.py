@@ -324,13 +324,16 @@ def open_regular(path: Path, examine: Examine = accept_any) -> Iterator[io.FileI
 def read_regular(path: Path, max_bytes: int, examine: Examine = accept_any) -> bytes:
     """Returns the bytes of a regular file. Raises like `open_regular`, and SpecError for more than `max_bytes`."""
     with open_regular(path, examine) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        data = b"" if size_bytes > max_bytes else _read(file, path, max_bytes + 1)
-        if max(size_bytes, len(data)) > max_bytes:
-            raise SpecError(
-                str(path), f"has {max(size_bytes, len(data))} bytes, at most {max_bytes} are read"
-            )
-        return data
+        return read_whole(file, path, max_bytes)
+
+
+def read_whole(file: io.FileIO, path: Path, max_bytes: int) -> bytes:
+    """Returns the bytes of an open regular file. Raises SpecError for more than `max_bytes`, or if they cannot be read."""
+    size_bytes = os.fstat(file.fileno()).st_size
+    data = b"" if size_bytes > max_bytes else _read(file, path, max_bytes + 1)
+    if max(size_bytes, len(data)) > max_bytes:
+        raise SpecError(str(path), f"has {max(size_bytes, len(data))} bytes, at most {max_bytes} are read")
+    return data
 
 
 def _read(file: io.FileIO, path: Path, max_bytes: int) -> bytes:

@@ -8,6 +8,7 @@ but is not bound is refused. Other files (``README.md``) are never read.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError, UntrustedError, store_error
-from aotgaudi.files import Examine, accept_any, open_regular, read_regular
+from aotgaudi.files import open_regular, read_whole
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -39,6 +40,7 @@ MAX_TEXT_BYTES = 32 << 20
 MAX_TOKENIZER_BYTES = 256 << 20
 
 _PIECE_BYTES = 1 << 20
+_LENGTH_BYTES = 8
 
 BASE_PREFIX = "model."
 """The prefix of the names of a decoder's weights. Checkpoints of models without a head (embeddings) leave it out."""
@@ -84,16 +86,27 @@ class ModelDirectory:
         return digest
 
     @contextmanager
-    def open(self, name: str) -> Iterator[FileIO]:
-        """Opens a file. Raises FileNotFoundError."""
-        with open_regular(self.path / name, self._examine) as file:
+    def open(self, name: str, expected: Digest | None = None) -> Iterator[FileIO]:
+        """Opens a file. Raises FileNotFoundError, and CorruptError for another size than `expected`'s: nothing is hashed."""
+
+        def examine(path: Path, status: os.stat_result) -> None:
+            if self.owners is not None:
+                self.owners.check(path, status)
+            if expected is not None and status.st_size != expected.size_bytes:
+                raise CorruptError(
+                    f"{path} is not what the bundle binds: it has {status.st_size} bytes, should be"
+                    f" {expected.size_bytes} bytes (use the model that was bound)"
+                )
+
+        with open_regular(self.path / name, examine) as file:
             yield file
 
     def read(self, name: str, max_bytes: int = MAX_TEXT_BYTES) -> bytes | None:
         """Returns the bytes of a file; None if there is no such file."""
         expected = self.expected(name)
         try:
-            data = read_regular(self.path / name, max_bytes, self._examine)
+            with self.open(name, expected) as file:
+                data = read_whole(file, self.path / name, max_bytes)
         except FileNotFoundError:
             if expected is None:
                 return None
@@ -110,21 +123,36 @@ class ModelDirectory:
                 f" bytes, should be {expected.sha256[:12]}..., {expected.size_bytes} bytes (use the model that was bound)"
             )
 
-    def digest(self, name: str) -> Digest:
-        """Returns the digest of a file, read piece by piece. Raises FileNotFoundError."""
-        state, num_bytes = hashlib.sha256(), 0
-        with self.open(name) as file:
+    def digest(self, name: str, expected: Digest | None = None) -> Digest:
+        """Returns the digest of a file, read piece by piece, once its size is `expected`'s or what its kind allows.
+
+        Raises FileNotFoundError.
+        """
+        with self.open(name, expected) as file:
+            if expected is None:
+                self._require_plausible(name, file)
+            state, num_bytes = hashlib.sha256(), 0
             while piece := file.read(_PIECE_BYTES):
                 state.update(piece)
                 num_bytes += len(piece)
         return Digest(state.hexdigest(), num_bytes)
+
+    def _require_plausible(self, name: str, file: FileIO) -> None:
+        """Raises SpecError for a text that no server would read, or a file of weights that is longer than its tensors."""
+        most = MAX_TOKENIZER_BYTES if name == TOKENIZER else MAX_TEXT_BYTES
+        if name not in TEXTS:
+            most = max(most, safetensors_size(file))
+            file.seek(0)
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > most:
+            raise SpecError(str(self.path / name), f"has {size_bytes} bytes, at most {most} are read")
 
     def verify(self) -> None:
         """Compares every bound file, and refuses unbound files that would be read."""
         for name in {*TEXTS, WEIGHTS, *(self.bound or ())}:
             expected = None if name == WEIGHTS and self._has_index else self.expected(name)
             try:
-                found = None if expected is None else self.digest(name)
+                found = None if expected is None else self.digest(name, expected)
             except FileNotFoundError:
                 raise CorruptError(f"{self.path / name} is missing, and the bundle binds it") from None
             if expected is not None and found is not None:
@@ -159,9 +187,18 @@ class ModelDirectory:
         files = {weight_map[name] for name in names if _is_file_name(name, weight_map[name], where)}
         return sorted(files)
 
-    @property
-    def _examine(self) -> Examine:
-        return accept_any if self.owners is None else self.owners.check
+
+def safetensors_size(file: FileIO) -> int:
+    """Returns how long the header of a safetensors file says that it is; 0 if this is no such header."""
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > MAX_TEXT_BYTES:
+        return 0
+    try:
+        tensors = json.loads(file.read(length))
+        ends = (value["data_offsets"][1] for name, value in tensors.items() if name != "__metadata__")
+        return _LENGTH_BYTES + length + max(ends, default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return 0
 
 
 def _stored_name(name: str, weight_map: Mapping[str, object]) -> str:

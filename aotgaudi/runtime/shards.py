@@ -116,7 +116,7 @@ class ShardReader:
         expected = self.model.expected(name)
         where = str(self.model.path / name)
         try:
-            with self.model.open(name) as raw:
+            with self.model.open(name, expected) as raw:
                 file = _File(raw, where, self._stopped, hashes=expected is not None)
                 rows = _renamed(list(_rows(file)), wanted)
                 for row in rows:
@@ -132,7 +132,7 @@ class ShardReader:
             raise SpecError(where, "cannot be read as safetensors: no such file", WEIGHTS_REMEDY) from error
         except SpecError:
             if expected is not None:  # Report first if it is not the bound file at all.
-                self.model.compare(name, self.model.digest(name), expected)
+                self.model.compare(name, self.model.digest(name, expected), expected)
             raise
         return found
 

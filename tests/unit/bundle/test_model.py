@@ -227,6 +227,19 @@ def test_a_bound_directory_is_verified_file_by_file(
         model.verify()
 
 
+@pytest.mark.parametrize("name", [*TEXTS, "1.safetensors", "2.safetensors"])
+def test_a_file_of_terabytes_is_refused_before_it_is_hashed(whole: Path, spec: BuildSpec, name: str) -> None:
+    model = ModelDirectory(whole, bind_model(whole, spec))
+    os.truncate(whole / name, 4 << 40)  # An hour of hashing.
+
+    with pytest.raises(CorruptError, match=rf"{name} is not what the bundle binds: it has {4 << 40} bytes"):
+        model.verify()
+    with pytest.raises(CorruptError, match=rf"{name} is not what the bundle binds: it has {4 << 40} bytes"):
+        model.read(name)
+    with pytest.raises(SpecError, match=rf"{name}: has {4 << 40} bytes, at most \d+ are read"):
+        bind_model(whole, spec)
+
+
 @pytest.mark.parametrize(
     "name", ["chat_template.jinja", "generation_config.json", "model.safetensors.index.json"]
 )
