@@ -82,7 +82,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
             defaults = sampling_defaults(options.generation_config, model, spec.sampler)
         grammars = None
         if spec.model.generates and spec.sampler.signature.constraints:
-            grammars = LaterGrammars(model, sorted(tokenizer.eos_token_ids), spec.model.vocab_size)
+            grammars = LaterGrammars(model, tokenizer, spec.model.vocab_size)
 
     guard, executables = Guard(), ExecutableTable()
     builder = _load(options, observers.phases, pinned, executables, guard)

@@ -9,6 +9,7 @@ second and 40 MB to prepare 49,152 tokens, which a start would otherwise pay twi
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,8 @@ from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError, shortened
 from aotgaudi.llm.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 _LIMITS: Mapping[str, Any] = {
     "initial_lexer_fuel": 100_000,  # At most 18 MB. An enum of 5,000 texts needs half of it.
     "step_lexer_fuel": 50_000,
@@ -28,6 +31,8 @@ _LIMITS: Mapping[str, Any] = {
     "max_grammar_size": 200_000,
     "verbose_errors": False,
 }
+MAX_ADDED_TOKENS = 16_384
+"""The library's time grows with the square of their number: 1.3 s for 10,000, 14 s for 30,000, and it holds the GIL."""
 _NUM_KEPT = 8
 """How many compiled grammars are kept, since many requests have the same schema."""
 _MAX_SEARCHED = 200
@@ -114,13 +119,20 @@ class _Bytes:
 class GrammarCompiler:
     """The `Grammars` of one tokenizer. One thread compiles. Its matchers may be used on another."""
 
-    def __init__(self, tokenizer: str | _Bytes, vocab_size: int | None, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: str | _Bytes,
+        vocab_size: int | None,
+        eos_token_ids: Sequence[int],
+        num_added_tokens: int = 0,
+    ) -> None:
         """Takes a third of a second for a vocabulary of 49,152 tokens, and holds the GIL for that time.
 
         Args:
             tokenizer: The text of a ``tokenizer.json``, or a vocabulary of bytes.
             vocab_size: How many tokens the model has. None takes the tokenizer's number.
             eos_token_ids: The tokens that end a sequence.
+            num_added_tokens: How many tokens the text adds to its vocabulary. For too many, all grammars are refused.
         """
         self._unusable = ""
         self._is_trial = isinstance(tokenizer, _Bytes)
@@ -128,6 +140,11 @@ class GrammarCompiler:
         self._kept: dict[StructuredOutputs, llguidance.LLMatcher] = {}  # The most recently used comes last.
         if not eos_token_ids:
             self._unusable = "the model declares no end-of-sequence token"
+            return
+        if num_added_tokens > MAX_ADDED_TOKENS:
+            found = f"{num_added_tokens:,} added tokens"
+            self._unusable = f"its tokenizer has {found}, at most {MAX_ADDED_TOKENS:,} are prepared"
+            logger.warning("structured output is refused for this model: %s", self._unusable)
             return
         try:
             given = tokenizer if isinstance(tokenizer, str) else llguidance.TokenizerWrapper(tokenizer)
@@ -137,11 +154,11 @@ class GrammarCompiler:
 
     @classmethod
     def load(
-        cls, model: ModelDirectory, eos_token_ids: Sequence[int], vocab_size: int | None = None
+        cls, model: ModelDirectory, tokenizer: Tokenizer, vocab_size: int | None = None
     ) -> GrammarCompiler:
-        """Returns the compiler of a model. The model must have a usable tokenizer."""
+        """Returns the compiler of a model, whose tokenizer is `tokenizer`."""
         data = model.read(TOKENIZER, MAX_TOKENIZER_BYTES) or b""
-        return cls(data.decode(), vocab_size, sorted(eos_token_ids))
+        return cls(data.decode(), vocab_size, sorted(tokenizer.eos_token_ids), tokenizer.num_added_tokens)
 
     @classmethod
     def over_bytes(cls, tokenizer: Tokenizer) -> GrammarCompiler:
@@ -204,10 +221,10 @@ class GrammarCompiler:
 class LaterGrammars:
     """The `Grammars` of a compiler that another thread creates meanwhile."""
 
-    def __init__(self, model: ModelDirectory, eos_token_ids: Sequence[int], vocab_size: int) -> None:
+    def __init__(self, model: ModelDirectory, tokenizer: Tokenizer, vocab_size: int) -> None:
         pool = ThreadPoolExecutor(1, "aotgaudi-tokenizer")
         self._compiler: Future[GrammarCompiler] = pool.submit(
-            GrammarCompiler.load, model, eos_token_ids, vocab_size
+            GrammarCompiler.load, model, tokenizer, vocab_size
         )
         pool.shutdown(wait=False)
 

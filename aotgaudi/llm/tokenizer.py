@@ -44,6 +44,11 @@ class Tokenizer:
         """How many tokens there are. Their ids may have gaps."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
+    @property
+    def num_added_tokens(self) -> int:
+        """How many tokens it has besides those of its model (BPE, ...)."""
+        return len(self._backend.get_added_tokens_decoder())
+
     @classmethod
     def load(cls, model: ModelDirectory) -> Tokenizer:
         """Reads ``tokenizer.json``, and the end-of-sequence ids from the files next to it.

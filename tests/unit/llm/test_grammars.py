@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 
+from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
-from aotgaudi.llm.grammars import GrammarCompiler, GrammarMatcher
+from aotgaudi.llm.grammars import MAX_ADDED_TOKENS, GrammarCompiler, GrammarMatcher, LaterGrammars
 from aotgaudi.llm.tokenizer import Tokenizer
 from tests.unit.llm.conftest import make_backend, make_grammars
 
@@ -61,6 +63,22 @@ def test_nothing_but_an_end_follows_a_grammar_that_has_ended() -> None:
     matcher.advance(ids("yes"))
 
     assert allowed(matcher) == {EOS}
+
+
+def test_a_tokenizer_with_more_added_tokens_than_the_library_can_take_is_not_given_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = make_backend()
+    backend.add_special_tokens([f"<{number}>" for number in range(MAX_ADDED_TOKENS + 1)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    began = time.process_time()
+
+    grammars = LaterGrammars(ModelDirectory(tmp_path), Tokenizer(backend, [EOS]), 40_000)
+
+    with pytest.raises(RequestError, match=r"its tokenizer has 16,38\d added tokens, at most 16,384"):
+        grammars.compile(StructuredOutputs(regex="a"))
+    assert time.process_time() - began < 2.0
+    assert "structured output is refused for this model" in caplog.text
 
 
 def test_every_end_of_the_sequence_may_end_a_text() -> None:
