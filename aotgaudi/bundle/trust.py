@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import ManifestError, SpecError, UntrustedError
-from aotgaudi.files import Examine, accept_any
+from aotgaudi.files import Examine, accept_any, open_regular
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -220,15 +220,21 @@ def trusted(key: Ed25519PublicKey) -> TrustedKey:
 
 
 def read_key_file(path: Path) -> tuple[bytes, int]:
-    """Opens a key file once and returns its bytes and its permissions. Raises SpecError."""
+    """Opens a key file once and returns its bytes and its permissions.
+
+    Raises SpecError, also if the file is not a regular one, or holds several keys: whoever trusts one must see it named.
+    """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             data = file.read(_MAX_KEY_BYTES + 1)
     except OSError as error:
         raise SpecError(str(path), f"cannot be read: {error.strerror}", KEY_REMEDY) from error
     if len(data) > _MAX_KEY_BYTES:
         raise SpecError(str(path), "is too large for a key", KEY_REMEDY)
+    num_blocks = data.count(b"-----BEGIN ")
+    if num_blocks > 1:
+        raise SpecError(str(path), f"holds {num_blocks} PEM blocks", "one key a file, and each file named")
     return data, mode
 
 

@@ -115,6 +115,8 @@ ED, EC = ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP25
         (load_trusted_key, private_pem(ED), "is a private key"),
         (load_trusted_key, public_pem(EC), "is not an ed25519 key"),
         (load_trusted_key, b"x" * (1 << 20), "is too large for a key"),
+        (load_trusted_key, public_pem(ED) * 2, "holds 2 PEM blocks"),
+        (load_signing_key, private_pem(ED) + private_pem(EC), "holds 2 PEM blocks"),
     ],
 )
 def test_what_is_no_key_is_refused_in_one_line(
@@ -127,6 +129,15 @@ def test_what_is_no_key_is_refused_in_one_line(
     with pytest.raises(AotGaudiError, match=f"{path}: {message}") as caught:
         load(path)  # type: ignore[operator]
     assert "\n" not in str(caught.value)
+
+
+def test_a_fifo_or_a_device_is_no_key_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+
+    for load in (load_signing_key, load_trusted_key):
+        for path, kind in ((tmp_path / "fifo", "a FIFO"), (Path("/dev/zero"), "a device")):
+            with pytest.raises(SpecError, match=f"{path}: cannot be read: it is {kind}"):
+                load(path)
 
 
 def test_a_key_that_is_not_there_is_named(tmp_path: Path) -> None:
