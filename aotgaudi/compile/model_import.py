@@ -91,16 +91,20 @@ def _require_readable(path: Path) -> None:
 
 
 def _load(source: str, location: str, dtype: str, options: dict[str, Any]) -> tuple[Any, Any]:
-    """Returns model and tokenizer. Never reads pickles or uses a network."""
+    """Returns model and tokenizer. Never runs the model's code, reads pickles, or uses a network.
+
+    If `trust_remote_code` is left out, transformers asks on standard input and runs the code of a model that somebody, or
+    ``yes``, has said yes to (dynamic_module_utils.py, ``resolve_trust_remote_code``). An ``attn_implementation`` of a config
+    may name a kernel of the hub.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     names = {key: options[key] for key in ("gguf_file",) if key in options}
-    safe = {} if names else {"use_safetensors": True}
+    safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    weights = {"attn_implementation": "eager", **({} if names else {"use_safetensors": True})}
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            location, dtype=dtype, local_files_only=True, **safe, **options
-        )
-        return model, AutoTokenizer.from_pretrained(location, local_files_only=True, **names)
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=dtype, **safe, **weights, **options)
+        return model, AutoTokenizer.from_pretrained(location, **safe, **names)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise SpecError(
             source, f"cannot be loaded: {first_line(error)}", "a directory, a .gguf file or a hub id"
