@@ -15,9 +15,7 @@
 are also in `aotgaudi.errors`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # As in typing, which is not imported: the command line has not looked at sys.path yet.
 if TYPE_CHECKING:
     from aotgaudi.bundle.bundle import Bundle, open_bundle
     from aotgaudi.bundle.trust import TrustPolicy
@@ -59,6 +57,8 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     try:
         return getattr(import_module(_HOMES[name]), name)
     except ImportError as error:

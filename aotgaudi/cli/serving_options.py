@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.cli import leave_out_of_path
 from aotgaudi.cli.options import POSITIVE, FiniteRange, option, options_of, said
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile
@@ -90,9 +91,13 @@ LOG_FORMAT = said("Lines of the log: text, or one JSON object each.")
 
 
 def find_model(model: str) -> Path:
-    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError."""
+    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError.
+
+    Modules are not searched in a directory.
+    """
     path = Path(model)
     if path.is_dir():
+        leave_out_of_path(path)
         return path
     from aotgaudi.share.hub import fetch_model, is_hub_id
 

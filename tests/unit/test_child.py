@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import aotgaudi
 from aotgaudi.child import python_command
 from tests.planted import plant, sources
 
@@ -60,6 +61,34 @@ def test_every_child_is_known() -> None:
                 started.add(ast.literal_eval(node.args[0]))
 
     assert started == set(ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("search", "cwd"), [("{ours}:", "here"), (".:{ours}", "here"), ("{here}:{ours}", ".")]
+)
+def test_the_command_searches_no_modules_in_its_working_directory_or_in_a_model(
+    search: str, cwd: str, tmp_path: Path
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    found = plant(here, tmp_path / "found")
+    shutil.rmtree(here / "aotgaudi")  # Python would import it, and these, before we can look.
+    late = ("tokenizers", "torch", "jinja2", "uvicorn")
+    for path in here.iterdir():
+        if path.stem.endswith("customize") or (cwd != "here" and path.stem not in late):
+            path.unlink()
+    script = tmp_path / "aotgaudi"
+    script.write_text("from aotgaudi.cli.main import main\nmain()\n", encoding="utf-8")
+    ours = Path(aotgaudi.__file__).parents[1]
+
+    done = subprocess.run(
+        [sys.executable, str(script), "serve", "--bundle", tmp_path / "no", "--model", here, "--require-warm"],
+        cwd=tmp_path / cwd, env={**os.environ, "PYTHONPATH": search.format(ours=ours, here=here)},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert done.returncode == 2, done.stderr
+    assert not list(found.iterdir())
 
 
 @pytest.mark.parametrize("module", ARGUMENTS)
