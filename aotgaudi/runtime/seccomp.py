@@ -1,5 +1,7 @@
 """Makes the kernel refuse to start processes and to use others, by a seccomp filter over all threads of this process.
 
+`leave_others_alone` refuses what no filter can see: opening another process's memory as a file.
+
 The filter stays for the life of the process. It checks system calls in this order, and allows all others, including new
 threads:
 
@@ -146,6 +148,48 @@ def refuse(listener: int, counter: int) -> bool:
         os.eventfd_write(counter, 1)
         fcntl.ioctl(listener, _NOTIF_SEND, struct.pack(_NOTIF_RESPONSE, call_id, 0, -errno.EPERM, 0))
     return True
+
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # On every architecture.
+_RULESET_VERSION, _PATH_BENEATH, _REFER, _FIRST_ABI_WITH_REFER = 1, 1, 1 << 13, 2
+
+
+def leave_others_alone() -> bool:
+    """Keeps this thread, and all that it starts, from other processes' memory (``/proc/PID/mem``), files and threads.
+
+    Cannot be undone. No filter of system calls can do this, because it does not see paths. But a process in a Landlock
+    domain, root or not, may only look into processes of this domain or of one inside it (landlock(7), "Ptrace
+    restrictions"). The domain forbids nothing else: its one rule allows to move files anywhere. Also sets ``no_new_privs``.
+
+    Returns False if the kernel has no Landlock (before Linux 5.19), or a sandbox forbids it.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+
+    def call(number: int, *arguments: object) -> int:
+        return int(libc.syscall(ctypes.c_long(number), *arguments))
+
+    if (
+        call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(_RULESET_VERSION))
+        < _FIRST_ABI_WITH_REFER
+    ):
+        return False
+    access = struct.pack("=Q", _REFER)
+    ruleset = call(_CREATE_RULESET, access, ctypes.c_size_t(len(access)), ctypes.c_uint(0))
+    if ruleset < 0:
+        return False
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        beneath = struct.pack("=Qi", _REFER, root)
+        return (
+            call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), beneath, ctypes.c_uint(0))
+            == 0
+            and libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) == 0
+            and call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0)) == 0
+        )
+    finally:
+        os.close(root)
+        os.close(ruleset)
 
 
 def forbid_processes(hand_over: HandOver | None = None, *, may_fork: bool = False) -> RefusedCalls | None:

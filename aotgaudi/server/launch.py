@@ -21,6 +21,7 @@ from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
 from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
+from aotgaudi.runtime.seccomp import leave_others_alone
 from aotgaudi.server.app import create_app
 from aotgaudi.server.boundary import SpanWriter
 from aotgaudi.server.engine.client import EngineClient
@@ -108,6 +109,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         PreprocessorPool(seccomp=options.seccomp) as preprocessor,
         _traces(options.observability) as traces,
     ):
+        leave_others_alone()  # The engine's process and the pool run already, so they are among the others.
         service, engine = start_service(options, process, preprocessor, phases)
         logger.info("%s", options.threads)
         armed = phases.clock()

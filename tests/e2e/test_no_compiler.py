@@ -194,7 +194,7 @@ import signal
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
-system, fork = libc.system, libc.fork  # Looked up before anything guards them.
+system, fork, open_ = libc.system, libc.fork, libc.open  # Looked up before anything guards them.
 
 
 def start_something(signum, frame):
@@ -203,6 +203,8 @@ def start_something(signum, frame):
     if process == 0:
         os._exit(0)
     print("saboteur: fork", process, os.strerror(ctypes.get_errno()), file=sys.stderr, flush=True)
+    memory = open_(f"/proc/{os.getppid()}/mem".encode(), os.O_RDWR)
+    print("saboteur: memory", memory, os.strerror(ctypes.get_errno()), file=sys.stderr, flush=True)
 
 
 signal.signal(signal.SIGUSR1, start_something)
@@ -218,11 +220,12 @@ def test_the_kernel_refuses_what_no_hook_sees_and_the_server_goes_on(
     with workplace.serve(PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}") as server:
         before = server.complete([3] * 4, max_tokens=4)
         os.kill(server.engine.pid if victim == "engine" else server.process.pid, signal.SIGUSR1)
-        assert eventually(lambda: server.log.count("saboteur: ") == 2), server.log
+        assert eventually(lambda: server.log.count("saboteur: ") == 3), server.log
         after = server.complete([3] * 4, max_tokens=4)
 
         assert f"saboteur: system {127 << 8}\n" in server.log
         assert "saboteur: fork -1 Operation not permitted\n" in server.log
+        assert "saboteur: memory -1 Permission denied\n" in server.log
         assert not (workplace.folder / "started").exists()
         assert server.metric("aotgaudi_compilations_total", cause="kernel") >= 2
         assert server.client.get("/ready").json()["compilations"] >= 2

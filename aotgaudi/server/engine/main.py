@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from aotgaudi.child import die_with_parent
 from aotgaudi.phases import Phases, since
+from aotgaudi.runtime.seccomp import leave_others_alone
 
 _OF_TRACING = ("torch._meta_registrations", "torch.export")
 """Imported by torch for tracing only: functions for tensors without data, and the exporter."""
@@ -64,6 +65,7 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):  # The API server handles them and says when to stop.
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(os.getppid(), signal.SIGKILL)  # A parent that is gone already has closed the connection.
+    leave_others_alone()  # Before there is another thread.
     begin_to_load_torch()
     leave_out_tracing()
     with phases.time("engine_import"):

@@ -64,7 +64,7 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
-from aotgaudi.runtime.seccomp import forbid_processes, refuse
+from aotgaudi.runtime.seccomp import forbid_processes, leave_others_alone, refuse
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, TokenizeKind, get_ready
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.reply.plan import ReplyPlan
@@ -485,6 +485,7 @@ class ForkServer:
                 if fd > 2 and fd not in (connection.fileno(), life):
                     with suppress(OSError):
                         os.close(fd)
+            leave_others_alone()  # Not even the fork server, which is inside the same domain until now.
             if self._is_guarded:
                 forbid_processes()
             run_worker(connection, self._preparer, self._workers[name])
@@ -517,6 +518,7 @@ _CAUSES: Mapping[int, Cause] = {
 
 def main() -> None:
     """Runs the fork server until the socket ``argv[1]``, which leads to the server, closes. ``argv[2]`` is a `Seccomp`."""
+    leave_others_alone()
     with socket.socket(fileno=int(sys.argv[1])) as control, suppress(ConnectionError):
         try:
             _serve(control, sys.argv[2])

@@ -7,6 +7,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,31 @@ CALLS = {
         else {}
     ),
 }
+
+
+def test_the_memory_of_other_processes_cannot_be_opened_by_any_code(tmp_path: Path) -> None:
+    lines = in_a_process(
+        """
+        from aotgaudi.runtime.seccomp import leave_others_alone
+        outside = subprocess.Popen(["sleep", "60"])
+        def opened(pid):
+            found = libc.open(f"/proc/{pid}/mem".encode(), os.O_RDWR)  # Of C, as any library could.
+            return "ok" if found >= 0 else errno.errorcode[ctypes.get_errno()]
+        print(opened(outside.pid))
+        if not leave_others_alone():
+            sys.exit("no Landlock")
+        inside = subprocess.Popen(["sleep", "60"])
+        print(opened(outside.pid), on_a_thread(lambda: opened(outside.pid)), opened(os.getppid()))
+        print(opened(inside.pid), opened(os.getpid()))
+        os.mkdir("FOLDER/a")
+        os.mkdir("FOLDER/b")
+        open("FOLDER/a/file", "w").close()
+        os.rename("FOLDER/a/file", "FOLDER/b/file")
+        outside.kill(), inside.kill()
+    """.replace("FOLDER", str(tmp_path))
+    )
+
+    assert lines == ["ok", "EACCES EACCES EACCES", "ok ok"]
 
 
 def test_the_kernel_refuses_what_starts_processes_and_programs_on_every_thread() -> None:
