@@ -16,7 +16,7 @@ from aotgaudi.cli.build_options import AskedExtent, extent_options, signing_opti
 from aotgaudi.cli.bundles import part_document
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, path_argument, path_option
-from aotgaudi.cli.progress import BuildDisplay
+from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
@@ -134,6 +134,7 @@ def build_all(  # noqa: PLR0913 - one argument per option
     With --tier or --budget only what matters most is compiled and sealed: a part, with the limits under which it is closed.
     Run again without, it adds the rest.
     """
+    click.get_current_context().with_resource(interrupted_by_sigterm())
     phases = Phases()
     with phases.time("enumerate"):
         manifest = load_manifest_or_spec(spec_path)

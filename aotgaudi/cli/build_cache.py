@@ -15,7 +15,7 @@ from aotgaudi.cli.build_options import AskedExtent, entry_option, extent_options
 from aotgaudi.cli.bundles import built_part
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, option, options_of, path_argument, path_option
-from aotgaudi.cli.progress import BuildDisplay
+from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.target_option import refused_target_option
@@ -126,6 +126,7 @@ def build_cache(  # noqa: PLR0913 - one argument per option
 
     With --check it compiles some stored units again, elsewhere, and exits with 4 if the bytes differ.
     """
+    click.get_current_context().with_resource(interrupted_by_sigterm())
     phases = Phases()
     with phases.time("enumerate"):
         manifest = load_manifest_or_spec(manifest_path)

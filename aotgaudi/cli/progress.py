@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +19,7 @@ import click
 from aotgaudi.cli.meter import Meter, bar
 from aotgaudi.cli.show import size_text
 from aotgaudi.compile.run import Progress, Watch
+from aotgaudi.errors import BuildInterruptedError
 from aotgaudi.share.transfer import Conduct
 
 if TYPE_CHECKING:
@@ -24,20 +27,21 @@ if TYPE_CHECKING:
 
 
 _STANDARD_ERROR = 2
-_STOPPING = b"stopping after the units under way (again to stop at once)...\n"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_SECONDS: Mapping[int, float] = MappingProxyType({signal.SIGINT: math.inf, signal.SIGTERM: 5.0})
+"""What the units under way get after a signal. What sends SIGTERM also kills before long: `docker stop` after 10 s."""
 
 
 class BuildDisplay(Watch):
     """Shows a build, and stops it at a signal.
 
-    After the first Ctrl-C or SIGTERM the running units are finished. The second one stops the build at once. Before and
-    after the jobs run, signals act as usual.
+    After Ctrl-C the running units are finished; after SIGTERM they have a few seconds. A second signal stops the build at
+    once. Before and after the jobs run, signals act as usual; `interrupted_by_sigterm` makes SIGTERM act as Ctrl-C then.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._is_stopping = False
+        self._is_stopping, self._most_until = False, math.inf
         self._meter = Meter(_build_bar, is_told_at_once=True)
 
     def __enter__(self) -> BuildDisplay:
@@ -64,14 +68,30 @@ class BuildDisplay(Watch):
         )
 
     def should_stop(self) -> bool:
-        """See `Watch.should_stop`."""
+        """See `Watch.should_stop`. Raises BuildInterruptedError once the units under way have had their time."""
+        if time.monotonic() > self._most_until:
+            raise BuildInterruptedError("stopped with units under way; resumable: run the same command again")
         return self._is_stopping
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._is_stopping:
             raise KeyboardInterrupt
-        self._is_stopping = True
-        os.write(_STANDARD_ERROR, _STOPPING)  # Unbuffered: the signal may have interrupted a buffered write.
+        self._is_stopping, seconds = True, _GRACE_SECONDS[number]
+        self._most_until = time.monotonic() + seconds
+        within = "" if math.isinf(seconds) else f" within {seconds:g} s"
+        text = f"stopping after the units under way{within} (again to stop at once)...\n"
+        # Unbuffered: the signal may have interrupted a buffered write.
+        os.write(_STANDARD_ERROR, text.encode())
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Lets SIGTERM end the work as Ctrl-C does: processes are killed, directories removed, and the exit code is 130."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,12 @@ class CardPool:
         self._waiting.append((ticket, job))
         self._start()
 
+    def withdraw(self) -> list[int]:
+        """See `Pool.withdraw`."""
+        tickets = [ticket for ticket, _ in self._waiting]
+        self._waiting.clear()
+        return tickets
+
     def wait(self, timeout_seconds: float) -> list[Done]:
         """See `Pool.wait`."""
         deadline = time.monotonic() + timeout_seconds

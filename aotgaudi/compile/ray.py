@@ -368,6 +368,10 @@ class RayPool:
         )
         self._tasks[task] = (ticket, job)
 
+    def withdraw(self) -> list[int]:
+        """See `Pool.withdraw`. None: the cluster does not say which tasks wait for a node."""
+        return []
+
     def wait(self, timeout_seconds: float) -> list[Done]:
         """See `Pool.wait`."""
         if not self._tasks:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -135,7 +135,7 @@ class Watch:
         self._on_progress(progress)
 
     def should_stop(self) -> bool:
-        """Whether to start no more jobs. Called between jobs."""
+        """Whether to start no more jobs. Called several times a second; what it raises ends the running ones at once."""
         return self._should_stop()
 
 
@@ -182,11 +182,13 @@ def _work_off(pool: Pool[BuildJob], run: _Run, watch: Watch) -> None:
     """Runs jobs until no work is left or, after a stop, until no job runs."""
     is_ending = False
     while True:
-        is_ending = is_ending or run.fatal is not None or watch.should_stop()
+        is_ending = watch.should_stop() or is_ending or run.fatal is not None
         if run.is_waiting and not is_ending:
             run.look_at_others()
         while run.num_queued and not is_ending and run.num_running < pool.num_workers:
             run.start_next(pool)
+        if is_ending:
+            run.put_back(pool.withdraw())
         if not run.num_running and (is_ending or not run.is_waiting):
             return
         watch.show(run.progress(pool.num_workers))
@@ -258,6 +260,11 @@ class _Run:
         except BaseException:
             del self._running[ticket]
             raise
+
+    def put_back(self, tickets: Iterable[int]) -> None:
+        """Queues jobs again that did not begin."""
+        for attempt in map(self._running.pop, tickets):
+            self._push(attempt.job, attempt.number, known=True)
 
     def settle(self, done: Done, *, is_stopping: bool) -> None:
         """Counts the result of a job, queues its second attempt, or reports its failure."""

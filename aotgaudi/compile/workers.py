@@ -89,6 +89,10 @@ class Pool(Protocol[JobT_contra]):
         """Starts `job`. At most `num_workers` may run."""
         ...
 
+    def withdraw(self) -> list[int]:
+        """Takes back the jobs that wait for a worker of their kind, and returns their tickets. A build that ends does it."""
+        ...
+
     def wait(self, timeout_seconds: float) -> list[Done]:
         """Returns finished jobs as soon as there are any, or an empty list after `timeout_seconds`."""
         ...
@@ -132,6 +136,10 @@ class LocalPool:
         self._workers.append(worker)
         if not worker.take(ticket, self._timeout_seconds, job):
             self._done.append(self._end_of(worker, ticket))
+
+    def withdraw(self) -> list[int]:
+        """See `Pool.withdraw`. None waits."""
+        return []
 
     def wait(self, timeout_seconds: float) -> list[Done]:
         """See `Pool.wait`."""

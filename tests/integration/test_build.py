@@ -194,9 +194,10 @@ def test_a_signal_stops_a_build_cleanly_and_the_next_one_finishes_it(
     assert build.process.wait(DEADLINE_SECONDS) == 130
     num_built = build.num_built()
     assert 0 < num_built < len(SLOW_LABELS)
+    within = " within 5 s" if number == signal.SIGTERM else ""
     errors = [line for line in build.stderr().splitlines() if not line.startswith("[")]
     assert errors == [
-        "stopping after the units under way (again to stop at once)...",
+        f"stopping after the units under way{within} (again to stop at once)...",
         f"error: stopped at a unit boundary with {num_built} units done;"
         " resumable: run the same command again",
     ]
@@ -219,19 +220,33 @@ def test_a_signal_while_the_workers_start_is_clean_too(
     assert "resumable" in build.stderr()
 
 
-def test_a_second_interrupt_does_not_wait_for_a_unit_that_hangs(
-    start: Callable[..., Build],
+@pytest.mark.parametrize(
+    ("numbers", "last"),
+    [
+        ((signal.SIGINT, signal.SIGINT), "interrupted"),
+        (
+            (signal.SIGTERM,),
+            "error: stopped with units under way; resumable: run the same command again",
+        ),
+    ],
+    ids=["interrupted twice", "SIGTERM"],
+)
+def test_a_unit_that_hangs_is_not_waited_for(
+    start: Callable[..., Build], numbers: tuple[signal.Signals, ...], last: str
 ) -> None:
     build = start(["layer !hang"])
     build.wait_until((build.folder / "store" / "logs").is_dir)
+    workers = psutil.Process(build.process.pid).children(recursive=True)
 
-    os.killpg(build.process.pid, signal.SIGINT)
-    build.wait_until(lambda: "stopping" in build.stderr())
-    os.killpg(build.process.pid, signal.SIGINT)
+    for number in numbers:
+        os.killpg(build.process.pid, number)
+        build.wait_until(lambda: "stopping" in build.stderr())
 
     assert build.process.wait(DEADLINE_SECONDS) == 130
-    assert build.stderr().splitlines()[-1] == "interrupted"
+    assert build.stderr().splitlines()[-1] == last
     assert build.num_built() == 0
+    assert workers
+    assert psutil.wait_procs(workers, timeout=DEADLINE_SECONDS)[1] == []
 
 
 def test_a_unit_that_takes_longer_than_it_may_is_named_with_its_log(

@@ -12,6 +12,7 @@ import pytest
 
 from aotgaudi.cli.progress import BuildDisplay, transfer_display
 from aotgaudi.compile.run import Progress
+from aotgaudi.errors import BuildInterruptedError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STEPS = (
@@ -48,9 +49,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return made
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(("number", "within"), [(signal.SIGINT, ""), (signal.SIGTERM, " within 5 s")])
 def test_the_first_signal_asks_for_a_stop_and_the_second_interrupts(
-    number: signal.Signals, capfd: pytest.CaptureFixture[str]
+    number: signal.Signals, within: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with BuildDisplay() as display:
         assert not display.should_stop()
@@ -59,7 +60,26 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_interrupts(
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
 
-    assert capfd.readouterr().err == "stopping after the units under way (again to stop at once)...\n"
+    assert (
+        capfd.readouterr().err == f"stopping after the units under way{within} (again to stop at once)...\n"
+    )
+
+
+@pytest.mark.parametrize(("number", "waits"), [(signal.SIGINT, True), (signal.SIGTERM, False)])
+def test_what_sends_sigterm_does_not_wait_for_long_units(
+    number: signal.Signals, waits: bool, clock: Clock
+) -> None:
+    with BuildDisplay() as display:
+        os.kill(os.getpid(), number)
+        clock.now += 4.9
+        assert display.should_stop()
+        clock.now += 3600.0 if waits else 0.2
+
+        if waits:
+            assert display.should_stop()
+        else:
+            with pytest.raises(BuildInterruptedError, match="units under way; resumable"):
+                display.should_stop()
 
 
 def test_the_handlers_before_are_put_back_also_after_an_error() -> None:

@@ -264,6 +264,9 @@ class LosingPool:
         else:
             self._done.append(Done(ticket, job.run()))
 
+    def withdraw(self) -> list[int]:
+        return []
+
     def wait(self, timeout_seconds: float) -> list[Done]:
         done, self._done = self._done, []
         return done

@@ -318,6 +318,9 @@ class PoolWithoutCards:
         self.num_submitted += 1
         self._done.append(Done(ticket, error=CardError("the card with module id 1 is busy")))
 
+    def withdraw(self) -> list[int]:
+        return []
+
     def wait(self, timeout_seconds: float) -> list[Done]:
         done, self._done = self._done, []
         return done

@@ -181,6 +181,23 @@ def test_two_workers_in_a_row_that_get_no_card_end_all_that_wait_for_one(
     assert len(journal.read_text(encoding="ascii")) == num_tries
 
 
+def test_what_waits_for_a_card_does_not_begin_when_the_build_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotgaudi.compile.cards.usable_modules", lambda _: (1,))
+    journal, done = tmp_path / "journal", []
+    with CardPool(nullcontext(tmp_path), 3, tmp_path / "toolcache", DEADLINE_SECONDS) as cards:
+        for ticket in range(cards.num_workers):
+            cards.submit(ticket, NeedsCard(journal, ()))
+
+        assert cards.withdraw() == [1, 2, 3]
+        done += cards.wait(DEADLINE_SECONDS)
+        assert cards.wait(0.0) == []
+
+    assert [one.ticket for one in done] == [0]
+    assert journal.read_text(encoding="ascii") == "x"
+
+
 @pytest.mark.alone
 @pytest.mark.parametrize(
     ("job", "exit_code", "message"),
