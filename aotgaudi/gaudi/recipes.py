@@ -18,11 +18,13 @@ Sources: ``hpu_recipe_cache.cpp``, ``cache_file_handler.cpp``, ``job_thread.h`` 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CompileError, CorruptError, SpecError, TargetError, store_error
+from aotgaudi.errors import CompileError, CorruptError, SpecError, StoreError, TargetError, store_error
 from aotgaudi.gaudi.identity import DeviceType
 
 _NAME = re.compile(
@@ -39,6 +41,9 @@ _NAME = re.compile(
 )
 _LARGEST_KEY = 2**64 - 1
 _CONST_TENSOR = re.compile(r".*_const_tensor_.*\.data")
+_LEAST_BYTES = 1 << 20
+"""With less room, recipes are lost sooner or later: one of a real layer has megabytes."""
+
 _LEFTOVER_PREFIX = "temp_"
 _LEFTOVER_SUFFIXES = (".lock", ".hash_content")
 
@@ -98,7 +103,7 @@ class RecipeDirectory:
         path: The directory.
         pairs: Complete pairs. If several processes wrote one graph to a shared file system, that of the first one.
         uncached: Keys whose metadata is empty and which have no complete pair: the graph compiled to nothing (K-15), or its
-            writer was killed.
+            writer was killed, or could not write.
         broken: Name -> what is wrong: one file of two, an empty recipe, something that is not a regular file.
         constants: Names of files with constants. A cache that has any cannot be restored (K-32).
         leftovers: Names of locks, of announcements of graphs being compiled, and of files that the bridge's debugging
@@ -148,7 +153,7 @@ def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedReci
     Raises:
         CompileError: a key (without `keys`, any graph) has no complete pair, or the directory cannot be restored, because it
             holds constants, or recipes of several versions of the bridge's libraries.
-        StoreError: the directory cannot be listed.
+        StoreError: the directory cannot be listed, or lacks a recipe because it takes no more data.
     """
     found = scan(directory)
     require_restorable(found)
@@ -158,8 +163,12 @@ def collect(directory: Path, keys: Iterable[str] | None = None) -> CollectedReci
         keys = (*pairs, *found.uncached, *half)
     wanted = sorted(set(keys), key=int)
     for key in wanted:
-        if key not in pairs and key not in found.uncached:
-            raise CompileError(f"{directory}: recipe {key} {_why_missing(found, key)}")
+        if key not in pairs:
+            require_room(
+                directory, f"recipe {key}"
+            )  # Also an empty metadata may be all that a full disk took.
+            if key not in found.uncached:
+                raise CompileError(f"{directory}: recipe {key} {_why_missing(found, key)}")
     files = {name: path for key in wanted if key in pairs for name, path in pairs[key].files()}
     return CollectedRecipes(files, tuple(key for key in wanted if key not in pairs))
 
@@ -234,15 +243,18 @@ def _order(item: tuple[tuple[str, str, str, str], object]) -> tuple[int, tuple[s
     return int(key), tuple(rest)
 
 
+_CUT = "its writer was killed, or could not write, before the pair was complete"
+
+
 def _problem(files: Mapping[str, tuple[str, int]]) -> str | None:
     """Returns None for a complete pair, "" for a graph without a recipe, else what is wrong."""
     recipe, metadata = files.get("recipe"), files.get("metadata")
     if metadata is None:
-        return "has no metadata: its writer was killed before the pair was complete"
+        return f"has no metadata: {_CUT}"
     if recipe is None:
         return "has metadata and no recipe" if metadata[1] else ""
     if not metadata[1]:
-        return "has an empty metadata: its writer was killed before the pair was complete"
+        return f"has an empty metadata: {_CUT}"
     return None if recipe[1] else "has an empty recipe"
 
 
@@ -262,6 +274,24 @@ def require_restorable(found: RecipeDirectory) -> None:
                 f"{found.path}: holds recipes of several versions of {noun}: {', '.join(sorted(values))}"
                 " (build into an empty directory)"
             )
+
+
+def require_room(directory: Path, what: str) -> None:
+    """Raises StoreError, as the reason why `what` is not there, if the file system of `directory` takes no more data.
+
+    The bridge says so only in its own log.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, _LEAST_BYTES)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return
+        status = os.statvfs(directory)
+        raise StoreError(
+            f"{what} could not be written to {directory}: {os.strerror(error.errno)} (at least {_LEAST_BYTES:,} bytes are"
+            f" needed, {status.f_bavail * status.f_frsize:,} are free: free space there, or use another place)"
+        ) from error
 
 
 def _why_missing(found: RecipeDirectory, key: str) -> str:
@@ -390,7 +420,8 @@ def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> 
     except BaseException as error:
         shutil.rmtree(directory, ignore_errors=True)
         if isinstance(error, OSError):
-            raise store_error("write", directory, error) from error
+            needed_bytes = sum(digest.size_bytes for digest, _ in objects.values())
+            raise store_error("write", directory, error, needed_bytes=needed_bytes) from error
         raise
 
 

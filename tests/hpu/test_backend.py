@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import resource
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.compile.cards import CardPool
+from aotgaudi.compile.jobs import run_compile
 from aotgaudi.compile.keys import ProofRow, UnitRow
 from aotgaudi.compile.workers import Done
-from aotgaudi.errors import AotGaudiError, CardError, TargetError
+from aotgaudi.errors import AotGaudiError, CardError, StoreError, TargetError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.store.scratch import locked_directory
 from tests.environment import ROOT
@@ -292,6 +294,26 @@ def test_a_unit_is_never_recorded_where_the_bridge_does_otherwise_than_it_must(
     assert isinstance(found, AotGaudiError)
     assert found.exit_code == 6
     assert message in str(found)
+
+
+def test_a_disk_that_is_full_when_the_bridge_stores_is_told_as_that(newest: Path, tmp_path: Path) -> None:
+    """The bridge writes in its own thread, and only its log says that it could not; here each file may have 16 bytes."""
+    place = Place(newest, tmp_path)
+
+    def compile_on_a_full_disk() -> UnitRow:
+        job, (soft, hard) = place.job(), resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, hard))
+        try:
+            return run_compile(job)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    found = place.in_fork(compile_on_a_full_disk)
+
+    assert isinstance(found, StoreError), found
+    assert " could not be written to " in str(found)
+    assert "bytes are needed" in str(found)
+    assert "killed" not in str(found)
 
 
 def test_a_card_that_does_not_answer_is_given_up_by_name(

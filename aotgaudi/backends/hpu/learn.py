@@ -17,10 +17,11 @@ from typing import Literal, get_args
 
 from aotgaudi.child import python_command
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import AotGaudiError, CardError, CompileError, TargetError
+from aotgaudi.errors import AotGaudiError, CardError, CompileError, TargetError, store_error
 from aotgaudi.files import make_directories, write_atomic
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.gaudi.identity import DeviceType
+from aotgaudi.gaudi.recipes import require_room
 from aotgaudi.spec.target import FrontEndKind
 
 KeyMode = Literal["stable", "pinned"]
@@ -51,6 +52,7 @@ def learn(
 
     Raises:
         CardError: no card can be acquired; two processes have tried.
+        StoreError: there is no room for temporary files.
         CompileError: keys do not repeat, or the bridge does not have this front end.
         TargetError: what the card says cannot be understood, or the bridge cannot be imported.
     """
@@ -69,7 +71,11 @@ def learn(
 
 
 def _ask(environment: Mapping[str, str], front_end: FrontEndKind) -> Learnt:
-    with tempfile.TemporaryDirectory(prefix="aotgaudi-learn-") as scratch:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="aotgaudi-learn-")
+    except OSError as error:
+        raise store_error("make a directory in", Path(tempfile.gettempdir()), error) from error
+    with made as scratch:
         result = Path(scratch, "result.json")
         try:
             done = subprocess.run(
@@ -88,6 +94,7 @@ def _ask(environment: Mapping[str, str], front_end: FrontEndKind) -> Learnt:
         try:
             found = json.loads(result.read_bytes())
         except (OSError, ValueError) as error:
+            require_room(Path(scratch), "what a card said")
             last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise TargetError(f"target: no card could be asked: {last[-1][:500]}") from error
     if "problem" in found:

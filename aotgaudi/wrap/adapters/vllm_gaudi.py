@@ -37,7 +37,7 @@ from aotgaudi.gaudi.identity import (
     find_cards,
     usable_modules,
 )
-from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, scan
+from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
 from aotgaudi.wrap.adapters.base import (
     SHAPES_FOLDER,
     Environment,
@@ -288,7 +288,7 @@ def settle_recipes(configured: Path) -> tuple[Path, ...]:
     Raises:
         CompileError: a recipe is truncated, a directory holds constants, or its recipes are from several versions of the
             bridge's libraries.
-        StoreError: a directory cannot be read or written.
+        StoreError: a directory cannot be read or written, or takes no more data.
     """
     directories = find_directories(configured)
     for directory in directories:
@@ -304,6 +304,7 @@ def settle_recipes(configured: Path) -> tuple[Path, ...]:
 
 def _require_whole(found: RecipeDirectory) -> None:
     if found.broken:
+        require_room(found.path, f"recipes (the first: {next(iter(found.broken))})")
         name, problem = next(iter(found.broken.items()))
         others = f" (and {len(found.broken) - 1} more)" if len(found.broken) > 1 else ""
         raise CompileError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
@@ -153,6 +154,30 @@ def test_what_could_not_be_restored_is_not_collected(tmp_path: Path, damage: obj
 
     with pytest.raises(CompileError, match=message):
         collect(tmp_path, ["1"])
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_what_a_full_disk_did_not_take_is_told_as_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Whatever it took last: nothing, an empty metadata (as of a graph that compiled to nothing), or half a recipe."""
+    (tmp_path / name(2, "metadata")).write_bytes(b"")
+    (tmp_path / name(3, "metadata")).write_bytes(b"")
+    (tmp_path / name(3, "recipe")).write_bytes(b"ha")
+    put(tmp_path, 4)
+
+    def fill(*_: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", fill)
+
+    for key in ("1", "2", "3"):
+        with pytest.raises(StoreError) as caught:
+            collect(tmp_path, ["4", key])
+        assert str(caught.value).startswith(
+            f"recipe {key} could not be written to {tmp_path}: {os.strerror(code)} (at least 1,048,576 bytes are needed, "
+        )
+    assert collect(tmp_path, ["4"]).uncached == ()
 
 
 def test_without_keys_half_a_pair_is_refused(tmp_path: Path) -> None:
