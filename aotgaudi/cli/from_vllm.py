@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -22,6 +21,7 @@ from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
 
 if TYPE_CHECKING:
     from aotgaudi.wrap.from_vllm.command import VllmCommand
+    from aotgaudi.wrap.from_vllm.variables import EnvFile
 
 _CONFIG_FILE = "config.json"
 
@@ -38,7 +38,13 @@ class VllmOptions:
         metavar="COMMAND",
     )
     env_file: Path | None = option(
-        "Lines of NAME=VALUE  [default: this process's environment]", default=None, metavar="FILE"
+        "Lines of NAME=VALUE, read as `docker run --env-file` reads them  [default: this process's environment]",
+        default=None,
+        metavar="FILE",
+    )
+    env_file_style: Literal["docker", "compose"] | None = option(
+        "Whose rules FILE follows: compose removes quotes and comments after values.  [default: docker]",
+        default=None,
     )
     model_config: Path | None = option(
         "The model's config.json  [default: MODEL's, a directory or a name on the hub]",
@@ -73,6 +79,8 @@ class VllmOptions:
             raise click.UsageError("--spec-out takes a file that ends in .toml.")
         if self.num_blocks is not None and self.free_memory is not None:
             raise click.UsageError("--num-blocks and --free-memory both pin the KV blocks: give one.")
+        if self.env_file_style is not None and self.env_file is None:
+            raise click.UsageError("--env-file-style goes with --env-file FILE.")
 
     @property
     def arguments(self) -> str:
@@ -109,10 +117,13 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
 
     assert options.command is not None
     command = VllmCommand.parse(options.command)
+    environment = _environment(options)
+    for note in environment.notes:  # Before anything in the file can be refused.
+        click.echo(f"note: {note}", err=True)
     spec, report = spec_from_vllm(
         VllmSetup(
             command=command,
-            environment=_environment(options.env_file),
+            environment=environment.values,
             config=_config(command, options.model_config),
             version=options.bucketing_version,
             pin=Pin(options.num_blocks, options.free_bytes()),
@@ -133,18 +144,20 @@ def manifest_name(spec: BuildSpec) -> str:
     return f"{last.strip('.') or 'model'}.manifest.json"
 
 
-def _environment(env_file: Path | None) -> Mapping[str, str]:
-    from aotgaudi.wrap.from_vllm.variables import parse_env_file
+def _environment(options: VllmOptions) -> EnvFile:
+    from aotgaudi.wrap.from_vllm.variables import EnvFile, parse_env_file
 
-    if env_file is None:
-        return os.environ
+    file = options.env_file
+    if file is None:
+        return EnvFile(os.environ)
     try:
-        return parse_env_file(env_file.read_text(encoding="utf-8"), str(env_file))
+        text = file.read_bytes().decode()
     except OSError as error:
         problem = f"cannot be read: {error.strerror or error}"
-        raise SpecError(str(env_file), problem, "lines of NAME=VALUE") from error
+        raise SpecError(str(file), problem, "lines of NAME=VALUE") from error
     except UnicodeDecodeError as error:
-        raise SpecError(str(env_file), f"is not UTF-8 text: {error.reason}", "lines of NAME=VALUE") from error
+        raise SpecError(str(file), f"is not UTF-8 text: {error.reason}", "lines of NAME=VALUE") from error
+    return parse_env_file(text, str(file), os.environ, options.env_file_style or "docker")
 
 
 def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:

@@ -25,6 +25,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 100,
     "torch_dtype": "bfloat16",
 }
+CASES = Path(__file__).parent / "data" / "commands"
 FLAGS = "--max-num-seqs 2 --max-num-batched-tokens 128 --max-model-len 512"
 
 
@@ -96,13 +97,34 @@ def test_the_processes_environment_counts(monkeypatch: pytest.MonkeyPatch, folde
 
 def test_an_environment_file_stands_in_for_it(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("VLLM_CONTIGUOUS_PA", "true")
-    (folder / "e").write_text("export PT_HPU_LAZY_MODE=1\n", encoding="utf-8")
+    (folder / "e").write_text("PT_HPU_LAZY_MODE=1\n", encoding="utf-8")
 
     run_vllm(FLAGS, "--env-file", "e")
 
     spec = read_manifest(folder / "tiny.manifest.json").spec
     assert not spec.bucketing.contiguous_pa
     assert spec.target.execution_mode == "hpu_graphs"
+
+
+@pytest.mark.parametrize(("style", "contiguous"), [((), False), (("--env-file-style", "compose"), True)])
+def test_quotes_in_an_environment_file_are_read_as_docker_reads_them(
+    style: tuple[str, ...], contiguous: bool, folder: Path
+) -> None:
+    result = run_vllm(FLAGS, "--env-file", CASES / "quoted.env", *style)
+
+    assert read_manifest(folder / "tiny.manifest.json").spec.bucketing.contiguous_pa is contiguous
+    assert ("quotes and ' #' in VLLM_CONTIGUOUS_PA are part of the value" in result.stderr) is not contiguous
+
+
+def test_names_alone_take_the_callers_value(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setenv("HABANA_VISIBLE_DEVICES", "all")
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+
+    result = run_vllm(FLAGS, "--env-file", CASES / "bare-names.env")
+
+    assert result.exit_code == 0
+    assert "bare-names.env: skipped HF_TOKEN: a name alone takes" in result.stderr
+    assert read_manifest(folder / "tiny.manifest.json").spec.target.execution_mode == "hpu_graphs"
 
 
 def test_blocks_are_counted_from_free_memory(folder: Path) -> None:
@@ -162,7 +184,7 @@ def test_a_quantized_server_on_eight_devices_is_enumerated_and_not_built(folder:
         json.dumps({**CONFIG, "num_attention_heads": 8, "intermediate_size": 128}), encoding="utf-8"
     )
     (folder / "quant.json").write_text('{"mode": "QUANTIZE"}', encoding="utf-8")
-    (folder / "e").write_text('QUANT_CONFIG="quant.json"\nVLLM_CONTIGOUS_PA=1\n', encoding="utf-8")
+    (folder / "e").write_text("QUANT_CONFIG=quant.json\nVLLM_CONTIGOUS_PA=1\n", encoding="utf-8")
 
     result = run_vllm(
         f"{FLAGS} -tp 8 --kv-cache-dtype fp8_inc", "--env-file", "e", "--spec-out", "server.toml"

@@ -6,7 +6,13 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.flags import VARIABLES
-from aotgaudi.wrap.from_vllm.variables import OtherVariables, is_looked_at, parse_env_file
+from aotgaudi.wrap.from_vllm.variables import (
+    EnvFile,
+    EnvFileStyle,
+    OtherVariables,
+    is_looked_at,
+    parse_env_file,
+)
 
 
 def reason(name: str, *, harmless: bool) -> str:
@@ -79,51 +85,97 @@ def test_other_programs_variables_are_left_alone(name: str, is_ours: bool) -> No
     assert is_looked_at(name) is is_ours
 
 
-def test_lines_of_all_forms() -> None:
-    text = """
-# a comment
-VLLM_A=1
-export VLLM_B = 'two words'
-  VLLM_C="3"   # why
-VLLM_D=
-VLLM_A=4
-PT_HPU_E=a b
-"""
-    assert parse_env_file(text, "e") == {
-        "VLLM_A": "4",
-        "VLLM_B": "two words",
-        "VLLM_C": "3",
-        "VLLM_D": "",
-        "PT_HPU_E": "a b",
-    }
+CALLER = {"VLLM_SET": "here", "VLLM_QUOTED": '"x"'}
+LINES = [
+    ("VLLM_A=1", "1", "1"),
+    ("  VLLM_A=1", "1", "1"),
+    ("VLLM_A=1\r", "1", "1"),
+    ("VLLM_A=", "", ""),
+    ("VLLM_A=a b ", "a b ", "a b"),
+    ('VLLM_A="true"', '"true"', "true"),
+    ("VLLM_A='a b'", "'a b'", "a b"),
+    ("VLLM_A=1 # why", "1 # why", "1"),
+    ("VLLM_A= # why", " # why", ""),
+    ("VLLM_A=a#b", "a#b", "a#b"),
+    ('VLLM_A="a # b"  # why', '"a # b"  # why', "a # b"),
+    ("VLLM_A='a' 'b'", "'a' 'b'", SpecError),
+    ("VLLM_A= 1", " 1", "1"),
+    ("VLLM_A = 1", SpecError, "1"),
+    ("export VLLM_A=1", SpecError, "1"),
+    ("VLLM_A='x", "'x", SpecError),
+    ("VLLM_A=$B", "$B", SpecError),
+    ("VLLM_A='$B'", "'$B'", "$B"),
+    ('VLLM_A="a\\"b"', '"a\\"b"', 'a"b'),
+    ("VLLM_SET", "here", "here"),
+    ("VLLM_QUOTED", '"x"', '"x"'),
+    ("VLLM_UNSET", None, None),
+    ("hello there", SpecError, SpecError),
+    ("1.A=2", "2", SpecError),
+    ("=2", SpecError, SpecError),
+    ("#VLLM_A=1", None, None),
+    ("\N{ZERO WIDTH NO-BREAK SPACE}VLLM_A=1", "1", "1"),
+    ("VLLM_A=1\x85 2", "1\x85 2", "1\x85 2"),
+]
+"""A line; its only value as docker and kubectl read it, and as compose does."""
 
 
-def test_variables_of_others_are_left_as_they_stand() -> None:
-    assert parse_env_file("MSG=it's $5\nURL=http://x/#y", "e") == {"MSG": "it's $5", "URL": "http://x/#y"}
+@pytest.mark.parametrize(("line", "docker", "compose"), LINES)
+@pytest.mark.parametrize("style", ["docker", "compose"])
+def test_a_line_of_an_environment_file(
+    line: str,
+    docker: str | type[SpecError] | None,
+    compose: str | type[SpecError] | None,
+    style: EnvFileStyle,
+) -> None:
+    expected = docker if style == "docker" else compose
+
+    if expected is SpecError:
+        with pytest.raises(SpecError, match=r"^some\.env:1: "):
+            parse_env_file(line, "some.env", CALLER, style)
+    else:
+        found = parse_env_file(line, "some.env", CALLER, style).values
+        assert list(found.values()) == ([] if expected is None else [expected])
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("hello", "is no assignment"),
-        ("1A=2", "is no assignment"),
-        ("=2", "is no assignment"),
-        ("VLLM_A='x", "no closing quotation"),
-        ("VLLM_A=$B", "has '$B', which a shell would expand"),
-        ("VLLM_A=${B}", "has '${B}', which a shell would expand"),
-    ],
-)
-def test_mistakes_come_with_the_line(line: str, what: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        parse_env_file(f"# first\n{line}\n", "some.env")
+def test_the_last_line_for_a_name_counts() -> None:
+    assert parse_env_file("# first\n\nVLLM_A=1\nVLLM_A=4\n", "e", {}).values == {"VLLM_A": "4"}
 
-    assert (caught.value.where, caught.value.problem) == ("some.env:2", what)
+
+def test_quotes_and_comments_in_values_are_noted_in_one_line() -> None:
+    text = 'VLLM_A="true"\nPT_HPU_B=1 # lazy\nMSG="hi"\nVLLM_C=1\n'
+
+    (note,) = parse_env_file(text, "quoted.env", {}).notes
+
+    assert "VLLM_A, PT_HPU_B are part of the value" in note
+    assert "--env-file-style compose" in note
+    assert parse_env_file(text, "quoted.env", {}, "compose").notes == ()
+
+
+def test_names_alone_that_are_not_set_are_noted() -> None:
+    text = "HF_TOKEN\nHABANA_VISIBLE_DEVICES\nPT_HPU_LAZY_MODE=1\n"
+
+    found = parse_env_file(text, "bare-names.env", {"HF_TOKEN": "x"})
+
+    assert found.values == {"HF_TOKEN": "x", "PT_HPU_LAZY_MODE": "1"}
+    assert found.notes == (
+        "bare-names.env: skipped HABANA_VISIBLE_DEVICES: a name alone takes this environment's value, and there is none",
+    )
+
+
+@pytest.mark.parametrize("style", ["docker", "compose"])
+def test_variables_of_others_are_left_as_they_stand(style: EnvFileStyle) -> None:
+    text = "MSG=it's $5\nURL=http://x/#y"
+
+    assert parse_env_file(text, "e", {}, style) == EnvFile({"MSG": "it's $5", "URL": "http://x/#y"})
 
 
 @given(
     st.dictionaries(
         st.from_regex(r"VLLM_[A-Z_]{1,10}", fullmatch=True), st.from_regex(r"[\w./=-]{0,12}", fullmatch=True)
-    )
+    ),
+    st.sampled_from(["docker", "compose"]),
 )
-def test_plain_values_read_back(values: dict[str, str]) -> None:
-    assert parse_env_file("\n".join(f"{name}={value}" for name, value in values.items()), "e") == values
+def test_plain_values_read_back(values: dict[str, str], style: EnvFileStyle) -> None:
+    text = "\n".join(f"{name}={value}" for name, value in values.items())
+
+    assert parse_env_file(text, "e", {}, style) == EnvFile(values)
