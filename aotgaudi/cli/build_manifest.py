@@ -256,7 +256,7 @@ def _padding(padding: Padding | None) -> dict[str, Any] | None:
 def _memory_document(memory: Memory) -> dict[str, Any]:
     if memory.unknown is not None:
         return {"unknown": memory.unknown, "budget_bytes": memory.budget_bytes}
-    document = memory.model_dump(exclude={"unknown"})
+    document = memory.model_dump(exclude={"unknown", *([] if memory.layers else ["layers"])})
     return {**document, "steps": {step.kind: step.model_dump(exclude={"kind"}) for step in memory.steps}}
 
 
@@ -325,4 +325,5 @@ def _memory_line(memory: dict[str, Any]) -> str:
         f", {sized(step['total_bytes'])} for {step['entry']}" for step in memory["steps"].values()
     )
     devices = f", on each of {memory['num_devices']} devices" if memory["num_devices"] > 1 else ""
-    return f"KV cache {sized(memory['kv_cache_bytes'])}{steps} (weights not counted{devices})"
+    layers = f"; KV cache: {memory['layers']}" if "layers" in memory else ""
+    return f"KV cache {sized(memory['kv_cache_bytes'])}{steps} (weights not counted{devices}{layers})"

@@ -39,6 +39,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.cache_rows import CacheRows, rows_of
 from aotgaudi.spec.change import ValueChange, with_change
+from aotgaudi.spec.layer_kinds import LayerKind, keeps_rows, layer_kinds
 
 MANY_STEPS = 2000
 """We warn of more prompt, decode and unified entries than this."""
@@ -169,8 +170,38 @@ def kv_cache_bytes(spec: BuildSpec) -> int:
     num_pages = limits.num_blocks if limits.num_tail_pages is None else limits.num_tail_pages
     for cache, num_bytes in _cache_bytes(spec):
         of_layers[cache.layer] += num_bytes * (1 + (limits.num_blocks if cache.reach is None else num_pages))
-    largest = sorted(of_layers.values(), reverse=True)
-    return sum(largest[: spec.parallel.layers_of_rank(len(largest))])
+    stage = spec.parallel.layers_of_rank(spec.model.num_layers)
+    sizes = [of_layers[layer] for layer in range(spec.model.num_layers)]
+    return max(sum(sizes[first : first + stage]) for first in range(len(sizes) - stage + 1))
+
+
+def counted_layers(spec: BuildSpec) -> str | None:
+    """Returns in words which layers the KV cache's size counts; None: all, and every token's rows in all of them."""
+    kinds, num_layers = _kinds(spec), spec.model.num_layers
+    if kinds is None:
+        return f"all {num_layers} layers counted, as config.json does not tell which keep states in place of rows"
+    num_rows = sum(map(keeps_rows, kinds))
+    num_states = sum(kind in ("state", "both") for kind in kinds)
+    windows = {cache.layer for cache, _ in _cache_bytes(spec) if cache.reach is not None}
+    states = f", the states of {num_states} not counted" if num_states else ""
+    whole = spec.limits.num_tail_pages is None
+    return (
+        "; ".join(
+            [
+                *(
+                    [f"rows of {num_rows} of {num_layers} layers{states}"]
+                    if num_rows < num_layers or states
+                    else []
+                ),
+                *(
+                    [f"{len(windows)} of {num_layers} layers with a window, all rows counted"]
+                    if windows and whole
+                    else []
+                ),
+            ]
+        )
+        or None
+    )
 
 
 def kv_bytes_per_token(spec: BuildSpec) -> int:
@@ -178,7 +209,7 @@ def kv_bytes_per_token(spec: BuildSpec) -> int:
     of_layers = Counter[int]()
     for cache, num_bytes in _cache_bytes(spec):
         of_layers[cache.layer] += num_bytes
-    return -(-max(of_layers.values()) // spec.limits.block_size)
+    return -(-max(of_layers.values(), default=0) // spec.limits.block_size)
 
 
 def kv_bytes_read_per_token(spec: BuildSpec) -> int:
@@ -195,13 +226,23 @@ def kv_bytes_read_per_token(spec: BuildSpec) -> int:
 
 
 def _cache_bytes(spec: BuildSpec) -> Iterator[tuple[CacheRows, int]]:
-    """Yields each cache of a rank, and the bytes of a block in it."""
+    """Yields each cache of a rank in layers that keep rows, and the bytes of a block in it."""
+    kinds = _kinds(spec)
     quantization, parallel = spec.model.quantization, spec.parallel
     value_bytes = None if quantization is None else quantization.kv_value_bytes
     for cache in rows_of(spec.model, has_tail_pages=spec.limits.num_tail_pages is not None):
+        if kinds and not keeps_rows(kinds[cache.layer]):
+            continue
         own = replace(cache, heads=parallel.kv_heads_of_rank(cache.heads))
         each = value_bytes or _DTYPE_BYTES[spec.model.dtype] if own.dtype is None else _DTYPE_BYTES[own.dtype]
         yield own, own.values_per_block(spec.limits.block_size) * each
+
+
+def _kinds(spec: BuildSpec) -> tuple[LayerKind, ...] | None:
+    """Returns what each layer keeps; None if the config does not say, or not of each."""
+    nested = spec.model.config.get("text_config")
+    kinds = layer_kinds({**spec.model.config, **(nested if isinstance(nested, dict) else {})})
+    return kinds if kinds is not None and len(kinds) == spec.model.num_layers else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.document import Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.cost import estimate_memory, find_explosion
+from aotgaudi.manifest.cost import counted_layers, estimate_memory, find_explosion
 from aotgaudi.manifest.coverage import (
     ServerCoverage,
     coverage_of,
@@ -44,11 +44,15 @@ class StepMemory(Value):
 
 
 class Memory(Value):
-    """An estimate of one device's memory without weights (``manifest/cost.py``). `unknown`: why there is no estimate."""
+    """An estimate of one device's memory without weights (``manifest/cost.py``). `unknown`: why there is no estimate.
+
+    `layers`: which layers the KV cache counts, if not the rows of all of them.
+    """
 
     unknown: str | None
     num_devices: int
     kv_cache_bytes: int = 0
+    layers: str | None = None
     steps: tuple[StepMemory, ...] = ()
     total_bytes: int = 0
     budget_bytes: int | None
@@ -130,6 +134,7 @@ class Summary:
             unknown=None,
             num_devices=num_devices,
             kv_cache_bytes=estimate.kv_cache_bytes,
+            layers=counted_layers(spec),
             steps=tuple(
                 StepMemory(
                     kind=entry.kind, entry=str(entry), total_bytes=buffers.total_bytes, **asdict(buffers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
@@ -90,7 +90,8 @@ class ModelSpec(SpecValue):
         try:
             canonical_json(self.config)
         except ValueError as error:
-            raise SpecError("model.config", str(error), "finite numbers, integers below 2**53") from error
+            where = ".".join(["model.config", *_unhashable(self.config)])
+            raise SpecError(where, str(error), "finite numbers, integers below 2**53") from error
         return self
 
     @model_validator(mode="after")
@@ -228,6 +229,22 @@ class ModelSpec(SpecValue):
             problem = "is missing" if value is None else f"is {value!r}"
             raise SpecError(f"model.config.{name}", problem, "a positive integer")
         return value
+
+
+def _unhashable(value: JsonValue) -> Iterator[str]:
+    """Yields the keys that lead to the first value that has no canonical form."""
+    items: Iterable[tuple[object, JsonValue]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for name, item in items:
+        try:
+            canonical_json(item)
+        except ValueError:
+            yield str(name)
+            yield from _unhashable(item)
+            return
 
 
 def other_state(model_type: str) -> tuple[str, str]:

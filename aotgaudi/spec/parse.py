@@ -111,9 +111,13 @@ def value_from_json(kind: type[_V], value: dict[str, Any]) -> _V:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Returns the content of a model's config.json. Raises SpecError."""
+    """Returns the content of a model's config.json as Python reads it: NaN, Infinity and a byte-order mark are no mistakes.
+
+    Raises SpecError.
+    """
     try:
-        config = json.loads(_read(path, "the model's config.json", _read_regular))
+        text = _read(path, "the model's config.json", _read_regular)
+        config = json.loads(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"))
     except (ValueError, RecursionError) as error:
         raise SpecError("model.config", f"{path} is not JSON: {error}") from error
     except SpecError as error:
@@ -121,6 +125,20 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise SpecError("model.config", f"{path} holds no JSON object", "a Hugging Face config.json")
     return config
+
+
+def finite_json(value: Any) -> Any:
+    """Returns a JSON value that can be hashed: a number that is not finite becomes ``{"__float__": "Infinity"}``.
+
+    The form is transformers' own (configuration_utils.py, ``_encode_special_floats``).
+    """
+    if isinstance(value, dict):
+        return {name: finite_json(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [finite_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"__float__": json.dumps(value)}
+    return value
 
 
 def json_sha256(path: Path, where: str) -> str:

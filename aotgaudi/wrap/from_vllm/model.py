@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from aotgaudi.bucketing.versions import EnvironmentRules
 from aotgaudi.errors import SpecError, shown
+from aotgaudi.spec.layer_kinds import layer_kinds
 from aotgaudi.spec.model import POSITION_KEYS
 from aotgaudi.spec.parallel import ParallelSpec
 
@@ -28,6 +29,8 @@ DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 CONFIG = "the model's config.json"
 _MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
+_OTHER_STATES = frozenset({"falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma"})
+"""Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
 _INTERLEAVED_TYPES = frozenset(
     {"gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text"}
 )
@@ -99,11 +102,10 @@ def _has_mamba(text: Mapping[str, Any]) -> bool:
     layers = text.get("layers_block_type") or text.get("layer_types")
     if isinstance(layers, list):
         return any(layer in _MAMBA_LAYERS for layer in layers)
-    pattern = text.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        return "M" in pattern
-    is_hybrid_by_interval = "full_attention_interval" in text and "linear_num_key_heads" in text
-    return is_hybrid_by_interval or "mamba" in str(text.get("model_type", ""))
+    if text.get("model_type") in _OTHER_STATES:
+        return False
+    kinds = layer_kinds(text)
+    return kinds is None or "state" in kinds
 
 
 def _mamba_chunk(text: Mapping[str, Any], rules: EnvironmentRules) -> tuple[int, bool]:

@@ -15,7 +15,7 @@ from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import NEWEST_RELEASE
 from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.spec.parse import spec_from_json, value_from_json
+from aotgaudi.spec.parse import finite_json, spec_from_json, value_from_json
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import VisionSpec
@@ -44,8 +44,6 @@ _WHERE: Mapping[str, str] = MappingProxyType(
         **{flag.reason: f"--{flag.name}" for flag in tuple(FLAGS.values())[::-1] if flag.effect == "taken"},
         "limits.num_blocks": "the number of KV blocks",
         "model.config": CONFIG,
-        "model.config.model_type": f"{CONFIG}: model_type",
-        "model.config.max_position_embeddings": f"{CONFIG}: max_position_embeddings",
     }
 )
 """Field of a spec -> the user's option for it, for error messages."""
@@ -187,7 +185,7 @@ class _Parts:
             "model": {
                 "name": setup.command.values.get("served-model-name", setup.command.model),
                 "dtype": self.dtype,
-                "config": dict(setup.config),
+                "config": finite_json(setup.config),
                 "quantization": None if self.quantization is None else _json(self.quantization),
             },
             "limits": dict(self.limits.table),
@@ -203,7 +201,7 @@ class _Parts:
         try:
             return spec_from_json(tables)
         except SpecError as error:
-            raise SpecError(_WHERE.get(error.where, error.where), error.problem, error.remedy) from error
+            raise SpecError(_place(error.where), error.problem, error.remedy) from error
 
     def mode(self, command: VllmCommand) -> ExecutionMode:
         """Returns how graphs are executed."""
@@ -279,5 +277,10 @@ def _value(kind: type[_V], table: Mapping[str, Any], where: str) -> _V:
     try:
         return value_from_json(kind, dict(table))
     except SpecError as error:
-        place = f"{where}.{error.where}"
-        raise SpecError(_WHERE.get(place, place), error.problem, error.remedy) from error
+        raise SpecError(_place(f"{where}.{error.where}"), error.problem, error.remedy) from error
+
+
+def _place(where: str) -> str:
+    """Returns the user's option for a field of a spec, or the key of config.json."""
+    section, _, key = where.partition("model.config.")
+    return f"{CONFIG}: {key}" if key and not section else _WHERE.get(where, where)

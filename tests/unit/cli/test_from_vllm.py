@@ -127,6 +127,33 @@ def test_names_alone_take_the_callers_value(monkeypatch: pytest.MonkeyPatch, fol
     assert read_manifest(folder / "tiny.manifest.json").spec.target.execution_mode == "hpu_graphs"
 
 
+def test_only_attention_layers_count_in_the_cache_of_a_hybrid_model(folder: Path) -> None:
+    result = run_vllm("--max-num-seqs 4", "--model-config", CASES / "granite-4-h.json", blocks=4000)
+
+    assert "memory: KV cache 3.91 GiB, " in result.stdout
+    assert "KV cache: rows of 4 of 40 layers, the states of 36 not counted" in result.stdout
+
+
+def test_infinity_in_a_config_is_read(folder: Path) -> None:
+    config = CASES / "infinity.json"
+
+    result = run_vllm("--max-num-seqs 4", "--model-config", config, "--spec-out", "server.toml", blocks=4000)
+
+    assert result.exit_code == 0, result.stderr
+    assert "KV cache: rows of 4 of 52 layers, the states of 24 not counted" in result.stdout
+    read = load_spec(folder / "server.toml").model.config
+    assert read["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+
+
+def test_a_number_that_no_digest_can_hold_is_named(folder: Path) -> None:
+    (folder / "big.json").write_text(json.dumps({**CONFIG, "extra": {"eos": 2**60}}), encoding="utf-8")
+
+    result = run_vllm(FLAGS, "--model-config", "big.json")
+
+    assert result.exit_code == 2
+    assert "the model's config.json: extra.eos: " in result.stderr
+
+
 def test_blocks_are_counted_from_free_memory(folder: Path) -> None:
     result = run_vllm(FLAGS, "--free-memory", "1MiB", blocks=None)
 

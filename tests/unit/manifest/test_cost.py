@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, UnifiedEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.cost import MANY_STEPS, estimate_memory, find_explosion, kv_cache_bytes
+from aotgaudi.manifest.cost import MANY_STEPS, counted_layers, estimate_memory, find_explosion, kv_cache_bytes
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec, spec_from_json
@@ -52,6 +52,36 @@ def test_layers_with_tail_pages_have_these_in_the_place_of_blocks() -> None:
 
     assert kv_cache_bytes(spec_of(**window)) == kv_cache_bytes(spec_of())
     assert kv_cache_bytes(spec) == (25 + 10 + 10) * 16 * 2 * 2 * 10 * 2
+
+
+def test_only_layers_that_keep_rows_are_counted_and_the_line_says_so() -> None:
+    hybrid = spec_of(layer_types=["mamba", "attention", "mamba"])
+    windows = spec_of(
+        sliding_window=20, layer_types=["sliding_attention", "full_attention", "full_attention"]
+    )
+
+    assert kv_cache_bytes(hybrid) * 3 == kv_cache_bytes(spec_of())
+    assert counted_layers(hybrid) == "rows of 1 of 3 layers, the states of 2 not counted"
+    assert counted_layers(windows) == "1 of 3 layers with a window, all rows counted"
+    assert counted_layers(spec_of()) is None
+
+
+def test_where_the_config_does_not_tell_every_layer_is_counted_and_the_line_says_so() -> None:
+    unknown = spec_of(mamba_d_state=16)
+
+    assert kv_cache_bytes(unknown) == kv_cache_bytes(spec_of())
+    assert counted_layers(unknown) == (
+        "all 3 layers counted, as config.json does not tell which keep states in place of rows"
+    )
+
+
+def test_the_stage_with_most_rows_decides() -> None:
+    types = ["attention", "mamba", "attention", "mamba", "mamba", "attention"]
+    config = {**CONFIG, "num_hidden_layers": 6, "layer_types": types}
+
+    stages = specs.spec_of(model={"dtype": "bfloat16"}, config=config, parallel={"pipeline_parallel_size": 2})
+
+    assert kv_cache_bytes(stages) * 3 == kv_cache_bytes(spec_of()) * 2
 
 
 def test_of_a_deepseek_v4_what_is_always_read_alone_has_blocks() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import load_spec, parse_spec, spec_from_json
+from aotgaudi.spec.parse import finite_json, load_spec, parse_spec, read_config, spec_from_json
 
 LIMITS = {
     "max_num_seqs": "2",
@@ -242,6 +242,25 @@ def test_every_mistake_is_one_line_with_its_place_and_what_would_be_right(text: 
 
 def test_syntax_error_names_the_line() -> None:
     assert "line 2" in mistake_in('schema = "aotgaudi.spec/1"\n[model\n')
+
+
+def test_a_config_is_read_as_python_reads_it(tmp_path: Path) -> None:
+    text = '\N{ZERO WIDTH NO-BREAK SPACE}{"a": [0.0, Infinity], "b": {"c": NaN}, "d": -Infinity, "e": 1e999}'
+    (tmp_path / "x.json").write_text(text, encoding="utf-8")
+
+    assert finite_json(read_config(tmp_path / "x.json")) == {
+        "a": [0.0, {"__float__": "Infinity"}],
+        "b": {"c": {"__float__": "NaN"}},
+        "d": {"__float__": "-Infinity"},
+        "e": {"__float__": "Infinity"},
+    }
+
+
+def test_a_value_that_has_no_canonical_form_is_named(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "max_position_embeddings": 256, "nested": [{"length": 10**30}]}
+    (tmp_path / "x.json").write_text(json.dumps(config), encoding="utf-8")
+
+    assert "model.config.nested.0.length: " in mistake_in(text_of(config='"x.json"'), tmp_path)
 
 
 def test_missing_file_and_missing_config_are_readable(tmp_path: Path) -> None:

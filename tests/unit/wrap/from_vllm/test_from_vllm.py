@@ -147,7 +147,7 @@ def test_prefill_batches_by_version() -> None:
             {"config": {"max_position_embeddings": 9}},
             "the model's config.json: model_type",
         ),
-        ("", {"config": {**LLAMA, "x": float("nan")}}, "the model's config.json"),
+        ("", {"config": {**LLAMA, "x": 2**60}}, "the model's config.json: x"),
         ("--dtype int8", {}, "--dtype"),
         ("", {"VLLM_ENABLE_BUCKETING": "false"}, "VLLM_ENABLE_BUCKETING"),
         ("", {"PT_HPU_LAZY_MODE": "true"}, "PT_HPU_LAZY_MODE"),
