@@ -8,10 +8,16 @@ vllm_hpu_extension/bucketing/common.py at 8211e0b and ad55828.
 **Warm-up.** The server runs a dummy step for each bucket and compiles the bucket that the dummy is looked up to
 (vllm_gaudi/v1/worker/hpu_model_runner.py at 091bbad: ``warmup_graphs`` 5466, ``_prepare_dummy_scenario`` 5623).
 
-* *Prompts of one sequence.* From v0.19.1 on, if query and context together exceed the model's length, the dummy has only
-  the whole blocks of context that fit in addition to the query (5637-5651). Of the buckets of one query length with at least
-  that many blocks, only the smallest is compiled. Older versions drop such buckets from their tables and compile all
-  that remain. Prompts of several sequences are not considered here.
+* *Prompts.* From v0.19.1 on, if query and context together exceed the model's length, the dummies have only the whole
+  blocks of context that fit in addition to the query (5637-5651). So of the buckets of one query length with at least that
+  many blocks, only the smallest is compiled. Older versions drop such buckets from their tables.
+* *Prompts of several sequences* run in one batch only while no dummy has a context and their padded tokens fit a step
+  (``_can_merge_prefill_contents`` 2548; up to v0.13.0 a context does not matter, and newer versions than v0.26.0 never
+  batch prompts of models with mamba layers). Other dummies run one by one, as prompts of one sequence. Whether a batch
+  fits is itself looked up, which may add a bucket that nothing compiles.
+* *Merged prefill.* A dummy that exceeds the model's length becomes ``max_num_seqs`` smaller ones (5587-5594). Their
+  contexts are padded to 32 blocks, not to those of a bucket (``_bucketize_merged_prompt`` 2527), so buckets with other
+  contexts are never compiled.
 * *Decodes* are compiled as listed. Under contiguous paged attention a dummy has two blocks per sequence (its length is a
   whole block, and the next token needs another). Its batch is looked up with that number, before the highest block id.
 """
@@ -22,7 +28,6 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Literal, NamedTuple
 
 from aotgaudi.bucketing.combine import ProductRules
@@ -44,7 +49,8 @@ class LookupRules:
     `caps_batch`: an added batch is at most max_num_seqs. `widens_with_mamba`: query lengths are rounded to mamba chunks.
     `slices`: long queries are rounded to slices if attention is sliced. `caps_decode`: a decode is looked up with at most
     the largest decode context, and an added bucket is not added twice. `has_seeds`: a look-up can be limited to decode
-    buckets before speculation.
+    buckets before speculation. `batches`: which prompts share a step: all, those without a context, or of these only those
+    of models without mamba layers.
     """
 
     rounding: Literal["cube_root", "power_of_two"] = "cube_root"
@@ -55,6 +61,7 @@ class LookupRules:
     decode_cap: ContextCap = "decode_table"
     caps_decode: bool = True
     has_seeds: bool = True
+    batches: Literal["all", "fresh", "fresh_attention"] = "fresh_attention"
 
 
 class UpstreamAnswer(NamedTuple):
@@ -80,6 +87,10 @@ class UpstreamLookup:
         self._prompt, self._decode = sorted(prompt_table), sorted(decode_table)
         self._seeds = sorted(decode_seeds)
         self._largest_decode = max((context for _, _, context in self._decode), default=0)
+
+    def prompts_downwards(self) -> Iterator[Bucket]:
+        """Yields the prompt buckets from the last on, as ``reversed`` does while look-ups add others."""
+        yield from reversed(self._prompt)
 
     def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> UpstreamAnswer:
         """Returns upstream's bucket for `batch_size` (>= 1) chunks of `query_len` (>= 1) tokens, after a context (>= 0)."""
@@ -167,6 +178,7 @@ def calc_fallback_value(value: int, base_step: int) -> int:
 
 
 _DUMMY_BLOCKS = 2
+_MERGED_BLOCKS = 32
 
 
 def keeps_too_long(rules: ProductRules) -> bool:
@@ -179,14 +191,91 @@ def blocks_beside(query_len: int, inputs: BucketingInputs) -> int:
     return max(0, (inputs.max_model_len - query_len) // inputs.block_size)
 
 
-def cold_prompts(table: Iterable[Bucket], rules: ProductRules, inputs: BucketingInputs) -> Iterator[Bucket]:
-    """Yields the buckets of one sequence in an ascending prompt table that the warm-up does not compile."""
-    if not keeps_too_long(rules):
-        return
-    ones = (bucket for bucket in table if bucket[0] == 1)
-    for query_len, row in groupby(ones, key=lambda bucket: bucket[1]):
-        left = blocks_beside(query_len, inputs)
-        yield from [bucket for bucket in row if bucket[2] >= left][1:]
+def cold_prompts(
+    table: Iterable[Bucket], product: ProductRules, rules: LookupRules, inputs: BucketingInputs
+) -> Iterator[Bucket]:
+    """Yields the buckets of an ascending prompt table that the warm-up does not compile."""
+    buckets = tuple(table)
+    compiled = set(warmed_prompts(buckets, product, rules, inputs))
+    yield from (bucket for bucket in buckets if bucket not in compiled)
+
+
+def warmed_prompts(
+    table: Iterable[Bucket], product: ProductRules, rules: LookupRules, inputs: BucketingInputs
+) -> Iterator[Bucket]:
+    """Yields the shapes of the prompt steps that the warm-up of an ascending table runs, in order, with repetitions."""
+    lookup = UpstreamLookup(rules, inputs, table, ())
+    return _PromptWarmUp(lookup, rules, inputs, keeps_too_long(product)).compiled()
+
+
+_Dummy = tuple[int, int]
+"""The tokens and the context blocks of a dummy prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class _PromptWarmUp:
+    """The prompt steps of a warm-up. `lookup` is changed by them. `cuts`: whether dummies fit the model's length."""
+
+    lookup: UpstreamLookup
+    rules: LookupRules
+    inputs: BucketingInputs
+    cuts: bool
+
+    def compiled(self) -> Iterator[Bucket]:
+        """Yields the shape of each step, in order."""
+        most = self.inputs.max_num_batched_tokens
+        for size, query_len, blocks in self.lookup.prompts_downwards():
+            if query_len <= most:
+                batches = list(
+                    self._batches(size * self._dummies(query_len, blocks))
+                )  # All are formed first.
+                yield from map(self._shape, batches)
+
+    def _dummies(self, query_len: int, blocks: int) -> list[_Dummy]:
+        inputs = self.inputs
+        if query_len + blocks * inputs.block_size <= inputs.max_model_len:
+            return [(query_len, blocks)]
+        if inputs.merged_prefill:
+            return list(
+                zip(*(_evenly(total, inputs.max_num_seqs) for total in (query_len, blocks)), strict=True)
+            )
+        return [(query_len, blocks_beside(query_len, inputs) if self.cuts else blocks)]
+
+    def _batches(self, dummies: list[_Dummy]) -> Iterator[list[_Dummy]]:
+        batch: list[_Dummy] = []
+        for dummy in dummies:
+            if self._joins(batch, dummy):
+                batch = [*batch, dummy]
+                continue
+            if batch:
+                yield batch
+            batch = [dummy]
+        yield batch
+
+    def _joins(self, batch: list[_Dummy], dummy: _Dummy) -> bool:
+        inputs = self.inputs
+        has_mamba = inputs.mamba_chunk_size > 0 and self.rules.batches == "fresh_attention"
+        has_context = bool(batch) and any(blocks for _, blocks in (*batch, dummy))
+        if has_mamba or (has_context and self.rules.batches != "all"):
+            return False
+        if not inputs.merged_prefill and len(batch) >= inputs.max_num_prefill_seqs:
+            return False
+        size, query_len, _ = self._shape([(tokens, 0) for tokens, _ in (*batch, dummy)])
+        return size <= inputs.max_num_prefill_seqs and size * query_len <= inputs.max_num_batched_tokens
+
+    def _shape(self, batch: list[_Dummy]) -> Bucket:
+        """Returns the shape of a step (``_bucketize_2d_prompt``, ``_bucketize_merged_prompt``)."""
+        tokens, blocks = zip(*batch, strict=True)
+        if not self.inputs.merged_prefill:
+            return self.lookup.find_prompt(len(batch), max(tokens), max(blocks)).bucket
+        _, query_len, _ = self.lookup.find_prompt(1, sum(tokens), sum(blocks)).bucket
+        return 1, query_len, -(-sum(blocks) // _MERGED_BLOCKS) * _MERGED_BLOCKS
+
+
+def _evenly(total: int, num: int) -> list[int]:
+    """Returns `num` parts of `total`, the larger ones first."""
+    base, rest = divmod(total, num)
+    return [base + (index < rest) for index in range(num)]
 
 
 def cold_decodes(table: Iterable[Bucket], rules: LookupRules, inputs: BucketingInputs) -> Iterator[Bucket]:

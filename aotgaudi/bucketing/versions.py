@@ -206,6 +206,7 @@ _V0_26_0 = replace(
     commit="b059f9c95d6a",
     date="2026-08-06",
     exponential=replace(_MAIN.exponential, decode_max=all_sequences),
+    lookup=replace(_MAIN.lookup, batches="fresh"),
 )
 
 _V0_24_0 = replace(_V0_26_0, name="vllm-gaudi@v0.24.0", commit="90815f2f2c19", date="2026-07-13")
@@ -291,7 +292,7 @@ _V0_13_0 = replace(
         decode_max=sequences_within_cache,
     ),
     environment=replace(_V0_14_1.environment, mamba="none"),
-    lookup=replace(_V0_14_1.lookup, caps_batch=False),
+    lookup=replace(_V0_14_1.lookup, caps_batch=False, batches="all"),
 )
 
 _V0_11_2 = replace(

@@ -205,7 +205,7 @@ class _Writer:
 
     def _largest_too_long(self, prompts: set[Bucket]) -> set[Bucket]:
         """Keeps only the largest context of each query that fills the model's length, because only one is warmed up."""
-        cold = list(cold_prompts(sorted(prompts), self.version.product, self.inputs))
+        cold = list(self._cold_prompts(sorted(prompts)))
         if not cold:
             return prompts
         largest = {query_len: context for _, query_len, context in cold}  # The buckets ascend.
@@ -217,6 +217,11 @@ class _Writer:
             or context == largest[query_len]
             or context < blocks_beside(query_len, self.inputs)
         }
+
+    def _cold_prompts(self, table: Iterable[Bucket]) -> Iterator[Bucket]:
+        """Yields the buckets of one sequence that are not warmed up. Of others we claim nothing."""
+        found = cold_prompts(table, self.version.product, self.version.lookup, self.inputs)
+        return (bucket for bucket in found if bucket[0] == 1)
 
     def _whole(self, decodes: Iterable[Bucket]) -> set[Bucket]:
         """Under contiguous paged attention, keeps only batch sizes with a row for the whole cache.
@@ -275,7 +280,7 @@ class _Writer:
         coverage = prove_steps(found.steps, found.table)
         if not coverage.is_closed:
             raise CoverageError(self._hole(found, coverage))
-        cold = next(cold_prompts(found.prompt, self.version.product, self.inputs), None) or next(
+        cold = next(self._cold_prompts(found.prompt), None) or next(
             cold_decodes(found.decode, self.version.lookup, self.inputs), None
         )
         if cold is not None:

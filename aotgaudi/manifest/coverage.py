@@ -131,9 +131,9 @@ def coverage_of_server(spec: BuildSpec) -> ServerCoverage | None:
     steps, version = reachable_of(spec), VERSIONS[bucketing.version]
     coverage = prove_steps(steps, table)
     cold: tuple[Bucket, ...] = ()
-    if isinstance(version, GaudiVersion) and not bucketing.merged_prefill:
+    if isinstance(version, GaudiVersion):
         cold = (
-            *cold_prompts(prompts, version.product, inputs),
+            *cold_prompts(prompts, version.product, version.lookup, inputs),
             *cold_decodes(decodes, version.lookup, inputs),
         )
     return ServerCoverage(

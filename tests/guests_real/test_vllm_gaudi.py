@@ -22,7 +22,7 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
-from aotgaudi.bucketing.upstream import UpstreamLookup, blocks_beside
+from aotgaudi.bucketing.upstream import UpstreamLookup, warmed_prompts
 from aotgaudi.bucketing.versions import GaudiVersion, find_version
 from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.coverage import coverage_of_server
@@ -75,6 +75,8 @@ class Case:
 SMALL = Limits(block_size=64, num_gpu_blocks_override=40)
 ODD = Limits(700, 6, 384, 9)
 CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "true"}  # And so the defragmenter.
+SEVERAL = {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}
+MERGED = {"VLLM_MERGED_PREFILL": "true"}
 CASES = {
     "plain": Case(),
     "prefix caching": Case(prefix_caching=True),
@@ -86,6 +88,10 @@ CASES = {
     "linear, prefix caching": Case(SMALL, prefix_caching=True, variables={"VLLM_BUCKETING_STRATEGY": "lin"}),
     "one sequence": Case(Limits(max_num_seqs=1)),
     "long": Case(Limits(1024, 8, 512, 80), prefix_caching=True),
+    "four prompts a step": Case(Limits(512, 4, 512, 33), variables=SEVERAL),
+    "four prompts a step, prefix caching": Case(ODD, prefix_caching=True, variables=SEVERAL),
+    "merged prompts": Case(variables=MERGED),
+    "merged prompts, long": Case(Limits(2048, 2, 512, 80), variables=MERGED),
     "file": Case(has_file=True),
     "file, prefix caching": Case(prefix_caching=True, has_file=True),
     "file, contiguous": Case(variables=CONTIGUOUS, has_file=True),
@@ -188,10 +194,8 @@ class Served:
         """The shapes of the warm-up's steps, in order: each table from its end, as the look-up pads the dummy batches."""
         inputs, (prompt, decode) = self.inputs, self.tables
         lookup = UpstreamLookup(self.version.lookup, inputs, prompt, decode)
-        for size, query, blocks in reversed(prompt):
-            is_long = query + blocks * inputs.block_size > inputs.max_model_len
-            context = blocks_beside(query, inputs) if is_long else blocks
-            yield "prompt", lookup.find_prompt(size, query, context).bucket
+        for shape in warmed_prompts(prompt, self.version.product, self.version.lookup, inputs):
+            yield "prompt", shape
         for asked, _, blocks in reversed(decode):
             # Contiguous: each sequence has a block, the last of which is the bucket's.
             size = lookup.find_decode(asked, 2 * asked).bucket[0] if inputs.contiguous_pa else asked

@@ -164,17 +164,47 @@ def warmed_prompts(table: list[Bucket], inputs: BucketingInputs) -> set[Bucket]:
 def test_prompts_are_those_that_a_dummy_is_looked_up_to(table: set[Bucket]) -> None:
     ascending, inputs = sorted(table), inputs_of()
 
-    assert set(cold_prompts(ascending, NEWEST_VERSION.product, inputs)) == table - warmed_prompts(
-        ascending, inputs
-    )
+    assert set(
+        cold_prompts(ascending, NEWEST_VERSION.product, NEWEST_VERSION.lookup, inputs)
+    ) == table - warmed_prompts(ascending, inputs)
 
 
 def test_of_contexts_that_fill_the_model_only_the_smallest_is_compiled() -> None:
     table = [(1, 16, 2), (1, 16, 4), (1, 16, 5), (1, 16, 7), (2, 16, 9)]
 
-    assert list(cold_prompts(table, NEWEST_VERSION.product, inputs_of())) == [(1, 16, 5), (1, 16, 7)]
+    cold = [(1, 16, 5), (1, 16, 7), (2, 16, 9)]  # Several prompts after a context run one by one.
+    assert list(cold_prompts(table, NEWEST_VERSION.product, NEWEST_VERSION.lookup, inputs_of())) == cold
     assert isinstance(BEFORE, GaudiVersion)
-    assert list(cold_prompts(table, BEFORE.product, inputs_of())) == []
+    assert list(cold_prompts(table, BEFORE.product, BEFORE.lookup, inputs_of())) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "cold"),
+    [
+        (NEWEST, [(2, 8, 1), (2, 16, 0), (3, 8, 0)]),
+        ("vllm-gaudi@v0.14.1", [(2, 8, 1), (2, 16, 0), (3, 8, 0)]),
+        ("vllm-gaudi@v0.13.0", [(2, 16, 0), (3, 8, 0)]),
+    ],
+)
+def test_several_dummies_share_a_step_if_it_has_room_and_nothing_came_before(
+    version: str, cold: list[Bucket]
+) -> None:
+    """Two rows of 16 do not fit 24 tokens, and the look-up pads three rows of 8 to four."""
+    rules = VERSIONS[version]
+    assert isinstance(rules, GaudiVersion)
+    table = [(1, 8, 0), (1, 8, 1), (1, 16, 0), (1, 24, 0), (2, 8, 0), (2, 8, 1), (2, 16, 0), (3, 8, 0)]
+    inputs = inputs_of(max_num_prefill_seqs=2, max_num_batched_tokens=24)
+
+    assert list(cold_prompts(table, rules.product, rules.lookup, inputs)) == cold
+
+
+def test_prompts_of_models_with_mamba_layers_never_share_a_step_after_v0_26() -> None:
+    table, inputs = [(1, 8, 0), (2, 8, 0)], inputs_of(max_num_prefill_seqs=2, mamba_chunk_size=8)
+
+    for version, cold in ((NEWEST, [(2, 8, 0)]), ("vllm-gaudi@v0.26.0", [])):
+        rules = VERSIONS[version]
+        assert isinstance(rules, GaudiVersion)
+        assert list(cold_prompts(table, rules.product, rules.lookup, inputs)) == cold
 
 
 @pytest.mark.parametrize("version", GAUDI)

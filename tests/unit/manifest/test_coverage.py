@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -312,6 +313,26 @@ def test_our_own_engine_asks_about_its_own_steps_whatever_the_spec_describes() -
     assert coverage_of(manifest, SchedulerSpec()).phases[0].num_uncovered == 528
     assert coverage_of_server(manifest_of().spec) is None
     assert left_out(manifest_of().spec) == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "bucketing", "num_cold"),
+    [
+        ((512, 4, 4, 512, 33), {}, 15),
+        ((700, 6, 4, 384, 9), {"prefix_caching": True}, 4),
+        ((512, 4, 4, 256, 33), {"merged_prefill": True}, 3),
+        ((2048, 2, 2, 512, 80), {"merged_prefill": True}, 4),
+    ],
+)
+def test_steps_of_several_prompts_leave_as_many_buckets_cold_as_in_the_plugin_itself(
+    limits: tuple[int, ...], bucketing: dict[str, Any], num_cold: int
+) -> None:
+    """Counted with vllm-gaudi 0.26.0 on the double (tests/guests_real/test_vllm_gaudi.py)."""
+    names = ("max_model_len", "max_num_seqs", "max_num_prefill_seqs", "max_num_batched_tokens", "num_blocks")
+    tables = {"bucketing": {"version": "vllm-gaudi@v0.26.0", **bucketing}, "scheduler": {"engine": "vllm"}}
+    manifest = manifest_of({**dict(zip(names, limits, strict=True)), "block_size": 128}, **tables)
+
+    assert len(server_coverage(manifest).cold) == num_cold
 
 
 def test_buckets_that_the_server_s_warm_up_leaves_out_are_named() -> None:
