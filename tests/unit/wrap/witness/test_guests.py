@@ -417,6 +417,35 @@ def test_graphs_that_a_gaudi_compiles_are_told_and_the_flush_is_called(guest: Gu
     assert loaded == [("recipe", str(2**64 - 1))]  # What was missed before was compiled here.
 
 
+def test_graphs_that_a_live_gaudi_compiles_are_told_with_the_requests_of_the_step(
+    guest: Guest, site: Site
+) -> None:
+    site.add("habana_frameworks.torch.hpu.metrics", METRICS)
+    site.run(
+        f"""
+        import time, habana_frameworks.torch.hpu.metrics as metrics
+        from types import SimpleNamespace as Of
+        metric = metrics.metrics["graph_compilation"]
+        def wait():
+            asked = metric.asked
+            while metric.asked < asked + 2: time.sleep(0.01)
+        class Asked:
+            def __init__(self, logprobs=None): self.max_tokens, self.logprobs = 4, logprobs
+        class Runner:
+            requests = {{"cmpl-7-0": Of(sampling_params=Asked(2), prompt_token_ids=[1, 2])}}
+            def sample_tokens(self):
+                scheduler_output = Of(num_scheduled_tokens={{"cmpl-7-0": 2}}, scheduled_new_reqs=[])
+                metric.number = 1; wait()
+        open({str(guest.state)!r}, "w").write("v"); wait()
+        Runner().sample_tokens()
+        """
+    )
+
+    (compiled,) = guest.events("compile")
+    body = {"max_tokens": 4, "logprobs": 2}
+    assert compiled["requests"] == [{"id": "cmpl-7-0", "num_prompt_tokens": 2, "body": body}]
+
+
 def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(
     guest: Guest, site: Site
 ) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from aotgaudi_witness.requests import requests_of
+from aotgaudi_witness.requests import requests_of, requests_of_threads
 from aotgaudi_witness.settings import Settings
 from aotgaudi_witness.stacks import stack_of
 from aotgaudi_witness.state import LIVE, LIVE_REFUSE, REFUSING, State
@@ -40,10 +40,16 @@ class Report:
         self._faults = set()
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Writes one event. Of one with a stack it says for which requests it was, once the server is live."""
+        """Writes one event. Of one with a stack it says for which requests it was, once the server is live.
+
+        If this thread computes none, these are the requests that another computes now: a bridge's counters are asked by a
+        thread of ours.
+        """
         if "stack" in fields and self.is_live:
             try:
-                fields["requests"] = requests_of(sys._getframe(1))
+                fields["requests"] = requests_of(sys._getframe(1)) or requests_of_threads(
+                    sys._current_frames().values()
+                )
             except Exception:  # their names changed, or the objects: the event says enough without
                 fields["requests"] = []
         self._file.emit(kind, **fields)

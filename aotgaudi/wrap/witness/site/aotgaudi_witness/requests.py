@@ -41,6 +41,11 @@ def requests_of(frame: FrameType | None) -> list[dict[str, Any]]:
     return []
 
 
+def requests_of_threads(frames: Iterable[FrameType]) -> list[dict[str, Any]]:
+    """Returns those of the first frame that computes any: for a compile that another thread notices afterwards."""
+    return next(filter(None, map(requests_of, frames)), [])
+
+
 def _of_locals(names: Mapping[str, Any]) -> list[dict[str, Any]]:
     output, runner = names.get("scheduler_output"), names.get("self")
     known = getattr(runner, "requests", None)
