@@ -14,9 +14,11 @@
      "proof":       {"counts": {name: int}, "witnesses": [str, ...]},
      "residuals":   [str, ...]                                   work that no file can save, so every start repeats it
      "repairs":     [id, ...],
-     "not_exercised": [str, ...]}                                kinds of request that were not sent; absent if empty
+     "not_exercised": [str, ...],                                kinds of request that were not sent; absent if empty
+     "live_graphs": [{"kind": str, "state": "closed" | "bounded" | "open", "text": str}, ...]}
+                                                                 whether traffic compiles graphs of a kind; absent if empty
 
-Versions: 1 (first).
+Versions: 1 (first). ``live_graphs`` came later: captures that were made before, and those without shapes, have none.
 
 A path is relative to the sandbox in which the server ran. It has at most 16 parts of printable characters in normal form C.
 No part is ``.`` or ``..`` or contains a backslash. No two paths, and no two directories on them, differ only in case, and no
@@ -38,6 +40,7 @@ from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import CAPTURE_SCHEMA
 from aotgaudi.document import Count, DigestField, Document, Sha256, Value
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 
 
 class Expected(Value):
@@ -165,12 +168,14 @@ class CaptureReceipt(Document):
     residuals: tuple[str, ...] = ()
     repairs: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
+    live_graphs: tuple[LiveGraphs, ...] = ()
 
     @pydantic.model_serializer(mode="wrap")
     def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = write(self)
-        if not self.not_exercised:
-            del document["not_exercised"]
+        for name in ("not_exercised", "live_graphs"):
+            if not document[name]:
+                del document[name]
         return document
 
     @pydantic.model_validator(mode="after")

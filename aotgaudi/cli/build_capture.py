@@ -21,6 +21,7 @@ from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, p
 from aotgaudi.cli.progress import CaptureDisplay
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import counted
+from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard, shaped_command
 from aotgaudi.wrap.exercise import LEVELS, read_requests
@@ -168,6 +169,7 @@ def capture(
         ready_seconds=settings.ready_seconds,
         given=shaped.files,
         sharding=settings.sharding(place, words),
+        live_graphs=shaped.live_graphs,
     )
     try:
         if settings.shard is not None:
@@ -186,6 +188,8 @@ def capture(
         display.line("again", line)
     for line in residual_lines(built.bundle.require_capture().not_exercised):
         display.line("not asked", line)
+    for line in not_closed(built.bundle.require_capture().live_graphs):
+        display.line("live", f"not closed: {line}")
     display.line("sealed", _sealed_line(built, signing))
 
 
@@ -229,5 +233,6 @@ def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str
         "cold_counts": row.cold_counts,
         "repairs": list(launch.repairs),
         "not_exercised": list(built.bundle.require_capture().not_exercised),
+        "live_graphs": [row.model_dump() for row in built.bundle.require_capture().live_graphs],
         "epoch": None if signing is None else signing.epoch,
     }

@@ -13,8 +13,9 @@ from typing import Any
 
 import click
 
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.padding import Padding
-from aotgaudi.cli.coverage import server_document, server_lines
+from aotgaudi.cli.coverage import live_graph_lines, server_document, server_lines
 from aotgaudi.cli.from_vllm import VllmOptions, manifest_name, spec_of_options
 from aotgaudi.cli.options import json_option, memory_budget_option, options_of, path_argument, path_option
 from aotgaudi.cli.show import emit
@@ -22,7 +23,7 @@ from aotgaudi.entries import ENTRY_KINDS
 from aotgaudi.errors import SpecError, StaleManifestError, counted
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
-from aotgaudi.manifest.coverage import described_scheduler, left_out
+from aotgaudi.manifest.coverage import described_scheduler, left_out, live_graphs_of
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest, write_manifest
 from aotgaudi.manifest.summary import Memory, Summary, sized
@@ -41,7 +42,8 @@ def bucket_document(path: Path, found: BucketFile) -> dict[str, Any]:
         "flags": {**found.pinned, **found.switches},
         "set": dict(found.variables(str(path.absolute()))),
         "unset": list(found.unset),
-        "left_out": list(left_out(found.spec)),
+        "left_out": list(left_out(found.spec, is_static=DYNAMIC_SHAPES_VARIABLE in found.variables(""))),
+        "live_graphs": [row.model_dump() for row in live_graphs_of(found.spec)],
     }
 
 
@@ -55,6 +57,7 @@ def bucket_lines(document: Mapping[str, Any]) -> Iterator[str]:
     )
     if document["left_out"]:
         yield f"left out of the proof: {'; '.join(document['left_out'])}"
+    yield from live_graph_lines(document["live_graphs"])
     yield f"set: {' '.join(f'{name}={shlex.quote(value)}' for name, value in document['set'].items())}"
     yield f"unset: {' '.join(document['unset'])}"
     yield f"the server's flags: {' '.join(_flag(name, value) for name, value in document['flags'].items())}"
@@ -232,6 +235,7 @@ def _document(path: Path, summary: Summary) -> dict[str, Any]:
             "smallest": str(coverage.smallest) if coverage.smallest else None,
             "not_proved": list(coverage.unproved),
             "left_out": list(summary.left_out),
+            "live_graphs": [row.model_dump() for row in summary.live_graphs],
             "server_table": server_document(summary),
         },
         "uncovered": [str(hole) for hole in summary.holes],
@@ -303,6 +307,7 @@ def _facts(document: dict[str, Any]) -> Iterator[str]:
     yield from server_lines(coverage["server_table"])
     if coverage["left_out"]:
         yield f"left out of the proof: {'; '.join(coverage['left_out'])}"
+    yield from live_graph_lines(coverage["live_graphs"])
     yield f"memory: {_memory_line(document['memory'])}"
     yield f"id: {document['id']}"
 

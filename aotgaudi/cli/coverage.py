@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import CoverageError, counted
+from aotgaudi.gaudi.live_graphs import State
 from aotgaudi.manifest.summary import Summary
 
 _SHOWN = 12
@@ -61,6 +62,7 @@ def _document(summary: Summary) -> dict[str, Any]:
         "closing_entries": [str(entry) for entry in summary.closing],
         "not_proved": list(coverage.unproved),
         "left_out": list(summary.left_out),
+        "live_graphs": [row.model_dump() for row in summary.live_graphs],
         "server_table": server_document(summary),
     }
 
@@ -105,6 +107,7 @@ def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
     if document["not_proved"]:
         yield f"of {', '.join(document['not_proved'])} entries nothing is proved"
     yield from (f"left out of the proof: {text}" for text in document["left_out"])
+    yield from live_graph_lines(document["live_graphs"])
 
 
 def _phase_line(phase: Mapping[str, Any]) -> str:
@@ -134,6 +137,19 @@ def _listed(title: str, lines: list[str]) -> Iterator[str]:
     yield from (f"  {line}" for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield f"  and {len(lines) - _SHOWN:,} more (--json lists all)"
+
+
+_WORDS: Mapping[State, str] = {"closed": "closed", "bounded": "bounded", "open": "not closed"}
+
+
+def live_graph_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields which traffic compiles graphs although everything was captured, and which does not, from JSON values."""
+    for number, row in enumerate(
+        sorted(rows, key=lambda row: list(_WORDS).index(row["state"]), reverse=True)
+    ):
+        if number == 0:
+            yield "what traffic compiles although `build capture --shapes` captured the server:"
+        yield f"  {_WORDS[row['state']]}: {row['kind']}: {row['text']}"
 
 
 def server_document(summary: Summary) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ from aotgaudi.errors import (
     TargetError,
     UntrustedError,
 )
+from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.wrap.launch import describe_here
 from aotgaudi.wrap.launch_comparison import compare
 
@@ -196,7 +197,8 @@ def _contents(
     counts = ", ".join(f"{count} {name}" for name, count in sorted(receipt.proof.counts.items()))
     proof = f"{counts} (witnesses: {', '.join(receipt.proof.witnesses)})"
     rows = [("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)]
-    return (*rows, *(("not asked", line) for line in receipt.not_exercised))
+    rows += [("not asked", line) for line in receipt.not_exercised]
+    return (*rows, *(("live", f"not closed: {line}") for line in not_closed(receipt.live_graphs)))
 
 
 def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
@@ -230,6 +232,9 @@ def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any]
         "model": _bound(bundle.receipt),
         "part": part,
         "not_exercised": list(receipt.not_exercised) if isinstance(receipt, CaptureReceipt) else [],
+        "live_graphs": (
+            [row.model_dump() for row in receipt.live_graphs] if isinstance(receipt, CaptureReceipt) else []
+        ),
         "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

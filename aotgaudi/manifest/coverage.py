@@ -44,6 +44,7 @@ from aotgaudi.bucketing.versions import (
 )
 from aotgaudi.entries import DecodeEntry, DefragEntry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import counted
+from aotgaudi.gaudi.live_graphs import DEFAULT_MAX_LOGPROBS, LiveGraphs, Situation, live_graphs
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS, most_exchanges
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
@@ -174,19 +175,46 @@ def described_scheduler(spec: BuildSpec) -> str:
     return f"vLLM ({', '.join(parts)})"
 
 
-def left_out(spec: BuildSpec) -> tuple[str, ...]:
-    """Returns, in words, which steps of a vLLM server the proof does not cover; nothing for our own scheduler."""
-    return tuple(_left_out(spec)) if spec.scheduler.engine == "vllm" else ()
+def live_graphs_of(spec: BuildSpec) -> tuple[LiveGraphs, ...]:
+    """Returns, for each kind of traffic, whether a server that `build capture --shapes` captured compiles graphs for it."""
+    situation = situation_of(spec)
+    return () if situation is None else live_graphs(situation)
 
 
-def _left_out(spec: BuildSpec) -> Iterator[str]:
+def situation_of(spec: BuildSpec, max_logprobs: int | None = None) -> Situation | None:
+    """Returns what decides which graphs traffic may compile. `max_logprobs` is the server's flag, by default the spec's.
+
+    None for other servers than vllm-gaudi (from v0.11.2 on), for pooling models and for servers without graphs.
+    """
+    scheduler, bucketing = spec.scheduler, spec.bucketing
+    is_plugin = scheduler.engine == "vllm" and isinstance(find_version(bucketing.version), GaudiVersion)
+    is_compiled = spec.target.execution_mode != "eager" and bucketing.strategy != "unified"
+    if not (is_plugin and is_compiled and spec.model.generates):
+        return None
+    strategy = find_strategy(bucketing.version, bucketing.strategy)
+    table = strategy.decode_table(BucketingInputs.from_spec(spec.limits, bucketing))
+    given = scheduler.max_logprobs if max_logprobs is None else max_logprobs
+    most = DEFAULT_MAX_LOGPROBS if given is None else given
+    return Situation(spec, tuple(sorted({size for size, _, _ in table})), most)
+
+
+def left_out(spec: BuildSpec, *, is_static: bool = False) -> tuple[str, ...]:
+    """Returns, in words, which steps of a vLLM server the proof does not cover; nothing for our own scheduler.
+
+    `is_static`: whether the server traces static shapes even if the spec does not say so.
+    """
+    is_static = is_static or spec.scheduler.static_shapes
+    return tuple(_left_out(spec, is_static=is_static)) if spec.scheduler.engine == "vllm" else ()
+
+
+def _left_out(spec: BuildSpec, *, is_static: bool) -> Iterator[str]:
     bucketing, num_prompts = spec.bucketing, spec.limits.max_num_prefill_seqs
     if num_prompts > 1:
         yield f"steps of several prompts, up to {num_prompts}"
     if bucketing.prefix_caching and not bucketing.contiguous_pa:
         yield "decodes that count a shared block for each of its sequences, and so have more blocks than the cache"
     if spec.target.execution_mode == "torch_compile":
-        yield from _graphs_beyond_buckets(spec)
+        yield from _graphs_beyond_buckets(spec, is_static=is_static)
     if bucketing.num_speculative_tokens and not is_modelled(bucketing):
         yield f"decodes of several tokens a sequence, whose shapes in {bucketing.version} are not known"
     if bucketing.num_speculative_tokens:
@@ -195,7 +223,7 @@ def _left_out(spec: BuildSpec) -> Iterator[str]:
         yield "what layers with recurrent states or sliding windows also need"
 
 
-def _graphs_beyond_buckets(spec: BuildSpec) -> Iterator[str]:
+def _graphs_beyond_buckets(spec: BuildSpec, *, is_static: bool) -> Iterator[str]:
     """Yields, in words, the graphs of vllm-gaudi under torch.compile that depend on more than a bucket.
 
     Sources, at v0.26.0: vllm_gaudi/utils.py ``HPUCompileConfig`` (dynamic shapes); v1/worker/hpu_model_runner.py, where
@@ -204,10 +232,11 @@ def _graphs_beyond_buckets(spec: BuildSpec) -> Iterator[str]:
     """
     if find_version(spec.bucketing.version).environment.is_extension:
         return
-    yield (
-        f"graphs of shapes that are traced as dynamic ones: set {DYNAMIC_SHAPES_VARIABLE}=false, as --bucket-file and"
-        " `build capture --shapes` do"
-    )
+    if not is_static:
+        yield (
+            f"graphs of shapes that are traced as dynamic ones: set {DYNAMIC_SHAPES_VARIABLE}=false, as --bucket-file"
+            " and `build capture --shapes` do"
+        )
     yield (
         "sampler graphs of batches that mix greedy and random requests, which the server's warm-up does not run;"
         " `build capture --shapes` asks for batches of each kind in each size"

@@ -17,6 +17,7 @@ from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.document import Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.manifest.cost import counted_layers, estimate_memory, find_explosion
 from aotgaudi.manifest.coverage import (
     ServerCoverage,
@@ -24,6 +25,7 @@ from aotgaudi.manifest.coverage import (
     coverage_of_server,
     described_scheduler,
     left_out,
+    live_graphs_of,
     reachable_of,
 )
 from aotgaudi.manifest.manifest import Manifest
@@ -115,6 +117,11 @@ class Summary:
     def left_out(self) -> tuple[str, ...]:
         """In words, what a vLLM server runs without a proof."""
         return left_out(self.manifest.spec)
+
+    @cached_property
+    def live_graphs(self) -> tuple[LiveGraphs, ...]:
+        """Whether traffic compiles graphs of a kind although `build capture --shapes` captured the server."""
+        return live_graphs_of(self.manifest.spec)
 
     @cached_property
     def server(self) -> ServerCoverage | None:

@@ -17,6 +17,7 @@ from aotgaudi.bundle.part import Outside, describe_part, proved_part
 from aotgaudi.bundle.receipt import ClosedUnder
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import CorruptError
+from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.subset import Subset
@@ -204,7 +205,7 @@ def _coverage(summary: Summary, steps: _Steps) -> ReportedCoverage:
             for entry, witness in list(steps.closing.items())[:MOST_LISTED]
         ),
         unproved=proof.unproved,
-        left_out=summary.left_out,
+        left_out=(*summary.left_out, *not_closed(summary.live_graphs)),
     )
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import Field
+
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 from aotgaudi.spec.policy import Policy
 
 Engine = Literal["aotgaudi", "vllm"]
@@ -24,13 +26,18 @@ class SchedulerSpec(SpecValue):
     either. ``latency``: they take turns, and a prompt's chunk takes about as long as a decode step while others decode, so
     that texts arrive evenly. ``throughput``: prompts go first while there are seats, in the longest chunks, so that steps
     fill up soon and little is computed twice or padded.
+
+    Two facts about a vLLM server decide which graphs traffic may compile, and no entry: `static_shapes`, whether
+    VLLM_T_COMPILE_DYNAMIC_SHAPES is false; `max_logprobs`, its --max-logprobs, -1 for no bound, None for vLLM's default.
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"policy"})
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"policy", "static_shapes", "max_logprobs"})
 
     engine: Engine = "aotgaudi"
     chunked_prefill: bool = True
     policy: Policy = "latency"
+    static_shapes: bool = False
+    max_logprobs: int | None = Field(default=None, ge=-1, le=LARGEST_LIMIT)
 
 
 def check_scheduler(scheduler: SchedulerSpec, limits: ServingLimits) -> None:

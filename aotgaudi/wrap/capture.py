@@ -25,6 +25,7 @@ from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
@@ -74,6 +75,7 @@ class Order:
         ready_seconds: How long a start may take until the server serves.
         given: Path below the sandbox's root -> text of files that the launch needs. They are captured with the rest.
         sharding: How several servers share the cold run; None for a single server.
+        live_graphs: Whether traffic compiles graphs of a kind although all was captured.
     """
 
     found: Found
@@ -83,6 +85,7 @@ class Order:
     ready_seconds: float = READY_SECONDS
     given: Mapping[str, str] = field(default_factory=dict)
     sharding: Sharding | None = None
+    live_graphs: tuple[LiveGraphs, ...] = ()
 
 
 def build_capture(order: Order, store: Store, progress: Progress) -> Built:
@@ -353,6 +356,7 @@ def _record(
         residuals=proved.residuals,
         repairs=launch.repairs,
         not_exercised=not_exercised(features_of(order.found), launch.exercise),
+        live_graphs=order.live_graphs,
     )
     require_public(receipt.dumps(), "receipt", _secrets(order))
     row = CaptureRow(
@@ -420,6 +424,11 @@ class Shaped:
     def files(self) -> Mapping[str, str]:
         """Path below the sandbox's root -> text of files that must exist before the cold run."""
         return {} if self.shapes is None else self.shapes.files
+
+    @property
+    def live_graphs(self) -> tuple[LiveGraphs, ...]:
+        """Whether traffic compiles graphs of a kind although all shapes are captured; nothing without shapes."""
+        return () if self.shapes is None else self.shapes.live_graphs
 
     def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
         """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""

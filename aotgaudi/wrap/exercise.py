@@ -54,6 +54,7 @@ class Room:
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    max_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +130,13 @@ def generation(
     smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
     yield Feature("text", smoke, is_smoke=True)
     gap = "; ".join(fatal.values())
-    yield Feature("kinds of sampling", _without(fatal, _sampling(refused)), gap)
+    yield Feature("kinds of sampling", _without(fatal, _sampling(refused, room)), gap)
     yield Feature("constrained answers", tuple(_constrained()))
     yield Feature("long prompts", (completion("long prompt", prompt=token_prompt(_long(room))),))
     if room.max_num_seqs is None or room.max_num_seqs > 1:
         copies = min(room.max_num_seqs or 8, 8)
         yield Feature("several at once", (completion("as many as at once", copies=copies),))
-        yield Feature("batches of several kinds of sampling", _without(fatal, _mixed()), gap)
+        yield Feature("batches of several kinds of sampling", _without(fatal, _mixed(room)), gap)
     yield _chunked(room)
 
 
@@ -143,7 +144,12 @@ def _without(fatal: Collection[str], requests: Iterable[WarmUpRequest]) -> tuple
     return tuple(one for one in requests if not {*fatal} & {*one.body}.union(*one.beside))
 
 
-def _sampling(refused: Collection[str]) -> Iterator[WarmUpRequest]:
+def _fewer(logprobs: int, room: Room) -> int:
+    """Returns `logprobs`, or the most that the server allows."""
+    return logprobs if room.max_logprobs is None else min(logprobs, room.max_logprobs)
+
+
+def _sampling(refused: Collection[str], room: Room) -> Iterator[WarmUpRequest]:
     yield completion("top-p", temperature=0.8, top_p=0.9, seed=1)
     yield completion("top-k", temperature=0.8, top_k=5)
     if "min_p" in refused:
@@ -152,9 +158,9 @@ def _sampling(refused: Collection[str]) -> Iterator[WarmUpRequest]:
         yield completion("top-k, top-p, min-p", temperature=0.8, top_k=5, top_p=0.9, min_p=0.1)
     yield completion("penalties", temperature=0.5, repetition_penalty=1.1, presence_penalty=0.2)
     yield completion("frequency penalty", frequency_penalty=0.2)
-    yield completion("logprobs", logprobs=2, is_greedy=True)
-    yield completion("several with logprobs", temperature=0.9, n=3, logprobs=1)
-    yield completion("prompt logprobs", prompt_logprobs=1)
+    yield completion("logprobs", logprobs=_fewer(2, room), is_greedy=True)
+    yield completion("several with logprobs", temperature=0.9, n=3, logprobs=_fewer(1, room))
+    yield completion("prompt logprobs", prompt_logprobs=_fewer(1, room))
     if "logit_bias" not in refused:
         yield completion("logit bias", logit_bias={"5": 2})
     yield completion("bad words", bad_words=["Paris"])
@@ -168,21 +174,23 @@ def _constrained() -> Iterator[WarmUpRequest]:
     yield completion("JSON schema", response_format={"type": "json_schema", "json_schema": schema})
 
 
-def _mixed() -> Iterator[WarmUpRequest]:
+def _mixed(room: Room) -> Iterator[WarmUpRequest]:
     """Yields batches of a greedy and another request, which reach other code than either alone (seen on Gaudi's double)."""
     others: Mapping[str, dict[str, JsonValue]] = {
         "sampled": {"temperature": 0.8},
         "top-k, top-p": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
         "penalties": {"temperature": 0.5, "repetition_penalty": 1.1},
-        "logprobs": {"temperature": 0.8, "logprobs": 2},
+        "logprobs": {"temperature": 0.8, "logprobs": _fewer(2, room)},
     }
     for name, body in others.items():
         one = completion(f"greedy beside {name}", max_tokens=2 * _MAX_TOKENS, ignore_eos=True)
         yield one.model_copy(update={"beside": ({**one.body, **body},)})
 
 
-def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]:
-    """Yields a batch of each kind of sampling, in each of these sizes.
+def sampler_batches(
+    sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()
+) -> Iterator[WarmUpRequest]:
+    """Yields a batch of each kind of sampling, in each of these sizes: without log-probabilities, and with each number.
 
     If a sampler is compiled, its graph depends on the size of the batch, on the parameters of all its requests together, and
     on whether all of them are random and have seeds (seen with vllm-gaudi 0.26.0 on the double). Dynamo cuts a graph where
@@ -192,6 +200,8 @@ def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]
     Each request is long enough for all requests of a batch to run at the same time. Answers are streamed, so that
     `wrap/client.py` can see whether they did.
     """
+    widths: list[dict[str, JsonValue]] = [{}]
+    widths += [{"logprobs": number} for number in logprobs]
     for size in sizes:
         most = room.max_model_len or size + 2 * _MAX_TOKENS
         prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
@@ -202,9 +212,20 @@ def sampler_batches(sizes: Iterable[int], room: Room) -> Iterator[WarmUpRequest]
             "ignore_eos": True,
             "temperature": 0,
         }
-        yield from _random_batches(size, greedy, has_seeds=True)
-        yield from _random_batches(size, greedy, has_seeds=False)
-        yield WarmUpRequest(name=f"batch of {size}: greedy", path=COMPLETIONS, body=greedy, copies=size)
+        for has_seeds in (True, False):
+            for width in widths:
+                yield from _random_batches(size, {**greedy, **width}, has_seeds=has_seeds)
+        for width in widths:
+            yield WarmUpRequest(
+                name=f"batch of {size}: greedy{_width_of(width)}",
+                path=COMPLETIONS,
+                body={**greedy, **width},
+                copies=size,
+            )
+
+
+def _width_of(body: Mapping[str, JsonValue]) -> str:
+    return f", logprobs {body['logprobs']}" if "logprobs" in body else ""
 
 
 def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool) -> Iterator[WarmUpRequest]:
@@ -214,8 +235,9 @@ def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool)
         for num_greedy in range(min(size, 2)):
             for num_seeded in sorted({1, size - num_greedy}) if has_seeds else (0,):
                 num_plain = size - num_greedy - num_seeded
+                mix = f"{num_greedy} greedy, {num_plain} random, {num_seeded} with seeds"
                 yield WarmUpRequest(
-                    name=f"batch of {size}: {num_greedy} greedy, {num_plain} random, {num_seeded} with seeds{kind}",
+                    name=f"batch of {size}: {mix}{kind}{_width_of(greedy)}",
                     path=COMPLETIONS,
                     body=random if num_plain else seeded,
                     copies=num_plain or num_seeded,

@@ -79,6 +79,7 @@ _TAKEN: Mapping[str, str] = {
     "limits.block_size": "block-size=",
     "limits.num_blocks": "num-gpu-blocks-override= gpu-memory-utilization=",
     "scheduler.chunked_prefill": "enable-chunked-prefill",
+    "scheduler.max_logprobs": "max-logprobs=",
     "parallel.tensor_parallel_size": "tensor-parallel-size=",
     "parallel.pipeline_parallel_size": "pipeline-parallel-size=",
     "parallel.expert_parallel": "enable-expert-parallel",
@@ -141,7 +142,7 @@ _MAY_CHANGE: Mapping[str, str] = {
         additional-config= io-processor-plugin=""",
     "the model runner prepares its inputs in another way": "async-scheduling disable-async-output-proc",
     "sets what requests ask of the sampler by default: the spec's sampler settings must have it": """
-        generation-config= override-generation-config= max-logprobs= logprobs-mode=""",
+        generation-config= override-generation-config= logprobs-mode=""",
     "a step has other outputs": "enable-return-routed-experts",
     "graphs may have to be captured again after a sleep": "enable-sleep-mode",
     "the draft model's graphs are not enumerated": "speculative-model=",

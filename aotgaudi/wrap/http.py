@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
 from typing import Any, Literal, get_args
@@ -151,14 +151,14 @@ class Answers:
         not_live: Returns why the supervisor itself hangs; empty if it does not.
         report: Returns everything that is known, as JSON.
         metrics: The metrics to publish.
-        not_exercised: The features that had no warm-up requests, so that their first request may compile.
+        notes: What ``/ready`` says besides: a name (``not_exercised``, ``not_closed``) -> lines.
     """
 
     not_ready: Callable[[], str]
     not_live: Callable[[], str]
     report: Callable[[], Mapping[str, Any]]
     metrics: Metrics
-    not_exercised: Callable[[], Sequence[str]] = lambda: ()
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class HttpServer:
@@ -252,7 +252,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers a GET request."""
         answers = self.server.answers
         routes: Mapping[str, Callable[[], None]] = {
-            "/ready": lambda: self._state("ready", answers.not_ready(), answers.not_exercised()),
+            "/ready": lambda: self._state("ready", answers.not_ready(), answers.notes),
             "/live": lambda: self._state("live", answers.not_live()),
             "/metrics": lambda: self._send(200, CONTENT_TYPE_LATEST, answers.metrics.text()),
             "/report": self._report,
@@ -267,10 +267,22 @@ class _Handler(BaseHTTPRequestHandler):
         """Answers like GET, without the body."""
         self.do_GET()
 
-    def _state(self, word: str, reason: str, notes: Iterable[str] = ()) -> None:
-        lines = [f"not {word}: {reason}" if reason else word, *(f"not exercised: {note}" for note in notes)]
-        text = "\n".join(lines)
-        self._send(503 if reason else 200, "text/plain; charset=utf-8", f"{text}\n".encode())
+    def _state(
+        self, word: str, reason: str, notes: Mapping[str, Sequence[str]] = MappingProxyType({})
+    ) -> None:
+        """Answers with lines of text, or with JSON if the client accepts that."""
+        status = 503 if reason else 200
+        if "application/json" in self.headers.get("Accept", ""):
+            told = {
+                word: not reason,
+                "reason": reason,
+                **{name: list(lines) for name, lines in notes.items()},
+            }
+            self._send(status, "application/json", json.dumps(told).encode() + b"\n")
+            return
+        said = (f"{name.replace('_', ' ')}: {line}" for name, lines in notes.items() for line in lines)
+        text = "\n".join([f"not {word}: {reason}" if reason else word, *said])
+        self._send(status, "text/plain; charset=utf-8", f"{text}\n".encode())
 
     def _report(self) -> None:
         if not (self.server.listen.report_public or self._is_local()):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
+from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.exercise import adapter_names, with_adapters
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
@@ -34,7 +36,7 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
     metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
     metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
     metrics.set("aotgaudi_capture_info", 1, *about.values())
-    desk = _Desk(metrics, receipt.not_exercised)
+    desk = _Desk(metrics, receipt)
     with (
         HttpServer(options.listen, desk.answers()) as server,
         open_sandbox(Path(checked.here.place.root), needed_bytes=receipt.num_bytes) as sandbox,
@@ -52,6 +54,7 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             about=about,
             residuals=receipt.residuals,
             not_exercised=receipt.not_exercised,
+            live_graphs=receipt.live_graphs,
         )
         phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
         sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
@@ -101,14 +104,16 @@ def _about(bundle: Bundle) -> dict[str, str]:
 class _Desk:
     """Answers the HTTP server: by itself until there is a supervisor, and then through that."""
 
-    def __init__(self, metrics: Metrics, not_exercised: Sequence[str] = ()) -> None:
-        self._metrics, self._not_exercised = metrics, not_exercised
+    def __init__(self, metrics: Metrics, receipt: CaptureReceipt) -> None:
+        self._metrics, self._receipt = metrics, receipt
         self.supervisor: Supervisor | None = None
 
     def answers(self) -> Answers:
-        return Answers(
-            self._not_ready, self._not_live, self._report, self._metrics, lambda: self._not_exercised
-        )
+        notes = {
+            "not_exercised": self._receipt.not_exercised,
+            "not_closed": not_closed(self._receipt.live_graphs),
+        }
+        return Answers(self._not_ready, self._not_live, self._report, self._metrics, notes)
 
     def _not_ready(self) -> str:
         return (

@@ -27,6 +27,7 @@ from typing import Any, Literal
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.wrap.client import WrappedServerError, is_healthy
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Metrics
@@ -76,6 +77,7 @@ class Case:
         about: What the report says about the capture.
         residuals: Work that no file can save, so that even a warm server does it.
         not_exercised: The features that had no warm-up requests, so that their first request may compile.
+        live_graphs: Whether traffic compiles graphs of a kind although all was captured.
     """
 
     expected: Expected | None
@@ -84,6 +86,7 @@ class Case:
     about: Mapping[str, Any] = field(default_factory=dict)
     residuals: Sequence[str] = ()
     not_exercised: Sequence[str] = ()
+    live_graphs: Sequence[LiveGraphs] = ()
 
 
 def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
@@ -509,6 +512,7 @@ class Supervisor:
             "why_cold": self._case.why_cold,
             "residuals": list(self._case.residuals),
             "not_exercised": list(self._case.not_exercised),
+            "live_graphs": [row.model_dump() for row in self._case.live_graphs],
             "compilations": dict(self._metrics.compilations()),
             "findings": [f"{one.phase}: {one.what}: {one}" for one in self._findings.recent],
             "processes": [

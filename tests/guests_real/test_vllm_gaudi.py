@@ -7,11 +7,14 @@ into a folder of the test, and found by PYTHONPATH: nothing is written into the 
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
+import logging
 import os
 import random
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,8 +27,9 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream import UpstreamLookup, warmed_prompts
 from aotgaudi.bucketing.versions import GaudiVersion, find_version
+from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.manifest.bucket_file import bucket_file_of
-from aotgaudi.manifest.coverage import coverage_of_server
+from aotgaudi.manifest.coverage import coverage_of_server, live_graphs_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
@@ -57,19 +61,21 @@ class Limits:
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration. With `has_file` the server reads our bucket file."""
+    """A configuration. With `has_file` the server reads our bucket file. `max_logprobs` is a flag; None for its default."""
 
     limits: Limits = field(default_factory=Limits)
     prefix_caching: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     has_file: bool = False
+    max_logprobs: int | None = None
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The command's."""
         pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in vars(self.limits).items())
         caching = "--enable-prefix-caching" if self.prefix_caching else "--no-enable-prefix-caching"
-        return ("--dtype", "bfloat16", *(word for pair in pairs for word in pair), caching)
+        logprobs = () if self.max_logprobs is None else ("--max-logprobs", str(self.max_logprobs))
+        return ("--dtype", "bfloat16", *(word for pair in pairs for word in pair), caching, *logprobs)
 
 
 SMALL = Limits(block_size=64, num_gpu_blocks_override=40)
@@ -304,40 +310,165 @@ class RealBench(Bench):
         return self.installed.environ(**self.case.variables, **more)
 
 
-def test_a_server_from_a_capture_of_each_kind_of_batch_compiles_no_recipe_for_mixed_traffic(
+CAPTURED = {
+    "does not preempt": Case(Limits(512, 2, 256, 9), max_logprobs=1),  # Nine blocks: not one too many.
+    "preempts": Case(Limits(512, 4, 256, 9)),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_server(
     plugin: Plugin,
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
+    name: str,
 ) -> None:
     monkeypatch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
     folder = tmp_path_factory.mktemp("c")  # Sockets' paths are short.
-    bench = RealBench(folder, plugin.double, level="shapes", ready_seconds=1200, plugin=plugin)
+    case = CAPTURED[name]
+    bench = RealBench(folder, plugin.double, level="shapes", ready_seconds=1200, plugin=plugin, case=case)
 
     built = bench.build()
 
     receipt = built.bundle.require_capture()
     assert receipt.expected.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
     assert receipt.proof.counts["compile"] == receipt.proof.counts["new_files"] == 0
+    assert receipt.live_graphs == live_graphs_of(bench.spec)
+    rows = {row.kind: row for row in receipt.live_graphs}
     port, guest = free_port(), free_port()
     capfd.readouterr()
     with running(bench, port, guest) as process:
         wait_until_ready(port, process, 1200)
         first = answered(guest, GREEDY)
-        with ThreadPoolExecutor(bench.case.limits.max_num_seqs) as clients:
-            list(clients.map(partial(answered, guest), mixed_traffic(random.Random(5), bench.case.limits)))
+        live = Live(guest, folder / "r" / "cache" / "hpu", case)
+        compiled = {kind: live.compiled_by(kind) for kind in (*TRAFFIC, "sampling")}
         assert answered(guest, GREEDY) == first
-        metrics = get(port, "/metrics")[1]
-    counts = [line for line in metrics.splitlines() if line.startswith("aotgaudi_compilations_total{")]
-    recipes = [line for line in counts if 'phase="live",what="hpu"' in line]
-    assert counts
-    assert sum(float(line.rpartition(" ")[2]) for line in recipes) == 0
+        state = get(port, "/ready")[1]
+        preempted = metric_of(guest, "vllm:num_preemptions_total")
     log = "".join(capfd.readouterr())
+    logging.getLogger(__name__).info("%s: %s, %g preempted", name, compiled, preempted)
+    assert set(TRAFFIC) == set(rows)
+    closed = {kind for kind, row in rows.items() if row.state != "open"}
+    assert {kind: compiled[kind] for kind in closed} == dict.fromkeys(closed, 0)
+    assert {kind for kind, num in compiled.items() if num} == set(rows) - closed
+    assert (rows["preemption"].state == "open") == (preempted > 0)
+    assert [line for line in state.splitlines() if line.startswith("not closed: ")] == [
+        f"not closed: {line}" for line in not_closed(receipt.live_graphs)
+    ]
+    (told,) = [line for line in log.splitlines() if "the first compile after ready: " in line]
+    assert "-live-" in told, "it names a request"
     assert "Warmup finished" in log
     assert "was not warmed-up" not in log
 
 
 GREEDY: Mapping[str, Any] = {"prompt": [*range(10, 60)], "max_tokens": 12, "temperature": 0}
+
+
+Bodies = Iterator[Mapping[str, Any]]
+
+
+def short_requests(draws: random.Random, num: int = 25, **more: Callable[[], Any]) -> Bodies:
+    """Yields requests of some tokens with what `more` draws for each."""
+    for _ in range(num):
+        body = {"prompt": token_ids(draws, draws.randrange(1, 100)), "max_tokens": draws.randrange(2, 12)}
+        temperature = {"temperature": draws.choice([0, 0.8]), "ignore_eos": True}
+        yield {**body, **temperature, **{name: draw() for name, draw in more.items()}}
+
+
+def token_ids(draws: random.Random, num: int) -> list[int]:
+    return [draws.randrange(10, 2000) for _ in range(num)]
+
+
+def _long_prompts(draws: random.Random, case: Case) -> Bodies:
+    least, most = case.limits.max_num_batched_tokens, case.limits.max_model_len - 20
+    yield from short_requests(draws, prompt=lambda: token_ids(draws, draws.randrange(least + 1, most)))
+
+
+def _long_answers(draws: random.Random, case: Case) -> Bodies:
+    """Yields requests that begin in two blocks and end in three or four: four of them do not fit eight blocks."""
+    yield from short_requests(
+        draws,
+        prompt=lambda: token_ids(draws, draws.randrange(150, 250)),
+        max_tokens=lambda: draws.randrange(140, 250),
+        temperature=lambda: 0,
+    )
+
+
+def _logprobs(draws: random.Random, case: Case) -> Bodies:
+    most = 5 if case.max_logprobs is None else case.max_logprobs
+    kinds = ({}, {"top_k": lambda: 5}, {"top_p": lambda: 0.9, "seed": lambda: draws.randrange(9)})
+    for kind in kinds:
+        yield from short_requests(draws, 9, logprobs=lambda: draws.randint(0, most), **kind)
+
+
+def _ignored(draws: random.Random, case: Case) -> Bodies:
+    yield from short_requests(draws, 8, logit_bias=lambda: {str(draws.randrange(10, 200)): 1})
+    yield from short_requests(draws, 8, min_tokens=lambda: 2, stop_token_ids=lambda: [draws.randrange(999)])
+    yield from short_requests(draws, 9, min_p=lambda: 0.1, temperature=lambda: 0.8)
+
+
+def _of_each(**more: Callable[[random.Random], Any]) -> Callable[[random.Random, Case], Bodies]:
+    def bodies(draws: random.Random, case: Case) -> Bodies:
+        return short_requests(draws, **{name: partial(draw, draws) for name, draw in more.items()})
+
+    return bodies
+
+
+TRAFFIC: Mapping[str, Callable[[random.Random, Case], Bodies]] = {
+    "sampling": lambda draws, case: mixed_traffic(draws, case.limits, 50),
+    "n": _of_each(
+        n=lambda draws: draws.randint(2, 4),
+        temperature=lambda _: 0.8,
+        seed=lambda draws: draws.choice([None, 1]),
+    ),
+    "min_p, logit_bias, min_tokens": _ignored,
+    "unfinished prompts": _long_prompts,
+    "preemption": _long_answers,
+    "logprobs": _logprobs,
+    "structured outputs": _of_each(structured_outputs=lambda _: {"regex": "[a-f]{9,20}"}),
+    "prompt_logprobs": _of_each(prompt_logprobs=lambda _: 1),
+    "penalties": _of_each(repetition_penalty=lambda _: 1.1, presence_penalty=lambda draws: draws.random()),
+    "allowed_token_ids": _of_each(allowed_token_ids=lambda draws: token_ids(draws, draws.randrange(1, 5))),
+    "bad_words": _of_each(bad_words=lambda draws: [draws.choice(["a", "be", "cat"])]),
+}
+"""Kind of traffic -> requests: 302 in all."""
+ALONE = frozenset({"bad_words"})
+"""Two such requests in a step end the engine of vllm-gaudi 0.26.0 (an IndexError)."""
+MAY_FAIL = frozenset({"structured outputs"})
+"""It ends some of several such requests: "grammar rejected tokens"."""
+
+
+@dataclass
+class Live:
+    """A wrapped server that serves, and the folder of its recipes."""
+
+    port: int
+    recipes: Path
+    case: Case
+    draws: random.Random = field(default_factory=lambda: random.Random(5))
+
+    def compiled_by(self, kind: str) -> int:
+        """Sends the requests of a kind, as many at a time as the server computes. Returns how many recipes they compiled."""
+        before = self._settled()
+        num_clients = 1 if kind in ALONE else self.case.limits.max_num_seqs
+        send = partial(answered, self.port, may_fail=kind in MAY_FAIL)
+        with ThreadPoolExecutor(num_clients) as clients:
+            list(clients.map(send, TRAFFIC[kind](self.draws, self.case)))
+        return self._settled() - before
+
+    def _settled(self) -> int:
+        """Returns the number of recipes once it no longer grows: a thread of the bridge writes them."""
+        seen = -1
+        while seen != (now := len(list(self.recipes.glob("*_syn*.recipe")))):
+            seen = now
+            time.sleep(1)
+        return now
+
+
+def metric_of(port: int, name: str) -> float:
+    lines = get(port, "/metrics")[1].splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
 
 def mixed_traffic(draws: random.Random, limits: Limits, num: int = 300) -> Iterator[Mapping[str, Any]]:
@@ -359,10 +490,17 @@ def mixed_traffic(draws: random.Random, limits: Limits, num: int = 300) -> Itera
         yield body
 
 
-def answered(port: int, body: Mapping[str, Any]) -> str:
-    """Returns the text of the answer to a completion."""
+def answered(port: int, body: Mapping[str, Any], *, may_fail: bool = False) -> str:
+    """Returns the text of the answer to a completion; nothing for one that fails and `may_fail`."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     asked = json.dumps({"model": "tiny", **body})
-    connection.request("POST", "/v1/completions", asked, {"Content-Type": "application/json"})
-    text: str = json.load(connection.getresponse())["choices"][0]["text"]
+    headers = {"Content-Type": "application/json", "X-Request-Id": f"live-{next(NUMBERS)}"}
+    connection.request("POST", "/v1/completions", asked, headers)
+    answer = connection.getresponse()
+    document = json.load(answer)
+    assert answer.status == 200 or may_fail, document
+    text: str = "" if may_fail else document["choices"][0]["text"]
     return text
+
+
+NUMBERS = itertools.count()

@@ -106,7 +106,14 @@ class Bench:
             manifest_id=given.manifest_id,
         )
         ready = self.ready_seconds
-        return Order(given.found, launch, self.folder / "out", ready_seconds=ready, given=given.files)
+        return Order(
+            given.found,
+            launch,
+            self.folder / "out",
+            ready_seconds=ready,
+            given=given.files,
+            live_graphs=given.live_graphs,
+        )
 
     @property
     def store(self) -> Store:

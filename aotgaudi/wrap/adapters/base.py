@@ -18,6 +18,7 @@ from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, WarmUpRequest
 from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.wrap.events import ProcessLog
 from aotgaudi.wrap.exercise import Feature, Room
 from aotgaudi.wrap.launch_machine import Device, Installed
@@ -132,6 +133,7 @@ class Shapes(Value):
         variables: variables added to the environment.
         paths: variable -> the path below the root that it names.
         requests: the requests that make the server compile the shapes.
+        live_graphs: whether traffic compiles graphs of a kind all the same.
     """
 
     manifest_id: Sha256
@@ -140,6 +142,7 @@ class Shapes(Value):
     variables: dict[str, str]
     paths: dict[str, str]
     requests: tuple[WarmUpRequest, ...] = ()
+    live_graphs: tuple[LiveGraphs, ...] = ()
 
     def environ(self, environ: Mapping[str, str], root: SandboxRoot) -> dict[str, str]:
         """Returns `environ` with the variables added, for a sandbox at `root`."""

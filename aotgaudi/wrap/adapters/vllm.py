@@ -12,6 +12,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import SpecError, shown
+from aotgaudi.gaudi.live_graphs import DEFAULT_MAX_LOGPROBS
 from aotgaudi.wrap.adapters.base import (
     Environment,
     Flags,
@@ -217,6 +218,7 @@ class Vllm:
                 max_model_len=_tokens(flags, "max-model-len"),
                 max_num_seqs=_tokens(flags, "max-num-seqs"),
                 max_num_batched_tokens=_tokens(flags, "max-num-batched-tokens"),
+                max_logprobs=None if max_logprobs(flags) < 0 else max_logprobs(flags),
             ),
             authorization=_authorization(read, environ),
         )
@@ -400,6 +402,13 @@ def _authorization(read: CommandWords, environ: Mapping[str, str]) -> str:
     """Returns the header that vLLM requires (vllm/entrypoints/serve/utils/server_utils.py). Any of its keys will do."""
     key = one_text(read.secrets(), "api-key") or environ.get("VLLM_API_KEY", "")
     return f"Bearer {key}" if key else ""
+
+
+def max_logprobs(flags: Mapping[str, JsonValue]) -> int:
+    """Returns how many log-probabilities a request may ask for; -1 for no bound. Raises SpecError."""
+    if one_text(flags, "max-logprobs") == "-1":
+        return -1
+    return one_integer(flags, "max-logprobs", DEFAULT_MAX_LOGPROBS, minimum=0)
 
 
 def _tokens(flags: Mapping[str, JsonValue], name: str) -> int | None:

@@ -37,6 +37,7 @@ from aotgaudi.gaudi.identity import (
     find_cards,
     usable_modules,
 )
+from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
 from aotgaudi.wrap.adapters.base import (
     SHAPES_FOLDER,
@@ -48,7 +49,7 @@ from aotgaudi.wrap.adapters.base import (
     Shapes,
     flag_words,
 )
-from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm
+from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm, max_logprobs
 from aotgaudi.wrap.exercise import Room, sampler_batches
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
@@ -219,6 +220,7 @@ class VllmGaudi(Vllm):
         """
         # Imported only here: `aotgaudi run` needs no manifest.
         from aotgaudi.manifest.bucket_file import bucket_file_of
+        from aotgaudi.manifest.coverage import situation_of
         from aotgaudi.manifest.manifest import Manifest
 
         _require_version(spec, installed)
@@ -238,6 +240,9 @@ class VllmGaudi(Vllm):
                     name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed"
                 )
         room = Room(max_model_len=found.spec.limits.max_model_len)
+        sizes = sorted({size for size, _, _ in found.decode})
+        situation = situation_of(found.spec, max_logprobs(given))
+        widths = () if situation is None else situation.logprob_widths
         return Shapes(
             manifest_id=Manifest.of(found.spec).id,
             files={FILE: found.text},
@@ -246,7 +251,8 @@ class VllmGaudi(Vllm):
             ),
             variables={name: value for name, value in variables.items() if name not in environ},
             paths={FILE_VARIABLE: FILE},
-            requests=tuple(sampler_batches(sorted({size for size, _, _ in found.decode}), room)),
+            requests=tuple(sampler_batches(sizes, room, widths)),
+            live_graphs=() if situation is None else live_graphs(situation),
         )
 
     def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:

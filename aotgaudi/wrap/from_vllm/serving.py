@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.defrag import DefragSpec
@@ -60,6 +61,7 @@ class ServingEnvironment:
         vision_buckets, vision_resolutions: as in ``spec.vision.VisionSpec``. The text ``None`` for the buckets is an
             empty tuple here, an unset variable None.
         allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
+        static_shapes: whether VLLM_T_COMPILE_DYNAMIC_SHAPES is false.
         quant_config: the path in QUANT_CONFIG; None if it is unset.
         heeded: the variables that were read.
         notes: as in ``BucketingEnvironment``.
@@ -74,6 +76,7 @@ class ServingEnvironment:
     vision_buckets: tuple[int, ...] | None
     vision_resolutions: tuple[str, ...]
     allows_long: bool
+    static_shapes: bool
     quant_config: str | None
     heeded: frozenset[str]
     notes: tuple[str, ...]
@@ -96,6 +99,7 @@ class ServingEnvironment:
             vision_buckets=_vision_buckets(reader),
             vision_resolutions=_resolutions(reader),
             allows_long=(reader.text(LONG_VARIABLE) or "").strip().lower() in ("1", "true"),
+            static_shapes=reader.boolean(DYNAMIC_SHAPES_VARIABLE) is False,
             quant_config=reader.text(QUANTIZATION_VARIABLE),
             heeded=reader.heeded,
             notes=reader.notes,
@@ -228,6 +232,14 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
     if isinstance(count, bool) or not isinstance(count, int):
         raise SpecError(where, f"is {count!r}", f"an integer from 1 to {_MOST_SPECULATIVE_TOKENS}")
     return parse_integer(where, str(count), minimum=1, maximum=_MOST_SPECULATIVE_TOKENS)
+
+
+def max_logprobs(values: Mapping[str, str]) -> int | None:
+    """Returns --max-logprobs; None if it is not given."""
+    text = values.get("max-logprobs")
+    if text is None or text.strip() == "-1":
+        return None if text is None else -1
+    return parse_integer("--max-logprobs", text)
 
 
 def most_images(command: VllmCommand) -> int:

@@ -71,6 +71,20 @@ def test_the_wire_form() -> None:
     assert [file.mode_bits for file in loaded.files] == [0o444, 0o555]
 
 
+def test_members_that_came_later_are_absent_where_they_are_empty() -> None:
+    more = {
+        "not_exercised": ["images"],
+        "live_graphs": [{"kind": "penalties", "state": "open", "text": "a graph for each length"}],
+    }
+    loaded = load_sealed(canonical_json({**GOLDEN, **more}))
+
+    assert isinstance(loaded, CaptureReceipt)
+    assert json.loads(loaded.dumps()) == {**GOLDEN, **more}
+    assert [str(row) for row in loaded.live_graphs] == ["penalties: a graph for each length"]
+    with pytest.raises(ManifestError, match="state"):
+        load_sealed(canonical_json({**GOLDEN, "live_graphs": [{**more["live_graphs"][0], "state": "warm"}]}))
+
+
 def test_the_schema_says_which_receipt_it_is() -> None:
     programs = make_receipt()
 

@@ -83,6 +83,11 @@ def test_of_a_vllm_server_the_summary_judges_both_tables(spec: Path, tmp_path: P
     assert coverage["scheduler"] == "vLLM (chunked prefill, prefix caching)"
     assert coverage["server_table"]["phases"][0]["kind"] == "prompt"
     assert len(coverage["left_out"]) == 1
+    assert [line for line in lines if line.startswith("  not closed: ")] == [
+        f"  not closed: {row['kind']}: {row['text']}"
+        for row in coverage["live_graphs"]
+        if row["state"] == "open"
+    ]
 
 
 def test_output_and_json(spec: Path, tmp_path: Path) -> None:

@@ -149,6 +149,17 @@ def test_of_a_vllm_server_both_tables_are_judged_and_what_is_left_out_is_named(c
     assert (document["closed"], document["server_table"]["closed"]) == (True, False)
     assert document["server_table"]["fallback"] == [1, 1, 8]
     assert len(document["left_out"]) == 2
+    kinds = {row["kind"]: row["state"] for row in document["live_graphs"]}
+    assert (kinds["sampling"], kinds["speculative decoding"], kinds["penalties"]) == (
+        "closed",
+        "open",
+        "open",
+    )
+    first = lines.index("what traffic compiles although `build capture --shapes` captured the server:")
+    assert [line.split(": ")[0].strip() for line in lines[first + 1 :]] == [
+        {"open": "not closed"}.get(state, state)
+        for state in sorted(kinds.values(), key=("open", "bounded", "closed").index)
+    ]
 
 
 def test_unified_steps_of_a_vllm_server_are_not_proved_and_no_others_are_counted(closed: Path) -> None:

@@ -12,11 +12,13 @@ from aotgaudi.backends.base import NOT_INSTALLED, Target, version_of
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.entries import DefragEntry, Entry, SamplerEntry
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import ObjectStore
 from tests.command import Command
 from tests.specs import ONE_SEQUENCE, spec_of
+from tests.unit.bundle.conftest import CAPTURED, SealedCapture, capture_receipt
 
 run = Command("verify")
 
@@ -154,6 +156,25 @@ def test_what_this_machine_cannot_serve_exits_with_5_as_serve_does(
     assert document["intact"] is True
     assert document["machine"]["satisfies_target"] is False
     assert words in document["machine"]["reason"]
+
+
+def test_what_traffic_may_compile_on_a_captured_server_is_said(tmp_path: Path) -> None:
+    objects = ObjectStore(tmp_path / "store")
+    rows = (
+        LiveGraphs(kind="preemption", state="bounded", text="none"),
+        LiveGraphs(kind="penalties", state="open", text="a graph for each length"),
+    )
+    receipt = capture_receipt(objects, CAPTURED, live_graphs=rows, not_exercised=("images",))
+    SealedCapture(tmp_path / "bundle", objects, receipt).pack()
+
+    lines = run(tmp_path / "bundle", "--no-target").stdout.splitlines()
+    document = run.document(tmp_path / "bundle", "--no-target")
+
+    assert [line for line in lines if line.startswith(("live", "not asked"))] == [
+        "not asked images",
+        "live      not closed: penalties: a graph for each length",
+    ]
+    assert document["live_graphs"] == [row.model_dump() for row in rows]
 
 
 def test_the_target_is_not_looked_at_where_that_is_not_wanted(manifest: Manifest, tmp_path: Path) -> None:

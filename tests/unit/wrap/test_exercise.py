@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.bundle.launch import WarmUp, WarmUpLevel
+from aotgaudi.bundle.launch import WarmUp, WarmUpLevel, WarmUpRequest
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.sglang import Sglang
 from aotgaudi.wrap.adapters.vllm import Vllm
@@ -99,6 +99,33 @@ def test_batches_of_each_kind_of_sampling_fill_each_size_and_fit(
         for truncation in itertools.combinations(("min_p", "top_k", "top_p"), num)
         for rest in mixed.get(size, [*mixed[2], (True, "some")])
     }
+
+
+def test_batches_of_each_kind_are_requested_with_each_number_of_logprobs_and_without() -> None:
+    found = list(sampler_batches([1, 2], Room(max_model_len=64), range(2)))
+
+    assert len({request.name for request in found}) == len(found)
+
+    def plain(request: WarmUpRequest) -> WarmUpRequest:
+        bodies = [
+            {n: v for n, v in one.items() if n != "logprobs"} for one in (request.body, *request.beside)
+        ]
+        name = request.name.partition(", logprobs")[0]
+        return request.model_copy(update={"name": name, "body": bodies[0], "beside": tuple(bodies[1:])})
+
+    for width in (None, 0, 1):
+        same = [plain(one) for one in found if one.body.get("logprobs") == width]
+        assert same == list(sampler_batches([1, 2], Room(max_model_len=64)))
+    assert all(one.body.get("logprobs") == beside.get("logprobs") for one in found for beside in one.beside)
+
+
+def test_a_server_that_refuses_logprobs_is_asked_for_fewer() -> None:
+    requests = asked("sampler", Room(max_model_len=512, max_num_seqs=4, max_logprobs=0)).requests
+    bodies = [body for one in requests for body in (one.body, *one.beside)]
+
+    assert {body[name] for body in bodies for name in ("logprobs", "prompt_logprobs") if name in body} == {0}
+    assert Vllm().read(["M", "--max-logprobs", "0"], {}).room.max_logprobs == 0
+    assert Vllm().read(["M", "--max-logprobs", "-1"], {}).room.max_logprobs is None
 
 
 def test_the_levels_are_those_of_a_launch() -> None:

@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,11 +25,13 @@ class Desk:
 
     not_ready: str = "the guest is starting"
     not_live: str = ""
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
     metrics: Metrics = field(default_factory=Metrics)
 
     def answers(self) -> Answers:
+        report = {"verdict": "Warm"}
         return Answers(
-            lambda: self.not_ready, lambda: self.not_live, lambda: {"verdict": "Warm"}, self.metrics
+            lambda: self.not_ready, lambda: self.not_live, lambda: report, self.metrics, self.notes
         )
 
 
@@ -59,6 +61,21 @@ def test_it_is_ready_when_the_server_is(front: HttpServer, desk: Desk) -> None:
     desk.not_ready = ""
     assert get(front, "/ready") == (200, "ready\n")
     assert get(front, "/ready?probe=1", "HEAD") == (200, "")
+
+
+def test_what_may_compile_is_said_with_the_state_in_text_and_in_json(desk: Desk) -> None:
+    desk.notes = {"not_exercised": ["images: a reason"], "not_closed": ["penalties: a graph for each length"]}
+    with HttpServer(Listen("127.0.0.1", 0), desk.answers()) as front:
+        text = get(front, "/ready")
+        desk.not_ready = ""
+        status, document = get(front, "/ready", Accept="application/json")
+
+    assert text[1].splitlines() == [
+        "not ready: the guest is starting",
+        "not exercised: images: a reason",
+        "not closed: penalties: a graph for each length",
+    ]
+    assert (status, json.loads(document)) == (200, {"ready": True, "reason": "", **desk.notes})
 
 
 def test_it_is_live_while_it_turns(front: HttpServer, desk: Desk) -> None:

@@ -14,10 +14,11 @@ from aotgaudi.bundle.launch import world
 from aotgaudi.errors import CompileError, CoverageError, SpecError, TargetError
 from aotgaudi.gaudi.environment import CacheSetting
 from aotgaudi.manifest.bucket_file import bucket_file_of
+from aotgaudi.manifest.coverage import live_graphs_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.wrap.adapters.base import Flags, SandboxRoot, as_sealed
+from aotgaudi.wrap.adapters.base import Flags, SandboxRoot, Shapes, as_sealed
 from aotgaudi.wrap.adapters.vllm import Vllm
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, _require_version, find_machine
 from aotgaudi.wrap.launch_machine import Installed
@@ -161,6 +162,17 @@ def test_shapes_are_the_closed_table_and_what_pins_it() -> None:
     assert {request.copies + len(request.beside) for request in found.requests} == sizes == {1, 2}
     assert found.variables == {}
     assert found.environ({"A": "b"}, PLACE) == {"A": "b", "VLLM_BUCKETING_FROM_FILE": FILE}
+
+
+def test_shapes_say_which_traffic_compiles_and_request_logprobs_while_they_are_few() -> None:
+    few, many = (GUEST.shapes(spec_of(), read(*words), {}) for words in (("--max-logprobs", "1"), ()))
+
+    def states(found: Shapes) -> dict[str, str]:
+        return {row.kind: row.state for row in found.live_graphs}
+
+    assert (states(few)["logprobs"], states(many)["logprobs"]) == ("closed", "open")
+    assert len(few.requests) == 3 * len(many.requests)
+    assert {row.kind for row in many.live_graphs} == {row.kind for row in live_graphs_of(spec_of())}
 
 
 def torch_compiled() -> BuildSpec:

@@ -10,6 +10,7 @@ from aotgaudi.digest import sha256_bytes
 from aotgaudi.entries import VisionEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
+from aotgaudi.manifest.coverage import left_out
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest, dumps, loads
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, AxisBounds, SlidingSpec, VersionName
@@ -467,6 +468,22 @@ def test_the_report_in_lines() -> None:
         "no effect on what is warm: --seed: values, not shapes",
         "no effect on what is warm: --port, --api-key, VLLM_HOST_IP: where and how the server listens",
     ]
+
+
+def test_what_decides_which_graphs_traffic_compiles_is_in_the_spec_only_if_the_command_says_it() -> None:
+    plain, asked = spec(), spec("--max-logprobs 3", VLLM_T_COMPILE_DYNAMIC_SHAPES="0")
+
+    assert set(plain.scheduler.model_dump()) == {"engine", "chunked_prefill"}
+    assert (asked.scheduler.static_shapes, asked.scheduler.max_logprobs) == (True, 3)
+    assert spec("--max-logprobs=-1").scheduler.max_logprobs == -1
+    assert spec(VLLM_T_COMPILE_DYNAMIC_SHAPES="true") == plain
+    assert mistake("--max-logprobs many").where == "--max-logprobs"
+    compiled = {"PT_HPU_LAZY_MODE": "0"}
+    dynamic = "graphs of shapes that are traced as dynamic ones"
+    assert any(text.startswith(dynamic) for text in left_out(spec(**compiled)))
+    static = left_out(spec(**compiled, VLLM_T_COMPILE_DYNAMIC_SHAPES="false"))
+    assert static == left_out(spec(**compiled), is_static=True)
+    assert not any(text.startswith(dynamic) for text in static)
 
 
 def test_the_server_is_vllms_and_computes_prompts_in_chunks_or_whole() -> None:
