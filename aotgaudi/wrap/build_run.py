@@ -208,7 +208,9 @@ class _Watch:
         self.num_answered = self.num_requests = self._num_outside = 0
 
     def look(self) -> None:
-        found = [finding_of(event, self._session.plan.rules) for event in self._session.log.take_new()]
+        rules, events = self._session.plan.rules, self._session.log.take_new()
+        is_watched = self._session.files().is_watched
+        found = [finding_of(event, rules, is_watched=is_watched) for event in events]
         self._counts.update(finding.what for finding in found if finding is not None)
         outside = self._session.outside()
         self._counts.update(finding.what for _, finding in outside[self._num_outside :])
@@ -221,9 +223,10 @@ class _Watch:
 
 def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
     rows = []
+    is_watched = session.files().is_watched
     for process in session.log.processes.values():
         for event in process.events:
-            finding = finding_of(event, session.plan.rules)
+            finding = finding_of(event, session.plan.rules, is_watched=is_watched)
             if finding is not None:
                 rows.append((event.time, process.title, finding))
     rows += [(math.inf, name, finding) for name, finding in session.outside()]

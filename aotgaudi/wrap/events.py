@@ -181,6 +181,7 @@ class EventLog:
 
     Attributes:
         processes: File name -> what that process has reported so far.
+        written: The paths that processes opened for writing, or put a file at, as the server sees them.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -188,6 +189,7 @@ class EventLog:
         self._files: dict[str, _File] = {}
         self._new: list[Event] = []
         self.processes: dict[str, ProcessLog] = {}
+        self.written: set[str] = set()
 
     def read(self) -> None:
         """Reads what was written since the last call.
@@ -211,6 +213,7 @@ class EventLog:
                     num_unreadable=before.num_unreadable + num_unreadable,
                 )
                 self._new += events
+                self.written.update(event.path for event in events if event.kind == "write")
 
     def take_new(self) -> list[Event]:
         """Reads, and returns by time the events that this method has not returned before."""

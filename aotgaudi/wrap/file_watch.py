@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 import struct
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from aotgaudi.digest import Digest, sha256_pieces
 from aotgaudi.files import open_descriptor
 from aotgaudi.machine import available_cores
 
+PASSING_SECONDS = 1.0
+"""How long a server's process may keep a file that it is about to remove again: a probe, or a name before the right one."""
 MAX_FILES = 1_000_000
 """The most files that are compared. A server that makes more is not warm anyway."""
 
@@ -72,6 +75,10 @@ class FileRules:
     def held(self) -> Mapping[str, Digest]:
         """Every file that must be there unchanged."""
         return {**self.sealed, **self.agent}
+
+    def is_held(self, path: str) -> bool:
+        """Whether a path, as the server sees it, is that of a file that must be there unchanged."""
+        return self.relative(path) in self.held
 
     @property
     def has_sealed(self) -> bool:
@@ -206,7 +213,8 @@ class Watcher:
     def __init__(self, here: Path, rules: FileRules) -> None:
         self._here, self._rules = here, rules
         self._directories: dict[int, Path] = {}
-        self._added, self._changed, self._missing = set[str](), set[str](), set[str]()
+        self._added, self._gone = dict[str, float](), set[str]()
+        self._changed, self._missing = set[str](), set[str]()
         self.is_complete = True
         self._library = ctypes.CDLL(None, use_errno=True)
         self._descriptor = self._open()
@@ -239,6 +247,11 @@ class Watcher:
             tuple(sorted(self._missing)),
             is_watched=self.is_complete,
         )
+
+    def passing(self, seconds: float) -> frozenset[str]:
+        """Returns the added files that were removed again, as of the last `read`, and those that are not `seconds` old."""
+        newest = time.monotonic() - seconds
+        return frozenset(self._gone).union(path for path, at in self._added.items() if at > newest)
 
     def _open(self) -> int:
         if not hasattr(self._library, "inotify_init1"):
@@ -295,6 +308,7 @@ class Watcher:
     def _lose(self, directory: Path) -> None:
         prefix = "" if directory == self._here else f"{directory.relative_to(self._here)}/"
         self._missing.update(path for path in self._rules.held if path.startswith(prefix))
+        self._gone.update(path for path in self._added if path.startswith(prefix))
 
     def _add_change(self, path: Path, mask: int) -> None:
         relative = str(path.relative_to(self._here))
@@ -302,7 +316,10 @@ class Watcher:
             return
         if relative not in self._rules.held:
             if not mask & (_DELETE | _MOVED_FROM):
-                self._added.add(relative)
+                self._added.setdefault(relative, time.monotonic())
+                self._gone.discard(relative)
+            elif relative in self._added:
+                self._gone.add(relative)
         elif mask & (_DELETE | _MOVED_FROM):
             self._missing.add(relative)
         else:

@@ -36,11 +36,20 @@ _MAX_WORDS, _MAX_WORD_BYTES = 2048, 4096
 _HELLO_SECONDS = 10.0
 _AT_FDCWD, _STATX_BTIME, _STATX_BYTES = -100, 0x800, 256
 
-_MAPPED = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..x. \S+ \S+ [1-9]\d* +(/.*)")
-_NO_FILES = ("/memfd:", "/dev/", "/SYSV", "/[")
+_MAPPED = re.compile(r"([0-9a-f]+)-[0-9a-f]+ ..(.). ([0-9a-f]+) (\S+ [1-9]\d*) +(/.*)")
+"""A line of /proc/PID/maps that has a file: address, whether it is code, offset, device and inode, name."""
+_NO_FILES = ("/dev/", "/SYSV", "/[", "/anon_hugepage")
+"""Devices, and memory that processes share or that lies in large pages: it has such a name and no file."""
+_IN_MEMORY, _SHARED = "/memfd:", "/dev/shm/"  # noqa: S108, names in /proc/PID/maps
 _DELETED = " (deleted)"
-_CLOSURE = re.compile(r".*/ffi\w{6}")
-"""The file that libffi maps where memory may not be both writable and executable."""
+_JIT_MEMORY = re.compile(rf"{_IN_MEMORY}.*|.*/(ffi\w{{6}}|#\d+)")
+"""Names of memory that a process fills with code by itself: a memfd, and a file without a name, or with libffi's.
+
+libffi maps its closures like that where memory may not be both writable and executable (src/closures.c: memfd_create, then
+O_TMPFILE, then mkostemp of ffiXXXXXX), and so do JITs that write code by one mapping and run it by another (Xbyak with
+XBYAK_USE_MEMFD, .NET). It is code like that in memory without a name. A library is told apart by its first bytes.
+"""
+_ELF = b"\x7fELF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,27 +184,67 @@ def _word(memory: int, pointer: int) -> bytes:
     return found[:_MAX_WORD_BYTES]
 
 
-def new_libraries(pids: Iterable[int], since: float) -> dict[str, int]:
-    """Returns the files that processes have mapped as code and that were made `since` (epoch seconds) -> process."""
-    found: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class NewLibrary:
+    """A process that has mapped the code of a new file. `why` there is no file to look at; empty if there is one."""
+
+    pid: int
+    why: str = ""
+
+
+def new_libraries(pids: Iterable[int], since: float) -> dict[str, NewLibrary]:
+    """Returns the files that processes have mapped as code and that were made `since` (epoch seconds)."""
+    found: dict[str, NewLibrary] = {}
     known: dict[str, bool] = {}
     for pid in pids:
         with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            paths = {match[1] for match in map(_MAPPED.fullmatch, map(str.rstrip, maps)) if match}
-            for path in sorted(paths):
+            heads: dict[str, int] = {}
+            files = set[tuple[str, str]]()
+            for match in filter(None, map(_MAPPED.fullmatch, map(str.rstrip, maps))):
+                if not int(match[3], 16):
+                    heads.setdefault(match[4], int(match[1], 16))
+                if match[2] == "x":
+                    files.add((match[5], match[4]))
+            for path, file in sorted(files):
+                bare = path.removesuffix(_DELETED)
+                if path != bare or bare.startswith(_IN_MEMORY):
+                    why = _without_file(pid, bare, heads.get(file))
+                    if why:
+                        found.setdefault(bare, NewLibrary(pid, why))
+                    continue
                 if path not in known:
                     known[path] = _is_new(pid, path, since)
                 if known[path]:
-                    found.setdefault(path.removesuffix(_DELETED), pid)
+                    found.setdefault(path, NewLibrary(pid))
     return found
 
 
+def _without_file(pid: int, name: str, head: int | None) -> str:
+    """Returns why code that no file holds any more is a library's, whose file was most likely made for this process.
+
+    `head` is where the file's first byte is mapped. Returns "" for memory that holds no library.
+    """
+    if name.startswith(_NO_FILES) and not name.startswith(_SHARED):
+        return ""
+    if _JIT_MEMORY.fullmatch(name) and head is not None and not _has_header(pid, head):
+        return ""
+    is_in_memory = name.startswith(_IN_MEMORY)
+    return "it lies in memory, where no file can be compared" if is_in_memory else "its file has been removed"
+
+
+def _has_header(pid: int, head: int) -> bool:
+    """Whether a library begins there. True if the memory cannot be read."""
+    try:
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            return os.pread(memory.fileno(), len(_ELF), head) == _ELF
+    except (OSError, OverflowError):
+        return True
+
+
 def _is_new(pid: int, path: str, since: float) -> bool:
-    """Whether a mapped library is new. One that was removed while in use was most likely made for this process."""
-    if path.startswith(_NO_FILES):
+    """Whether a mapped library is new."""
+    if path.startswith(_NO_FILES) and not path.startswith(_SHARED):
         return False
-    if path.endswith(_DELETED):
-        return _CLOSURE.fullmatch(path.removesuffix(_DELETED)) is None
     try:
         place = f"/proc/{pid}/root{path}"
         status = os.stat(place)

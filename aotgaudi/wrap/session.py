@@ -30,7 +30,7 @@ from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
 from aotgaudi.wrap.client import Address, WrappedServerError, ask, is_healthy, require_free
 from aotgaudi.wrap.events import EventLog, printable
-from aotgaudi.wrap.file_watch import NO_FILES, FileChanges, FileRules, Watcher, compare
+from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
@@ -180,6 +180,7 @@ class Session:
         self._started, self._began = time.monotonic(), time.time()
         self._compilers = Compilers()
         self._outside: dict[str, Finding] = {}
+        self._passed, self._searched_at = frozenset[str](), 0.0
         try:
             self.child = Child(
                 plan.words,
@@ -274,9 +275,10 @@ class Session:
         """
         living = self.child.tree.living()
         if compares:
+            self._await_passing()
             self._compared = self._compared | compare(self.sandbox.here, self.plan.rules)
             self._find_libraries(living)
-        files = self.files()
+        files = self.files(passing_seconds=0.0 if compares else PASSING_SECONDS)
         self.log.read()  # Last: a process reports a file, or its end, before we can see either.
         return Seen(
             processes=dict(self.log.processes),
@@ -310,20 +312,50 @@ class Session:
         )
 
     def _find_libraries(self, living: Iterable[int]) -> None:
-        """Finds code that was made since the start. Code below the root is left out: it is sealed, or agents report it."""
-        for path, pid in new_libraries(living, self._began).items():
-            if self.plan.rules.relative(path) is None:
-                self._find(
-                    pid, "load", f"{printable(path)} was loaded, and was made since the server started"
-                )
+        """Finds code of files that were made since the start. Below the root a file that is there is sealed, or reported."""
+        for path, new in new_libraries(living, self._began).items():
+            if new.why or self.plan.rules.relative(path) is None:
+                why = new.why or "was made since the server started"
+                self._find(new.pid, "load", f"{printable(path)} was loaded, and {why}")
 
     def _find(self, pid: int, what: What, text: str) -> None:
         finding = Finding(what, PHASES.get(self.phase, "live"), text)
         self._outside.setdefault(f"process {pid}: {text}", finding)
 
-    def files(self) -> FileChanges:
-        """Returns how files changed since the start, by inotify and by the comparisons that were made."""
-        return self._compared if self._watcher is None else self._watcher.read() | self._compared
+    def files(self, *, passing_seconds: float = PASSING_SECONDS) -> FileChanges:
+        """Returns how files changed since the start, by inotify and by the comparisons that were made.
+
+        A file that an agent reported and that is gone again is left out: it was a probe, a lock, or a name before the right
+        one. Loading it is a finding of its own, also where a library maps it. A file that is not yet `passing_seconds` old
+        may be such a file.
+        """
+        if self._watcher is None:
+            return self._compared
+        found = self._watcher.read() | self._compared
+        if not found.added or not found.is_watched:
+            return found
+        passing = self._passing(passing_seconds)
+        if passing - self._passed and self.seconds - self._searched_at > PASSING_SECONDS:
+            self._passed, self._searched_at = passing, self.seconds
+            self._find_libraries(self.child.tree.living())
+        return replace(found, added=tuple(path for path in found.added if path not in passing))
+
+    def _passing(self, seconds: float) -> frozenset[str]:
+        self.log.read()  # An agent reports a file before inotify does.
+        watcher, relative = self._watcher, self.plan.rules.relative
+        return (
+            frozenset() if watcher is None else watcher.passing(seconds) & {*map(relative, self.log.written)}
+        )
+
+    def _await_passing(self) -> None:
+        """Waits until each new file has gone, or has been there for so long that it will stay."""
+        deadline = time.monotonic() + 2 * PASSING_SECONDS
+        while time.monotonic() < deadline:
+            if self._watcher is None or not self._watcher.read().added:
+                return
+            if not self._passing(PASSING_SECONDS) - self._passing(0.0):
+                return
+            time.sleep(_POLL_SECONDS)
 
     def end(self, termination_seconds: float | None = None) -> int:
         """Asks the server to end, waits, reads the last events, and returns its exit code."""

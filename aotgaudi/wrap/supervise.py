@@ -145,9 +145,10 @@ class _Findings:
     def take(self) -> list[Finding]:
         """Returns the findings since the last call, and counts them."""
         events = self._session.log.take_new()
-        found = [finding_of(event, self._session.plan.rules) for event in events]
+        rules, files = self._session.plan.rules, self._session.files()
+        found = [finding_of(event, rules, is_watched=files.is_watched) for event in events]
         findings = [finding for finding in found if finding is not None and finding.phase != "cold"]
-        findings += [*self._outside(), *self._of_files(), *self._of_unreadable()]
+        findings += [*self._outside(), *self._of_files(files), *self._of_unreadable()]
         self.is_new = bool(events or findings)
         self._metrics.count(findings)
         self.recent = (*self.recent, *findings)[-_MAX_REMEMBERED:]
@@ -170,9 +171,8 @@ class _Findings:
         new, self._num_outside = found[self._num_outside :], len(found)
         return [finding for _, finding in new if finding.phase != "cold"]
 
-    def _of_files(self) -> list[Finding]:
+    def _of_files(self, files: FileChanges) -> list[Finding]:
         """Returns changes of files since the last turn. They count, whatever the agents reported."""
-        files = self._session.files()
         added = _new(files.added, self._files.added)
         self._metrics.count_files(len(added))
         rows = [

@@ -7,10 +7,12 @@ It fails closed. A server is warm only if all of this holds:
   has reported again.
 * Each required role has as many processes with an agent as expected, and each of them has every required hook. The processes
   that load compiled code (the workers, if there are any) have all hooks in place.
-* Nothing was compiled, generated again, refused, or written to a cache, and nothing was loaded that is not sealed. No
-  process, with an agent or without, ran a compiler, or loaded a library that was made since the server started.
+* Nothing was compiled, generated again, or refused, no sealed file was opened for writing, and nothing was loaded that is
+  not sealed. No process, with an agent or without, ran a compiler, or loaded a library that was made since the server
+  started.
 * The server's own counters, and the artifacts that it loaded, are as expected. Of a Gaudi's recipes, only counters count.
-* After that, every file was compared with its sealed bytes. None was added, changed or removed, not even for a moment.
+* After that, every file was compared with its sealed bytes. None was changed or removed, not even for a moment, and none
+  was added, except by a process with an agent that removed it again and loaded nothing of it (`Session.files`).
 * The warm-up requests were answered as in the build: with the same status, and in the proof with the same text.
 
 Agents, files and the server's counters are three independent sources, and the objection of one is enough. Because event
@@ -102,12 +104,16 @@ class Finding:
         return f"{self.text}, from {self.stack}" if self.stack else self.text
 
 
-def finding_of(event: Event, rules: FileRules) -> Finding | None:
+def finding_of(event: Event, rules: FileRules, *, is_watched: bool = False) -> Finding | None:
     """Returns what is wrong with one event; None if a warm server may do it.
 
-    An event of an unknown type is a finding, because the agent and this module have the same version.
+    An event of an unknown type is a finding, because the agent and this module have the same version. With `is_watched`,
+    inotify tells what opening a file led to, so that the opening itself is no finding: libraries probe folders, and take
+    locks. A sealed file is another matter, because nobody sees what is written to it through memory.
     """
     if event.kind in _SILENT:
+        return None
+    if event.kind == "write" and is_watched and rules.has_sealed and not rules.is_held(event.path):
         return None
     read = _READERS.get(event.kind)
     if read is None:
@@ -317,7 +323,7 @@ def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
     found = [(False, math.inf, f"{name}: {one}", one.exit_code) for name, one in seen.outside]
     for log in logs:
         for event in log.events:
-            finding = finding_of(event, seen.rules)
+            finding = finding_of(event, seen.rules, is_watched=seen.files.is_watched)
             if finding is not None:
                 row = finding.what == "file", event.time, f"{log.title}: {finding}", finding.exit_code
                 found.append(row)

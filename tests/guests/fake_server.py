@@ -69,6 +69,10 @@ FAULTS = {
     "plant-beside-agent": "another program puts a sitecustomize.py beside the agent at start",
     "builds-by-script": "a script of its runs a compiler at start, below its model's directory",
     "loads-what-it-made": "a program that is no known compiler makes a library there, and it is loaded",
+    "probes": "probes its cache's folders, at start and in each request, and leaves nothing",
+    "runs-what-it-removes": "maps a library of its cache in C code, and removes the file",
+    "loads-from-memory": "loads a library from a memfd",
+    "loads-from-shm": "loads a library from /dev/shm that it made",
     "raises-at-start": "ends with exit code 1 and a message, in order, before it has loaded anything",
 }
 KERNELS = ("embedding", "layer")
@@ -125,6 +129,8 @@ class Worker:
             self.load_or_compile()
         else:
             self.compile_all()
+        if has("probes"):
+            self.probe()
         self.misbehave()
         self.misbehave_by_other_programs()
 
@@ -220,6 +226,42 @@ class Worker:
             agent = Path(os.environ["AOTGAUDI_WITNESS"]).with_name("witness")
             script = 'echo "import os" > "$0/sitecustomize.py"'
             subprocess.run(["/bin/sh", "-c", script, str(agent)], check=True)
+        if has("loads-from-memory") or has("loads-from-shm"):
+            self.load_from_memory(Path(a_library()).read_bytes())
+        if has("runs-what-it-removes"):
+            library = self.folder / "kernels" / "passing.so"
+            library.write_bytes(Path(a_library()).read_bytes())
+            assert ctypes.CDLL(None).dlopen(os.fsencode(library), 2)
+            library.unlink()
+
+    def load_from_memory(self, library: bytes) -> None:
+        if has("loads-from-memory"):
+            descriptor = os.memfd_create("kernel")
+            os.write(descriptor, library)
+            ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+        else:
+            path = Path(f"/dev/shm/fake-{os.getpid()}.so")
+            path.write_bytes(library)
+            ctypes.CDLL(str(path))
+            path.unlink()
+
+    def probe(self) -> None:
+        """What libraries do beside their caches: filelock 4.3, tempfile, and whoever tries whether a folder is his."""
+        for folder in (self.root, self.folder, self.folder / "kernels"):
+            os.close(os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o600))
+            tried, renamed = folder / f".probe-{os.urandom(4).hex()}", folder / "tried"
+            for data in ("", "blat"):
+                tried.write_text(data)
+                tried.rename(renamed)
+                renamed.unlink()
+            with contextlib.suppress(OSError):
+                (folder / "nothing").rename(folder / "nowhere")
+            with contextlib.suppress(OSError):
+                folder.open("w")
+            (folder / "tree").mkdir()
+            (folder / "tree" / "leaf").write_text("x")
+            (folder / "tree" / "leaf").unlink()
+            (folder / "tree").rmdir()
 
     def rewrite(self) -> None:
         subprocess.run(["/bin/sh", "-c", 'echo >> "$0"', str(self.folder / "wrapper.py")], check=True)
@@ -237,6 +279,8 @@ class Worker:
             self.kernel("adapter")
         if has("compile-live"):
             self.compile("live", self.folder / "kernels" / "live.so")
+        if has("probes"):
+            self.probe()
         if has("rewrite-live"):
             self.rewrite()
         prompt = json.dumps([body.get(name) for name in ("prompt", "messages", "input")])

@@ -252,6 +252,12 @@ def test_a_second_start_that_answers_otherwise_is_no_proof(
         fresh.build(FAKE_FAULTS=f"wrong-answer@{now}")
 
 
+def test_a_server_that_probes_its_folders_and_leaves_nothing_is_captured(fresh: Bench) -> None:
+    built = fresh.build(FAKE_FAULTS="probes")
+
+    assert built.bundle.require_capture().proof.counts["new_files"] == 0
+
+
 @pytest.mark.parametrize("fault", PROOFS)
 def test_a_second_start_that_is_not_warm_is_no_proof(
     fault: str, bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch

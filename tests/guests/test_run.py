@@ -41,6 +41,18 @@ def test_elsewhere_and_otherwise_named_it_is_warm(runs: Runs, captured: Captured
     assert not left_in(captured.root)
 
 
+def test_one_that_probes_its_folders_and_leaves_nothing_is_warm_and_stays_so(runs: Runs, fake: Fake) -> None:
+    with runs.started(fake.but("probes"), on_compile="drain") as running:
+        running.wait_ready()
+        for _ in range(3):
+            assert running.complete()[0] == 200
+
+        report = running.report()
+        assert (report["verdict"], report["findings"], report["files"]["added"]) == ("Warm", [], [])
+        assert running.get("/ready")[0] == 200
+        assert running.end() == 0, running.log
+
+
 @pytest.mark.skipif(not can_mount(), reason="mount namespaces are not permitted here")
 def test_two_at_once_from_one_bundle_are_both_warm(runs: Runs, fake: Fake) -> None:
     with runs.started(fake) as one, runs.started(replace(fake, port=free_port())) as other:
@@ -123,6 +135,12 @@ FAULTS = {
     "swap-cache": (3, "was removed from the cache"),
     "plant-beside-agent": (4, "witness/sitecustomize.py was added to the cache, and not by the server"),
     "worker-dies": (3, "ended before its report was complete"),
+    "runs-what-it-removes": (3, "kernels/passing.so was loaded, and its file has been removed"),
+    "loads-from-memory": (
+        3,
+        "/memfd:kernel was loaded, and it lies in memory, where no file can be compared",
+    ),
+    "loads-from-shm": (3, ".so was loaded, and its file has been removed"),
 }
 MORE_FAULTS = {
     "eager": (3, "aot"),

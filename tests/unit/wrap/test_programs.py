@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
+from aotgaudi.wrap.programs import Compilers, NewLibrary, ProgramStart, new_libraries
 from aotgaudi.wrap.sandbox import Child, Sandbox, open_sandbox
 
 
@@ -116,14 +116,103 @@ def test_a_library_that_was_made_since_and_is_loaded_is_found(tmp_path: Path) ->
     gone = Path(shutil.copy(_bisect.__file__, tmp_path / "gone.so"))
     processes = [load(new), load(gone, f"os.unlink({str(gone)!r})"), load(Path(_bisect.__file__))]
     pids = [process.pid for process in processes]
+    removed = NewLibrary(pids[1], "its file has been removed")
 
     try:
-        assert new_libraries(pids, now - 3600) == {str(new): pids[0], str(gone): pids[1]}
-        assert new_libraries(pids, now + 3600) == {str(gone): pids[1]}
+        assert new_libraries(pids, now - 3600) == {str(new): NewLibrary(pids[0]), str(gone): removed}
+        assert new_libraries(pids, now + 3600) == {str(gone): removed}
     finally:
         for process in processes:
             process.communicate()
     assert new_libraries(pids, 0.0) == {}
+
+
+MAPPING = """
+import ctypes, mmap, os, sys
+source, folder = sys.argv[1:]
+code = open(source, "rb").read()
+
+def memory(name, data):
+    descriptor = os.memfd_create(name)
+    os.write(descriptor, data)
+    return descriptor
+
+def run(descriptor, offset=0):
+    kept.append(mmap.mmap(descriptor, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_EXEC, offset=offset))
+
+def unnamed(data):
+    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_EXCL, 0o700)
+    os.write(descriptor, data)
+    return descriptor
+
+def named(name, data):
+    path = os.path.join(folder, name)
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+def removed(path):
+    descriptor = os.open(path, os.O_RDONLY)
+    os.unlink(path)
+    return descriptor
+
+kept = []
+load = lambda descriptor: ctypes.CDLL(f"/proc/self/fd/{descriptor}")
+jit = b"\\xc3" * 8192
+DOING
+print(flush=True); input()
+"""
+
+
+@pytest.mark.parametrize(
+    ("doing", "found"),
+    [
+        ("load(memory('kernel', code))", "/memfd:kernel"),
+        ("load(memory('libffi', code))", "/memfd:libffi"),
+        ("run(memory('x', jit)); load(memory('x', code))", "/memfd:x"),
+        ("load(unnamed(code))", "#"),
+        ("run(memory('x', code), 4096)", "/memfd:x"),
+        ("path = named('ffi123456', code); ctypes.CDLL(path); os.unlink(path)", "/ffi123456"),
+        ("run(removed(named('kernel.bin', jit)))", "/kernel.bin"),
+        ("run(memory('libffi', jit))", ""),
+        ("run(memory('xbyak', jit))", ""),
+        ("run(unnamed(jit))", ""),
+        ("run(removed(named('ffi123456', jit)))", ""),
+        ("run(-1)", ""),
+        ("kept.append(mmap.mmap(memory('data', code), 4096))", ""),
+    ],
+)
+def test_code_in_memory_is_a_library_by_its_bytes_whatever_its_name(
+    tmp_path: Path, doing: str, found: str
+) -> None:
+    """A JIT's memory, and libffi's, has such names too. Memory that is only read is nobody's code."""
+    import _bisect
+
+    words = [sys.executable, "-c", MAPPING.replace("DOING", doing), _bisect.__file__, tmp_path]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        libraries = new_libraries([process.pid], time.time() + 3600)
+        process.communicate(b"\n")
+
+    assert bool(libraries) == bool(found), libraries
+    assert all(found in path and library.why for path, library in libraries.items())
+
+
+def test_a_library_in_shared_memory_is_a_file_like_any_other() -> None:
+    import _bisect
+
+    now = time.time()
+    library = Path(shutil.copy(_bisect.__file__, f"/dev/shm/ag-{os.getpid()}.so"))
+    try:
+        process = load(library)
+        assert new_libraries([process.pid], now - 3600) == {str(library): NewLibrary(process.pid)}
+        assert new_libraries([process.pid], now + 3600) == {}, "one that somebody made before"
+        library.unlink()
+        assert new_libraries([process.pid], now + 3600)[str(library)].why == "its file has been removed"
+        process.communicate()
+    finally:
+        library.unlink(missing_ok=True)
 
 
 def test_a_library_that_is_linked_elsewhere_is_not_made_by_that(tmp_path: Path) -> None:
@@ -140,7 +229,7 @@ def test_a_library_that_is_linked_elsewhere_is_not_made_by_that(tmp_path: Path) 
         assert new_libraries([process.pid], now) == {}
         with library.open("r+b") as file:
             file.write(file.read(1))
-        assert new_libraries([process.pid], now) == {str(library): process.pid}
+        assert new_libraries([process.pid], now) == {str(library): NewLibrary(process.pid)}
     finally:
         process.communicate()
 

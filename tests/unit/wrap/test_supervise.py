@@ -329,7 +329,7 @@ def test_what_made_a_warm_up_fail_is_named_before_it() -> None:
         supervisor._while_exercising()
 
 
-WRITE = event("write", path="/run/aotgaudi/cache/more.cpp")
+WRITE = event("write", path="/run/aotgaudi/cache/model")
 
 
 def test_the_cause_of_a_file_is_waited_for_and_named() -> None:
@@ -349,5 +349,5 @@ def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
     assert supervisor._turn() is None
     supervisor._findings._first_file -= 2
     supervisor._judged_at -= 2
-    with pytest.raises(NotWarmError, match=r"more.cpp was opened for writing"):
+    with pytest.raises(NotWarmError, match=r"cache/model was opened for writing"):
         supervisor._turn()

@@ -22,7 +22,7 @@ AGAINST: dict[str, Event] = {
     "a compile": event("compile", what="triton", name="kernel"),
     "a generation": event("generate", what="inductor", name="graph"),
     "a compile in the exercise": event("compile", "e", what="dynamo", name="logprobs"),
-    "a write": event("write", path="/run/aotgaudi/cache/new"),
+    "a write to what is sealed": event("write", path="/run/aotgaudi/cache/model"),
     "a load of what is not sealed": event("load", path="/run/aotgaudi/cache/planted.so", sealed=False),
     "a refusal": event("refused", argv=["g++"], why="a compiler"),
     "a word that is not known": event("surprise"),
@@ -38,6 +38,7 @@ FOR: dict[str, Event] = {
     "a trace in the exercise": event("trace", "e", name="forward"),
     "a function that Numba compiles, which is in no file": event("compile", "e", what="numba", name="draft"),
     "a lock": event("write", path="/run/aotgaudi/cache/model.lock"),
+    "a probe": event("write", path="/run/aotgaudi/cache/new"),
     "a file of its own": event("write", path="/run/aotgaudi/tmp/x"),
     "a sealed library": event("load", path="/run/aotgaudi/cache/model", sealed=True),
     "a repair": event("repair", id="vllm.finalize-loading", applied=True),
@@ -62,7 +63,7 @@ def test_what_a_warm_server_does_not_do(name: str) -> None:
 
 
 def test_the_cause_is_named_first_with_the_process_and_the_frames() -> None:
-    verdict = judge(seen(warm(COMPILER, AGAINST["a write"])), EXPECTED)
+    verdict = judge(seen(warm(COMPILER, AGAINST["a write to what is sealed"])), EXPECTED)
 
     assert isinstance(verdict, NotWarm)
     assert verdict.reasons[0].text == "Worker 3: a compiler was run: g++ x.cpp, from inductor.py:1"
@@ -94,10 +95,17 @@ def test_files_alone_are_enough(files: FileChanges, exit_code: int) -> None:
 def test_a_file_that_the_server_wrote_is_not_called_planted() -> None:
     files = FileChanges(added=("cache/new",), is_compared=True)
 
-    verdict = judge(seen(warm(AGAINST["a write"]), files=files), EXPECTED)
+    verdict = judge(seen(warm(FOR["a probe"]), files=files), EXPECTED)
 
     assert isinstance(verdict, NotWarm)
     assert {reason.exit_code for reason in verdict.reasons} == {3}
+
+
+def test_where_inotify_sees_nothing_a_probe_may_have_been_more() -> None:
+    verdict = judge(seen(warm(FOR["a probe"]), files=FileChanges(is_compared=True)), EXPECTED)
+
+    assert isinstance(verdict, NotWarm)
+    assert "cache/new was opened for writing" in verdict.reasons[0].text
 
 
 @pytest.mark.parametrize(

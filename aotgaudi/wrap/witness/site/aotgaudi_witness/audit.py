@@ -17,6 +17,8 @@ from aotgaudi_witness.report import Report
 from aotgaudi_witness.stacks import told_arguments
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_UNNAMED = getattr(os, "O_TMPFILE", 0)
+"""Makes a file without a name, which leaves nothing. One that is given a name later is told of as a link."""
 _MOST_REMEMBERED = 20_000
 
 Arguments = tuple[Any, ...]
@@ -87,7 +89,7 @@ class Audit:
 
     def _open(self, args: Arguments) -> None:
         path, _, flags = args
-        if isinstance(flags, int) and flags & _WRITING and not isinstance(path, int):
+        if isinstance(flags, int) and flags & _WRITING and not (_UNNAMED and flags & _UNNAMED == _UNNAMED):
             self._written(path)
 
     def _written(self, path: Any) -> None:
