@@ -4,11 +4,13 @@ Python puts the working directory first on ``sys.path``, and this module removes
 then, possibly from the working directory. The command `aotgaudi` and ``python -P -m aotgaudi`` never look there.
 """
 
+import contextlib
 import os
 import sys
 
-if sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]
+with contextlib.suppress(OSError):  # The working directory may have been deleted.
+    if sys.path[:1] == [os.getcwd()]:
+        del sys.path[0]
 
 if __name__ == "__main__":
     from aotgaudi.cli.main import main

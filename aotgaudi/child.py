@@ -19,9 +19,18 @@ spec = util.spec_from_file_location("aotgaudi", {package!r})
 package = sys.modules["aotgaudi"] = util.module_from_spec(spec)
 spec.loader.exec_module(package)
 del sys.argv[0]
-import_module(sys.argv[0]).main()
+try:
+    import_module(sys.argv[0]).main()
+except Exception as error:
+    refused = import_module("aotgaudi.errors").machine_error(error)
+    if refused is None:
+        raise
+    print(sys.argv[0] + ":", refused, file=sys.stderr)
+    sys.exit(1)
 """
 """Imports our package from its own file, whatever else of that name is on the path, and runs a module's ``main()``.
+
+What the machine refuses to the process (a thread, memory) is told in one line.
 
 ``sys.argv`` then holds the module's name and its arguments.
 """

@@ -284,3 +284,31 @@ def _remedy(code: int | None, needed_bytes: int) -> str:
     if code == errno.EIO:
         return "the device failed: check it before trusting what it holds"
     return ""
+
+
+_NO_THREAD, _NO_MEMORY = "can't start new thread", "can't allocate memory"
+_NOT_LOADED = ("cannot allocate memory", "failed to map segment", "cannot open shared object file")
+"""What the dynamic linker says of a library that it cannot load."""
+
+
+def machine_error(error: Exception) -> AotGaudiError | None:
+    """Returns the error for what the machine refused to a process; None if `error` has another cause."""
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _NO_MEMORY in str(error)):
+        return StoreError("there is not enough memory (raise `ulimit -v`, or the container's limit)")
+    if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+        return StoreError("no thread can be started (raise `ulimit -u`, or the container's pids limit)")
+    if isinstance(error, OSError) and error.errno is not None:
+        return _system_error(error)
+    if isinstance(error, (OSError, ImportError)) and any(said in str(error) for said in _NOT_LOADED):
+        return StoreError(f"a library cannot be loaded: {first_line(error)} (is `ulimit -v` too low?)")
+    return None
+
+
+def _system_error(error: OSError) -> AotGaudiError:
+    if error.filename is None:
+        remedy = " (raise `ulimit -u`, or the container's pids limit)" if error.errno == errno.EAGAIN else ""
+        return StoreError(f"the system refused: {error.strerror}{remedy}")
+    path = Path(os.fsdecode(error.filename))
+    if error.errno == errno.ENAMETOOLONG:  # Even checking whether such a file exists raises it.
+        return SpecError(str(path), "is too long a name for a file")
+    return store_error("use", path, error)

@@ -8,6 +8,7 @@ There are no threads: everything happens in `LocalPool.wait`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -237,7 +238,8 @@ def _start(cache_dir: Path, environment: Mapping[str, str] | None) -> _Worker:
         with theirs:
             return _Worker(_launch(theirs.fileno(), cache_dir, environment), ours)
     except OSError as error:
-        raise CompileError(f"cannot start worker processes: {error} (use fewer: -j N)") from error
+        remedy = " (use fewer: -j N)" if error.errno in (errno.EAGAIN, errno.ENOMEM) else ""
+        raise CompileError(f"cannot start worker processes: {error}{remedy}") from error
 
 
 def _launch(

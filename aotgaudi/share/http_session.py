@@ -159,6 +159,11 @@ def translated(label: str) -> Iterator[None]:
         raise TransientError(f"{label}: {_inner(error)}") from error
     except (exceptions.RequestException, HTTPError) as error:
         raise TransientError(f"{label}: {type(error).__name__}: {_inner(error)}") from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        # What requests says of $REQUESTS_CA_BUNDLE and $CURL_CA_BUNDLE that do not exist.
+        raise RemoteError(f"{label}: {error}") from error
 
 
 def _inner(error: BaseException) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +13,10 @@ from aotgaudi.errors import RemoteError, first_line
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _ANSWER_SECONDS = 5.0
+_SETTINGS = re.compile(
+    r"(HF_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|SSL_CERT_(FILE|DIR))", re.IGNORECASE
+)
+"""Variables that lead the hub's library, and what it speaks HTTP with."""
 
 
 def is_hub_id(text: str) -> bool:
@@ -24,13 +31,20 @@ def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = N
 
     Raises RemoteError if neither has the model.
     """
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
     try:
-        folder = huggingface_hub.snapshot_download(
+        with contextlib.redirect_stdout(
+            io.StringIO()
+        ):  # It prints why it cannot be imported, and then raises that.
+            from huggingface_hub import snapshot_download
+        folder = snapshot_download(
             model_id, revision=revision, allow_patterns=list(patterns), etag_timeout=_ANSWER_SECONDS
         )
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line(error)}") from error
+    except ModuleNotFoundError:
+        raise
+    except (
+        Exception
+    ) as error:  # Those of the library that speaks HTTP, whichever that is, and of the user's settings.
+        led = sorted(name for name in os.environ if _SETTINGS.fullmatch(name))
+        remedy = f" (the environment sets {', '.join(led)})" if led else ""
+        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line(error)}{remedy}") from error
     return Path(folder)

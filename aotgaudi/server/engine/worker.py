@@ -14,7 +14,7 @@ from contextlib import suppress
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.entries import Entry
-from aotgaudi.errors import AotGaudiError, RequestError
+from aotgaudi.errors import AotGaudiError, RequestError, machine_error
 from aotgaudi.llm.running import Observers, RunningModel
 from aotgaudi.llm.start import start
 from aotgaudi.phases import Phases
@@ -67,7 +67,8 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
         )
         with phases.time("guard"):
             model.guard.arm(seccomp=begin.seccomp, hand_over=channel.hand_over)
-    except Exception as error:
+    except Exception as raised:
+        error = machine_error(raised) or raised
         if not isinstance(
             error, (AotGaudiError, ImportError)
         ):  # A bug of ours, of which the API server shows only the message.
