@@ -6,7 +6,13 @@ import os
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.model_directory import CONFIG, TEXTS, WEIGHTS_REMEDY, ModelDirectory
+from aotgaudi.bundle.model_directory import (
+    CONFIG,
+    TEXTS,
+    TOOL_USE_TEMPLATE,
+    WEIGHTS_REMEDY,
+    ModelDirectory,
+)
 from aotgaudi.bundle.receipt import require_file_name
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
@@ -23,7 +29,8 @@ def bind_model(path: Path, spec: BuildSpec) -> dict[str, Digest]:
     """
     model = ModelDirectory(path)
     check_model(spec, model)
-    names = [name for name in TEXTS if os.path.lexists(path / name)] + model.weight_files()
+    texts = (*TEXTS, TOOL_USE_TEMPLATE)
+    names = [name for name in texts if os.path.lexists(path / name)] + model.weight_files()
     for name in names:
         try:
             require_file_name(name)

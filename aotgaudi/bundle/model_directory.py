@@ -29,6 +29,8 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = "special_tokens_map.json"
 CHAT_TEMPLATE = "chat_template.jinja"
+TOOL_USE_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""The template for requests with tools. Older bundles bind models without it, so it is read only where it is bound."""
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 
@@ -68,10 +70,17 @@ class ModelDirectory:
         try:
             self.owners.check(self.path, self.path.stat())
             self.owners.check_parents(self.path)
+            templates = (self.path / TOOL_USE_TEMPLATE).parent
+            if self.may_read(TOOL_USE_TEMPLATE) and templates.exists():
+                self.owners.check(templates, templates.stat())
         except FileNotFoundError:
             return  # Reading config.json will report it.
         except OSError as error:
             raise store_error("look at", self.path, error) from error
+
+    def may_read(self, name: str) -> bool:
+        """Returns whether a file is bound, or nothing is."""
+        return self.bound is None or name in self.bound
 
     def expected(self, name: str) -> Digest | None:
         """Returns the digest that the file `name` must have; None if no model is bound or there is no such file."""

@@ -90,7 +90,12 @@ class StopChecker:
         self._stops, self._keeps_stop = tuple(stops), keeps_stop
         self._max_stop_len = max(map(len, self._stops), default=0)
         self._held = ""
-        self.is_stopped = False
+        self.found: str | None = None
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string was `found`."""
+        return self.found is not None
 
     def push(self, text: str) -> str:
         """Takes the next piece, and returns the text that is certain. Once `is_stopped`, it returns nothing."""
@@ -101,7 +106,6 @@ class StopChecker:
         self._held += text
         cut = self._find_cut()
         if cut is not None:
-            self.is_stopped = True
             piece, self._held = self._held[:cut], ""
             return piece
         hold_start = self._find_possible_stop()
@@ -114,11 +118,11 @@ class StopChecker:
         return piece
 
     def _find_cut(self) -> int | None:
-        found = [(self._held.find(stop), len(stop)) for stop in self._stops]
-        ends = [(start + length, start) for start, length in found if start >= 0]
+        found = [(self._held.find(stop), stop) for stop in self._stops]
+        ends = [(start + len(stop), start, stop) for start, stop in found if start >= 0]
         if not ends:
             return None
-        end, start = min(ends)
+        end, start, self.found = min(ends)
         return end if self._keeps_stop else start
 
     def _find_possible_stop(self) -> int:

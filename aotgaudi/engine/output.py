@@ -44,7 +44,8 @@ class TokenEvent:
     `text` may be empty while `token_ids` is not, since text is held back until it is certain. `logprobs` has one item per
     token if the request asked for log-probabilities, and is empty otherwise. `finish_reason` and `usage` are set on the last
     event only. `prompt` is set on the first event, if the request asked for its prompt's log-probabilities. `embedding` is
-    the answer to a request for an embedding, float32 in this machine's byte order, and empty otherwise.
+    the answer to a request for an embedding, float32 in this machine's byte order, and empty otherwise. `stop_reason` is the
+    stop string, or the id of the stop token, that ended the output; None if something else did, such as an end of sequence.
     """
 
     request_id: str
@@ -52,6 +53,7 @@ class TokenEvent:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
     usage: Usage | None = None
     prompt: ScoredPrompt | None = None
     embedding: bytes = b""
@@ -66,6 +68,7 @@ class TokenEvent:
             token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
             logprobs=tuple(chain.from_iterable(event.logprobs for event in events)),
             finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
             usage=last.usage,
             prompt=events[0].prompt,
             embedding=last.embedding,
@@ -132,6 +135,7 @@ class OutputStream:
             token_ids=(request.last_token_id,),
             logprobs=() if logprobs is None else (logprobs,),
             finish_reason=reason,
+            stop_reason=self._stops.found or request.stop_token_id,
             usage=None if reason is None else self._usage(),
             prompt=self._scored_prompt() if request.num_output_tokens == 1 else None,
         )

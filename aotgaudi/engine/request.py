@@ -66,6 +66,7 @@ class Request:
         max_tokens: Most tokens to generate. Admission made sure that prompt and output fit.
         arrived_at: When it arrived, in seconds of the engine's clock. `started_at` (first step) and `last_token_at` (newest
             token) are on the same clock, and None until then.
+        stop_token_id: The one of its `stop_token_ids` that ended it.
         queued_at: When it was queued, in seconds of steps.
         num_cached_tokens: Tokens of its prompt that the prefix cache had when it was first scheduled.
         block_keys: Keys of its full blocks, as far as they were computed.
@@ -86,6 +87,7 @@ class Request:
     pooling: PoolingParams | None = None
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
+    stop_token_id: int | None = field(default=None, init=False)
     token_ids: list[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     num_computed_tokens: int = field(default=0, init=False)

@@ -429,7 +429,10 @@ class Scheduler:
         # A grammar that has ended allows only an end of the sequence, so the request must end even with `ignore_eos`.
         ignores_eos = params.ignore_eos and params.structured_outputs is None
         is_eos = token_id in self._eos_token_ids and not ignores_eos
-        if is_eos or token_id in params.stop_token_ids:
+        if is_eos:
+            return "stop"
+        if token_id in params.stop_token_ids:
+            request.stop_token_id = token_id
             return "stop"
         if request.num_output_tokens >= request.max_tokens:
             return "length"

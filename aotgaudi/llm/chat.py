@@ -27,7 +27,13 @@ from jinja2.parser import Parser
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from aotgaudi.bundle.model_directory import CHAT_TEMPLATE, MAX_TEXT_BYTES, TOKENIZER_CONFIG, ModelDirectory
+from aotgaudi.bundle.model_directory import (
+    CHAT_TEMPLATE,
+    MAX_TEXT_BYTES,
+    TOKENIZER_CONFIG,
+    TOOL_USE_TEMPLATE,
+    ModelDirectory,
+)
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.files import read_regular
 from aotgaudi.llm.model_files import special_tokens
@@ -139,22 +145,25 @@ class ChatTemplate:
     ) -> None:
         """Compiles `source`. `tokens` (``bos_token``, ...) become its variables. Errors name `where`.
 
-        `tool_source` is the template for requests with tools, if it differs.
+        `tool_source` is the template for requests with tools, if it differs. `takes_tools` says whether prompts show tools.
 
         Raises:
             SpecError: a template does not compile.
         """
         environment = _environment(now)
-        self._template, knows_tools = _compiled(environment, source, where)
-        self._tool_template = self._template if knows_tools else None
+        self._template, self.takes_tools = _compiled(environment, source, where)
+        self._tool_template = self._template
         if tool_source is not None:
-            self._tool_template, _ = _compiled(environment, tool_source, where)
+            self._tool_template, self.takes_tools = _compiled(environment, tool_source, where)
         self._tokens = dict(tokens or {})
         self._knows_developer = "developer" in source
 
     @classmethod
     def load(cls, model: ModelDirectory, file: Path | None = None) -> ChatTemplate | None:
         """Returns the template in `file`, or else in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
+
+        Its own ``additional_chat_templates/tool_use.jinja``, if a model has one, is for requests with tools.
+        Source: ``_from_pretrained`` and ``get_chat_template`` in transformers/tokenization_utils_base.py.
 
         Raises:
             SpecError: a file cannot be read, or the template does not compile.
@@ -178,20 +187,15 @@ class ChatTemplate:
 
         Args:
             messages: The conversation.
-            tools: Functions that the model may call, in the form of OpenAI's API.
+            tools: Functions that the model may call, in the form of OpenAI's API. The template may not use them.
             add_generation_prompt: Whether the prompt opens a message of the assistant.
             variables: Further variables of the template (``enable_thinking``), except those that `render` sets.
 
         Raises:
-            RequestError: 400; the template takes no tools, refuses these messages (the error quotes it), or needs more than
-                Python allows, or a variable has a name that `render` sets.
+            RequestError: 400; the template refuses these messages (the error quotes it), or needs more than Python allows.
+                Or a variable has a name that `render` sets.
         """
         template = self._tool_template if tools else self._template
-        if template is None:
-            raise RequestError(
-                "The model's chat template takes no tools (`serve --chat-template FILE` gives it another)",
-                param="tools",
-            )
         own = {
             "messages": [self._known_role(message) for message in messages],
             "add_generation_prompt": add_generation_prompt,
@@ -262,11 +266,15 @@ def _words_of(error: BaseException) -> str:
 def _find_source(model: ModelDirectory) -> tuple[Path, Mapping[str, str]] | None:
     """Returns the templates' file, and the sources of "default" and, if it differs, of "tool_use"."""
     path, data = model.path / CHAT_TEMPLATE, model.read(CHAT_TEMPLATE)
-    if data is not None:
-        return path, {"default": _decoded(data, path)}
-    config_path = model.path / TOKENIZER_CONFIG
-    sources = _named_templates(config_path, model.read_object(TOKENIZER_CONFIG).get("chat_template"))
-    return (config_path, sources) if sources else None
+    if data is None:
+        path = model.path / TOKENIZER_CONFIG
+        sources = _named_templates(path, model.read_object(TOKENIZER_CONFIG).get("chat_template"))
+    else:
+        sources = {"default": _decoded(data, path)}
+    tool_use = model.read(TOOL_USE_TEMPLATE) if sources and model.may_read(TOOL_USE_TEMPLATE) else None
+    if tool_use is not None:
+        sources = {**sources, "tool_use": _decoded(tool_use, model.path / TOOL_USE_TEMPLATE)}
+    return (path, sources) if sources else None
 
 
 def _read_template(path: Path) -> str:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -35,7 +36,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from aotgaudi.engine.output import TokenEvent
@@ -83,6 +84,7 @@ from aotgaudi.server.responses import (
 )
 from aotgaudi.server.service import Service
 
+_LAST_SLASHES = re.compile(r"(/|%2[fF])+$")
 _REF = "#/components/schemas/{model}"
 
 
@@ -110,14 +112,14 @@ def create_app(
     With `traces`, each request for an answer gets a span. Behind a proxy, clients find the application at `root_path`. The
     paths of requests may include that prefix or not.
 
-    A path with a trailing slash gets a 404, because Starlette would redirect it to wherever the client's ``Host`` says.
+    A path with a trailing slash is redirected, as by vLLM, but not to wherever the client's ``Host`` says, as by Starlette.
     """
     routes = [*_routes(Api(service, root_path)), *docs_routes()]
     if observability.dashboard:
         routes += dashboard_routes(service)
     log = AccessLog(service.now) if observability.access_log else None
     app = Starlette(
-        routes=routes,
+        routes=[*_slashed(routes), *routes],
         middleware=[
             Middleware(
                 RequestBoundary,
@@ -138,6 +140,18 @@ def create_app(
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _slashed(routes: Iterable[Route]) -> Iterable[Route]:
+    """Yields a route that redirects each path with a slash at its end to the path without."""
+    for route in routes:
+        methods = sorted(route.methods or ())
+        yield Route(f"{route.path}/", _redirect, methods=methods, include_in_schema=False)
+
+
+async def _redirect(request: Request) -> Response:
+    path, query = _LAST_SLASHES.sub("", request.scope["raw_path"].decode("latin-1")), request.url.query
+    return RedirectResponse(f"{path}?{query}" if query else path)
 
 
 def _admit(access: Access) -> Iterable[Middleware]:
@@ -294,11 +308,17 @@ class Api:
     async def _prepared(self, kind: Kind, request: Request) -> PreparedRequest:
         self._service.engine.admission.rules.require(embeds=kind == "embedding")
         async with self._admitted(request) as raw:
-            return await unless_disconnected(self._service.preprocessor.prepare(kind, raw), request.receive)
+            work = self._service.preprocessor.prepare(kind, raw)
+            prepared = await unless_disconnected(work, request.receive)
+        self._service.tell_ignored(prepared.ignored)
+        return prepared
 
     async def _tokenized(self, kind: TokenizeKind, request: Request) -> Tokenized:
         async with self._admitted(request) as raw:
-            return await unless_disconnected(self._service.preprocessor.tokenize(kind, raw), request.receive)
+            work = self._service.preprocessor.tokenize(kind, raw)
+            tokenized = await unless_disconnected(work, request.receive)
+        self._service.tell_ignored(tokenized.ignored)
+        return tokenized
 
     @asynccontextmanager
     async def _admitted(self, request: Request) -> AsyncIterator[bytes]:
@@ -369,7 +389,7 @@ async def _answer_http_exception(_: Request, error: Exception) -> Response:
     """Answers routing errors, such as an unknown path or a wrong method."""
     status, message = (error.status_code, error.detail) if isinstance(error, HTTPException) else (500, "")
     headers = error.headers if isinstance(error, HTTPException) else None
-    return JSONResponse(error_body(status, message), status, headers)
+    return JSONResponse(error_body(status, message, is_of_http=True), status, headers)
 
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:

@@ -206,7 +206,7 @@ class Generation:
 
 def _without_output(event: TokenEvent) -> TokenEvent:
     reason = event.finish_reason and ("abort" if event.finish_reason == "abort" else "length")
-    return replace(event, text="", token_ids=(), logprobs=(), finish_reason=reason)
+    return replace(event, text="", token_ids=(), logprobs=(), finish_reason=reason, stop_reason=None)
 
 
 def _with_seed(params: SamplingParams, number: int) -> SamplingParams:

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -18,29 +19,23 @@ from starlette.types import Receive, Scope, Send
 
 from aotgaudi.engine.admission import Admission
 from aotgaudi.errors import RequestError
+from aotgaudi.server.preprocess.body import BodyError
 
 ResultT = TypeVar("ResultT")
 
-ErrorBody = Mapping[str, Mapping[str, "str | None"]]
-"""Errors as OpenAI's API has them: ``{"error": {"message", "type", "param", "code"}}``."""
+ErrorBody = Mapping[str, Mapping[str, "str | int | None"]]
+"""Errors as vLLM has them: ``{"error": {"message", "type", "param", "code"}}``, where the code is the HTTP status."""
 
 _UNAUTHORIZED = 401
 _TOO_MANY_REQUESTS = 429
 _TYPES: Mapping[int, str] = {
-    _TOO_MANY_REQUESTS: "rate_limit_error",
-    500: "server_error",
-    503: "service_unavailable_error",
+    400: "BadRequestError",
+    404: "NotFoundError",
+    413: "Request Entity Too Large",  # Python 3.13 has another phrase.
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
 }
-_CODES: Mapping[int, str] = {
-    _UNAUTHORIZED: "invalid_api_key",
-    404: "not_found",
-    405: "method_not_allowed",
-    413: "request_too_large",
-    415: "unsupported_media_type",
-    _TOO_MANY_REQUESTS: "rate_limit_exceeded",
-    500: "internal_error",
-    503: "service_unavailable",
-}
+"""vLLM's types (vllm/entrypoints/serve/exception_handling). For other statuses, bodies and paths it is HTTP's phrase."""
 _HEADERS: Mapping[int, Mapping[str, str]] = {
     _UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
     _TOO_MANY_REQUESTS: {"Retry-After": "1"},
@@ -48,11 +43,11 @@ _HEADERS: Mapping[int, Mapping[str, str]] = {
 INTERNAL_ERROR_MESSAGE = "The server had an error while processing the request; see its log."
 
 
-def error_body(status: int, message: str, param: str | None = None) -> ErrorBody:
-    """Returns the error body for `status`."""
-    code = "model_not_found" if (status, param) == (404, "model") else _CODES.get(status)
-    kind = _TYPES.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+def error_body(status: int, message: str, param: str | None = None, *, is_of_http: bool = False) -> ErrorBody:
+    """Returns the error body for `status`. With `is_of_http`, the type is the status's phrase."""
+    kind = None if is_of_http else _TYPES.get(status)
+    kind = kind or HTTPStatus(status).phrase
+    return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
 def error_status(error: Exception) -> int:
@@ -63,7 +58,8 @@ def error_status(error: Exception) -> int:
 def body_of(error: Exception) -> ErrorBody:
     """Returns the error body for `error`. For an unexpected error it reveals nothing internal."""
     if isinstance(error, RequestError):
-        return error_body(error.http_status, str(error), error.param)
+        is_of_body = isinstance(error, BodyError)
+        return error_body(error.http_status, str(error), error.param, is_of_http=is_of_body)
     return error_body(500, INTERNAL_ERROR_MESSAGE)
 
 

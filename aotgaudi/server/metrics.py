@@ -390,6 +390,11 @@ class Metrics:
         self.prompt_tokens = Counter(
             "aotgaudi_prompt_tokens", "Prompt tokens of accepted requests.", registry=registry
         )
+        self.ignored_members = Counter(
+            "aotgaudi_ignored_members",
+            "Members of requests that were ignored: unknown ones, and tools where the chat template shows none.",
+            registry=registry,
+        )
         self.generation_tokens = Counter("aotgaudi_generation_tokens", "Tokens generated.", registry=registry)
         self.connections = Gauge("aotgaudi_connections", "Open connections.", registry=registry)
         self._closed = Counter(

@@ -11,6 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from json.encoder import encode_basestring
 from typing import Protocol
 
@@ -43,8 +44,8 @@ class AnswerFormat(Protocol):
         """The fields that every chunk repeats."""
         ...
 
-    def opening(self, index: int) -> Json | None:
-        """Returns the chunk that opens the stream of a choice; None if the format has none."""
+    def opening(self, index: int) -> Sequence[Json]:
+        """Returns the chunks that open the stream of a choice, if the format has any."""
         ...
 
     @property
@@ -137,22 +138,22 @@ class CompletionFormat:
     prompt_texts: TokenTexts | None = None
     _num_chars: Counter[int] = field(default_factory=Counter, init=False)
     """The number of characters written so far, by choice; the next token begins there."""
+    _echoed: set[int] = field(default_factory=set, init=False)
 
-    def opening(self, index: int) -> Json | None:
-        """Returns a chunk with the echo. An echo with log-probabilities comes with the first token, when they are known."""
-        if not self.echoes or self.texts is not None:
-            return None
-        choice = {"index": index, "text": self.echoes[index], "logprobs": None, "finish_reason": None}
-        return _envelope(self.head, "text_completion", [choice])
+    def opening(self, index: int) -> Sequence[Json]:
+        """Returns nothing: the echo comes with the first token."""
+        del index
+        return ()
 
     @property
     def is_plain(self) -> bool:
-        """Always True."""
-        return True
+        """Whether there is no echo."""
+        return not self.echoes
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
         """Returns a ``text_completion`` with the new text."""
-        has_echo = self.texts is not None and event.prompt is not None
+        has_echo = index not in self._echoed
+        self._echoed.add(index)
         return (_envelope(self.head, "text_completion", [self._choice(index, event, has_echo)]),)
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
@@ -171,6 +172,7 @@ class CompletionFormat:
             "text": (self.echoes[index] if has_echo and self.echoes else "") + event.text,
             "logprobs": None if self.texts is None else self._logprobs(index, event, self.texts),
             "finish_reason": event.finish_reason,
+            "stop_reason": event.stop_reason,
         }
         if self.prompt_texts is not None and event.prompt is not None:
             choice["prompt_logprobs"] = self.prompt_texts.as_vllm(event.prompt)
@@ -230,13 +232,13 @@ class PlainMessage:
     num_thought_tokens = None
 
     def deltas(self, event: TokenEvent) -> Sequence[Json]:
-        """Returns the new text."""
-        return ({"content": event.text} if event.text else {},)
+        """Returns the new text, which may be empty."""
+        return ({"content": event.text},)
 
     def whole(self, events: Sequence[TokenEvent]) -> Json:
         """Returns the message with all its text."""
         text = "".join(event.text for event in events)
-        return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
+        return {"role": "assistant", "content": text, "refusal": None, "annotations": [], "reasoning": None}
 
     def finish_reason(self, event: TokenEvent) -> str | None:
         """Returns the engine's reason."""
@@ -262,9 +264,10 @@ class ChatFormat:
         """Whether messages are all content."""
         return self.new_message is PlainMessage
 
-    def opening(self, index: int) -> Json | None:
-        """Returns the chunk that states the message's role."""
-        return self._chunk(index, {"role": "assistant", "content": self.echo}, None, None)
+    def opening(self, index: int) -> Sequence[Json]:
+        """Returns the chunk that states the message's role, and one with the echo, if there is one."""
+        deltas = [{"role": "assistant", "content": ""}, {"content": self.echo}]
+        return [self._chunk(index, delta) for delta in deltas[: 2 if self.echo else 1]]
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
         """Returns a ``chat.completion.chunk`` for each delta. The name of a call has its own chunk, before its arguments."""
@@ -272,8 +275,8 @@ class ChatFormat:
         *first, last = message.deltas(event)
         reason = message.finish_reason(event)
         return (
-            *(self._chunk(index, delta, None, None) for delta in first),
-            self._chunk(index, last, self._logprobs(event), reason),
+            *(self._chunk(index, delta) for delta in first),
+            self._chunk(index, last, self._logprobs(event), reason, event.stop_reason),
         )
 
     def usage_chunk(self, counts: TokenCounts) -> Json:
@@ -289,8 +292,17 @@ class ChatFormat:
             return answer
         return {**answer, "prompt_logprobs": self.prompt_texts.as_vllm(prompt)}
 
-    def _chunk(self, index: int, delta: Json, logprobs: Json | None, finish_reason: str | None) -> Json:
+    def _chunk(
+        self,
+        index: int,
+        delta: Json,
+        logprobs: Json | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> Json:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        if finish_reason is not None:
+            choice["stop_reason"] = stop_reason
         return _envelope(self.head, "chat.completion.chunk", [choice])
 
     def _with_thoughts(self, counts: TokenCounts) -> TokenCounts:
@@ -305,6 +317,7 @@ class ChatFormat:
             "message": {**whole, "content": self.echo + str(whole["content"] or "")} if self.echo else whole,
             "logprobs": self._logprobs(output),
             "finish_reason": message.finish_reason(output),
+            "stop_reason": output.stop_reason,
         }
 
     def _message(self, index: int) -> MessageWriter:
@@ -331,9 +344,8 @@ class _CountingFormat:
         self._num_output_tokens = [0] * len(prompt_lens)
         self.head, self.is_plain = inner.head, False
 
-    def opening(self, index: int) -> Json | None:
-        opening = self._inner.opening(index)
-        return None if opening is None else self._counted(index, opening)
+    def opening(self, index: int) -> Sequence[Json]:
+        return [self._counted(index, chunk) for chunk in self._inner.opening(index)]
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
         self._num_output_tokens[index] += len(event.token_ids)
@@ -372,7 +384,7 @@ class StreamWriter(Protocol):
     """Writes one answer as server-sent events."""
 
     def opening(self) -> bytes:
-        """Returns the events that come before the first token, if any."""
+        """Returns the events that come before any output, if any."""
         ...
 
     def chunk(self, index: int, event: TokenEvent) -> bytes:
@@ -402,10 +414,11 @@ class ChunkWriter:
         self._format = _CountingFormat(answer_format, prompt_lens) if is_counting else answer_format
         self._num_choices, self._has_usage = len(prompt_lens), usage_in != "none"
         self._frames: dict[int, tuple[bytes, bytes]] = {}
+        self._is_open = False
 
     def opening(self) -> bytes:
-        """Returns the chunks that open the choices, if the format has any."""
-        return b"".join(map(sse, filter(None, map(self._format.opening, range(self._num_choices)))))
+        """Returns nothing: as with vLLM, the chunks that open the choices come with the first output of any of them."""
+        return b""
 
     def closing(self, counts: TokenCounts) -> bytes:
         """Returns the usage, if the client wants it, and the end marker."""
@@ -416,7 +429,14 @@ class ChunkWriter:
         return sse(body_of(error)) + DONE
 
     def chunk(self, index: int, event: TokenEvent) -> bytes:
-        """Returns the server-sent event for `event` of the choice `index`, or several if one cannot hold it."""
+        """Returns the server-sent event for `event` of the choice `index`, or several if one cannot hold it.
+
+        The first time, the chunks that open the choices precede it.
+        """
+        if not self._is_open:
+            self._is_open = True
+            openings = chain.from_iterable(map(self._format.opening, range(self._num_choices)))
+            return b"".join([*map(sse, openings), self.chunk(index, event)])
         if not self._format.is_plain or event.logprobs or event.finish_reason is not None or not event.text:
             return b"".join(map(sse, self._format.chunks(index, event)))
         before, after = self._frames.get(index) or self._frame(index)

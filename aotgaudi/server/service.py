@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Protocol
@@ -19,6 +20,10 @@ from aotgaudi.spec.limits import ServingLimits
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 DEFAULT_STALL_SECONDS = 60.0
+_MAX_TOLD = 100
+"""How many ignored members the log names, since clients choose the names."""
+
+logger = logging.getLogger(__name__)
 
 
 async def _nothing() -> None:
@@ -90,6 +95,7 @@ class Service:
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     _draining: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
     _started_at: int = field(default=0, init=False, repr=False)
+    _told: set[str] = field(default_factory=set, init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_started_at", self.unix_seconds())
@@ -145,6 +151,22 @@ class Service:
             limits={} if self.limits is None else _shown_limits(self.limits),
             outside=self.model.outside,
         )
+
+    def tell_ignored(self, members: Sequence[str]) -> None:
+        """Counts what a request has and the server ignores (see `PreparedRequest`). The log names each once."""
+        self.metrics.ignored_members.inc(len(members))
+        for member in members:
+            if member in self._told or len(self._told) >= _MAX_TOLD:
+                continue
+            self._told.add(member)
+            if member == "tools":
+                logger.warning(
+                    "the model's chat template shows the model no tools, so requests that have some get calls by "
+                    "constraint only (`serve --chat-template FILE` gives it another template)"
+                )
+            else:
+                name = member.encode("unicode_escape").decode("ascii")
+                logger.warning("requests have %s, which is unknown here and ignored (named once)", name)
 
     def check_open(self) -> None:
         """Raises RequestError (503) if the server refuses requests."""

@@ -126,7 +126,7 @@ def test_when_its_engine_is_killed_a_server_ends_its_streams_with_an_error_and_e
             next(events)
             server.engine.kill()
             *_, last = events
-        assert last["error"]["type"] == "service_unavailable_error"
+        assert last["error"]["type"] == "ServiceUnavailableError"
 
         assert server.process.wait(20) == 1
         assert "error: the engine's process has ended (SIGKILL)" in server.log

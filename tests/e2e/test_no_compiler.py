@@ -316,7 +316,7 @@ def test_a_first_use_that_cannot_be_built_fails_its_request_alone(
         after = server.complete([3] * 4, max_tokens=4)
 
         assert failed.status_code == 500
-        assert failed.json()["error"]["type"] == "server_error"
+        assert failed.json()["error"]["type"] == "InternalServerError"
         assert after["choices"] == before["choices"]
         assert "no C++ compiler found" in server.log
         assert server.is_idle()

@@ -6,14 +6,14 @@ Each becomes a `StructuredOutputs`, or None if any text will do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from aotgaudi.document import Value
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
+from aotgaudi.server.preprocess.body import Body
 
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 """vLLM's older parameters. Each corresponds to a field of `StructuredOutputs`."""
@@ -29,11 +29,7 @@ JsonSchema = Annotated[Any, BeforeValidator(_check_schema)]
 """A JSON Schema, as a JSON value or as its text."""
 
 
-class _Option(Value):
-    model_config = ConfigDict(defer_build=True, populate_by_name=True)
-
-
-class TextFormat(_Option):
+class TextFormat(Body):
     """Any text."""
 
     type: Literal["text"]
@@ -43,7 +39,7 @@ class TextFormat(_Option):
         return
 
 
-class JsonObjectFormat(_Option):
+class JsonObjectFormat(Body):
     """Any JSON object."""
 
     type: Literal["json_object"]
@@ -53,7 +49,7 @@ class JsonObjectFormat(_Option):
         return StructuredOutputs(json_object=True)
 
 
-class NamedSchema(_Option):
+class NamedSchema(Body):
     """A JSON Schema and what it is called. The schema always binds, so `strict` changes nothing."""
 
     name: str
@@ -62,7 +58,7 @@ class NamedSchema(_Option):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(_Option):
+class JsonSchemaFormat(Body):
     """A JSON value of a schema; without a schema, any JSON object."""
 
     type: Literal["json_schema"]
@@ -96,8 +92,15 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputsOption(_Option):
+class StructuredOutputsOption(Body):
     """vLLM's `structured_outputs`: one of these."""
+
+    not_yet: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("disable_additional_properties", "disable_any_whitespace", "disable_fallback"),
+            *("structural_tag", "whitespace_pattern"),
+        }
+    )
 
     json_: JsonSchema = Field(default=None, alias="json")
     regex: str | None = None

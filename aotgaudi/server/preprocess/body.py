@@ -1,20 +1,19 @@
-"""Strict parsing of JSON bodies, whose errors name the faulty parameter.
+"""Parsing of JSON bodies, whose errors name the faulty parameter.
 
 A parameter is one of these:
 
 - Supported: it is validated and obeyed.
 - Known and not supported (`suffix`, `prediction`, ...): it is accepted if its value asks for nothing. Otherwise it is
   refused with "not supported by this server yet" and the names of the supported ones.
-- Unknown: it is refused, because a misspelt `max_token` must not be dropped silently. A close misspelling gets a suggestion.
+- Unknown: it is ignored and its name is reported, as by vLLM's OpenAIBaseModel (vllm/entrypoints/serve/engine/protocol.py).
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from aotgaudi.document import Value
@@ -23,8 +22,11 @@ from aotgaudi.errors import RequestError
 NOT_SUPPORTED = "is not supported by this server yet"
 MAX_ECHO_CHARS = 64
 """How much of a client's text a refusal quotes."""
-_CLOSE = 0.75
-"""How similar two names must be for one to count as a misspelling of the other (`difflib.get_close_matches`)."""
+_OTHER_SHAPES = ("int_from_float", "literal_error")
+"""Kinds of pydantic's errors that are about a value's type, besides those that are called so."""
+MAX_IGNORED = 16
+"""How many ignored members of one request are reported."""
+_INTEGRAL_BELOW = 2.0**63
 _MAX_UNCOUNTED_BYTES = 64 * 1024
 _MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 32_768, 65_536, 524_288
 """Limits of one body: objects and arrays, strings (names included), values. In Python, 4 MiB of ``{},`` takes 100 MB."""
@@ -59,48 +61,41 @@ NoneOnly = Annotated[object, neutral_only("none", "auto")]
 TextOnly = Annotated[object, neutral_only(["text"])]
 
 
+class BodyError(RequestError):
+    """A body is not JSON, or a value is not of the JSON type that its path takes. vLLM calls this otherwise than a wrong value."""
+
+
 class Body(Value):
-    """A frozen and strict model that refuses unknown names.
+    """A frozen model that is strict about values and ignores unknown names.
 
     `not_yet` has names from the APIs of OpenAI and vLLM that this server does not support. They are refused unless their
     value is null, false or empty, which is accepted because some clients send every default.
 
+    The context of a validation, if there is one, is the list of ignored members, each as ``Class.name``.
+
     Validators are built on first use, so never in the API server's process, which parses no bodies.
     """
 
-    model_config = ConfigDict(defer_build=True)
+    model_config = ConfigDict(defer_build=True, extra="ignore")
     not_yet: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown(cls, value: object) -> object:
+    def _examine(cls, value: object, info: ValidationInfo) -> object:
+        """Refuses what is not supported, reports what is unknown, and makes integers of numbers like 16.0."""
         if not isinstance(value, Mapping):
             return value
-        for name in value:
-            if name in cls.model_fields:
-                continue
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        for name in value.keys() - known:
             if name not in cls.not_yet:
-                raise PydanticCustomError(
-                    "unknown_parameter",
-                    "Unknown parameter: '{name}' ({remedy})",
-                    {"name": name[:MAX_ECHO_CHARS], "remedy": cls._known_instead_of(name[:MAX_ECHO_CHARS])},
-                )
-            if not _asks_for_nothing(value[name]):
+                _report(info.context, f"{cls.__name__.strip('_')}.{name[:MAX_ECHO_CHARS]}")
+            elif not _asks_for_nothing(value[name]):
                 raise PydanticCustomError(
                     "unsupported_parameter",
                     "The parameter '{name}' {problem} (supported: {supported})",
-                    {"name": name, "problem": NOT_SUPPORTED, "supported": cls._supported()},
+                    {"name": name, "problem": NOT_SUPPORTED, "supported": ", ".join(cls._obeyed())},
                 )
-        return {name: item for name, item in value.items() if name not in cls.not_yet}
-
-    @classmethod
-    def _known_instead_of(cls, name: str) -> str:
-        close = difflib.get_close_matches(name, cls._obeyed(), n=1, cutoff=_CLOSE)
-        return f"did you mean '{close[0]}'?" if close else f"supported: {cls._supported()}"
-
-    @classmethod
-    def _supported(cls) -> str:
-        return ", ".join(cls._obeyed())
+        return {name: _integral(value[name]) for name in value if name in known}
 
     @classmethod
     def _obeyed(cls) -> list[str]:
@@ -108,21 +103,34 @@ class Body(Value):
         return [name for name, field in cls.model_fields.items() if field.annotation is not object]
 
 
+def _report(ignored: list[str] | None, member: str) -> None:
+    if ignored is not None and len(ignored) < MAX_IGNORED and member not in ignored:
+        ignored.append(member)
+
+
+def _integral(value: object) -> object:
+    """Returns the integer for a number like 16.0, also in lists, as pydantic does for vLLM; and any other value as it is."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _INTEGRAL_BELOW:
+        return int(value)
+    if isinstance(value, list) and not {float, list}.isdisjoint(map(type, value)):
+        return [_integral(item) for item in value]
+    return value
+
+
 def _asks_for_nothing(value: object) -> bool:
     return value is None or value is False or value in ([], {})
 
 
-def parse_body(body_class: type[BodyT], raw: bytes) -> BodyT:
-    """Parses `raw` (JSON, UTF-8) and returns it as a `body_class`.
+def parse_body(body_class: type[BodyT], raw: bytes, ignored: list[str] | None = None) -> BodyT:
+    """Parses `raw` (JSON, UTF-8) and returns it as a `body_class`. Adds the first ignored members to `ignored`.
 
     Raises:
-        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, or an unknown or unsupported
-            parameter.
+        RequestError: 400; malformed JSON, more values than any request needs, a wrong type, or an unsupported parameter.
     """
     if len(raw) > _MAX_UNCOUNTED_BYTES:
         _check_counts(raw)
     try:
-        return body_class.model_validate_json(raw)
+        return body_class.model_validate_json(raw, context=ignored)
     except ValidationError as error:
         raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
 
@@ -157,16 +165,17 @@ def _as_request_error(details: ErrorDetails) -> RequestError:
     kind, message = details["type"], details["msg"]
     param = _path((*details["loc"], context["name"]) if "name" in context else details["loc"])
     if kind == "json_invalid":
-        return RequestError(f"The body is not valid JSON: {context.get('error', message)}")
+        return BodyError(f"The body is not valid JSON: {context.get('error', message)}")
     if kind == "missing":
-        return RequestError(f"Missing required parameter: '{param}'", param=param)
+        return BodyError(f"Missing required parameter: '{param}'", param=param)
     if kind == "unsupported_value":
         return RequestError(f"This value of '{param}' {message}", param=param)
-    if kind in ("unknown_parameter", "unsupported_parameter", "invalid_value"):
+    if kind in ("unsupported_parameter", "invalid_value"):
         return RequestError(message, param=param)
     if not param:
-        return RequestError(f"The body must be a JSON object: {message}")
-    return RequestError(f"Invalid value for '{param}': {message[:1].lower()}{message[1:]}", param=param)
+        return BodyError(f"The body must be a JSON object: {message}")
+    error = BodyError if kind.endswith("_type") or kind in _OTHER_SHAPES else RequestError
+    return error(f"Invalid value for '{param}': {message[:1].lower()}{message[1:]}", param=param)
 
 
 def _path(location: Sequence[int | str]) -> str:

@@ -13,7 +13,6 @@ from aotgaudi.server.preprocess.body import (
     NOT_SUPPORTED,
     Body,
     Ignored,
-    NoList,
     NoValue,
     shape_of_text,
 )
@@ -71,47 +70,34 @@ class Message(Body):
     refusal: NoValue = None
     audio: NoValue = None
     function_call: NoValue = None
-    annotations: NoList = None
+    annotations: Ignored = None
     parsed: Ignored = None
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
-        """Checks that the message has the fields that its role needs, and none that only other roles may have."""
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        """Checks that the message has the fields that its role needs."""
+        if self.content is None and self.role != "assistant":
             raise _missing("content")
         if self.role == "tool" and self.tool_call_id is None:
             raise _missing("tool_call_id")
-        for name, role in _ONLY_OF.items():
-            if role != self.role and getattr(self, name):
-                raise PydanticCustomError(
-                    "invalid_value",
-                    "'{name}' belongs to messages of the role '{role}'",
-                    {"name": name, "role": role},
-                )
         return self
 
     def as_variables(self) -> dict[str, Any]:
-        """Returns the message as a chat template sees it. Parts are joined by line feeds, as in vLLM."""
+        """Returns the message as a chat template sees it: parts joined by line feeds and what suits its role, as in vLLM."""
         parts = self.content or ""
         text = parts if isinstance(parts, str) else "\n".join(part.text for part in parts)
         variables: dict[str, Any] = {"role": str(self.role), "content": text}
         if self.name is not None:
             variables["name"] = self.name
+        if self.role == "tool":
+            variables["tool_call_id"] = self.tool_call_id
+        if self.role != "assistant":
+            return variables
         if self.tool_calls:
             variables["tool_calls"] = [call.as_variables() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            variables["tool_call_id"] = self.tool_call_id
         if (reasoning := self.reasoning or self.reasoning_content) is not None:
             variables["reasoning"] = variables["reasoning_content"] = reasoning
         return variables
-
-
-_ONLY_OF = {
-    "tool_calls": "assistant",
-    "reasoning": "assistant",
-    "reasoning_content": "assistant",
-    "tool_call_id": "tool",
-}
 
 
 def _missing(name: str) -> PydanticCustomError:

@@ -83,7 +83,8 @@ class PreparedRequest:
     prompt's log-probabilities are a separate part of the answer, and not only part of an echo. `own_names` maps
     the engine's names of parameters to those of the body. Only requests with the same `cache_salt` share cached prefixes.
     `reply` is how the answer's text is read; None if all of it is content. `repeats` is what the answer repeats from the
-    request. With `pooling`, the answers are embeddings in the form `encoding`.
+    request. With `pooling`, the answers are embeddings in the form `encoding`. `ignored` are the members of the body that
+    have no effect, as ``Class.name``, and "tools" if the chat template does not show them.
     """
 
     model: str
@@ -92,6 +93,7 @@ class PreparedRequest:
     stream: bool
     stream_usage: StreamUsage
     own_names: Mapping[str, str]
+    ignored: Sequence[str] = ()
     cache_salt: str = ""
     num_choices: int = 1
     echoes: Sequence[str] = ()
@@ -120,7 +122,7 @@ class Preparer:
     """Prepares requests for one model.
 
     `on_grammar` is called with the name of the parameter before its grammar is compiled, since compiling may kill the
-    process.
+    process. `ignored` collects what one request has and the server ignores.
     """
 
     tokenizer: Tokenizer
@@ -128,6 +130,7 @@ class Preparer:
     grammars: Grammars
     model: ServedModel
     on_grammar: Callable[[str], None] = _tell_nobody
+    ignored: list[str] = field(default_factory=list)
 
     def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         """Returns the request of the body `raw`.
@@ -135,13 +138,17 @@ class Preparer:
         Raises:
             RequestError: 400, or 404 for another model's name. Says what is wrong, and where.
         """
+        own = replace(self, ignored=[])
+        return replace(own._prepare(kind, raw), ignored=tuple(own.ignored))
+
+    def _prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         if kind == "chat":
-            return self._prepare_chat(parse_body(ChatCompletionRequest, raw))
+            return self._prepare_chat(parse_body(ChatCompletionRequest, raw, self.ignored))
         if kind == "response":
-            return self._prepare_response(parse_body(ResponsesRequest, raw))
+            return self._prepare_response(parse_body(ResponsesRequest, raw, self.ignored))
         if kind == "embedding":
-            return self._prepare_embedding(parse_body(EmbeddingRequest, raw))
-        completion = parse_body(CompletionRequest, raw)
+            return self._prepare_embedding(parse_body(EmbeddingRequest, raw, self.ignored))
+        completion = parse_body(CompletionRequest, raw, self.ignored)
         name = self.model.resolve(completion.model)
         token_ids = self._token_ids(completion, "prompt")
         return self._prepared(completion, name, token_ids, self._echoes(completion, token_ids))
@@ -187,11 +194,15 @@ class Preparer:
         Raises:
             RequestError: 400, or 404 for another model's name. Says what is wrong, and where.
         """
+        own = replace(self, ignored=[])
+        return replace(own._tokenize(kind, raw), ignored=tuple(own.ignored))
+
+    def _tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
         if kind == "detokenize":
-            asked = parse_body(DetokenizeRequest, raw)
+            asked = parse_body(DetokenizeRequest, raw, self.ignored)
             self.model.resolve(asked.model)
             return Tokenized(text=self.tokenizer.decode_all(asked.tokens))
-        body = parse_body(TokenizeRequest, raw)
+        body = parse_body(TokenizeRequest, raw, self.ignored)
         self.model.resolve(body.model)
         if body.prompt is None:
             text, with_special = self._rendered(body.chat()), bool(body.add_special_tokens)
@@ -275,7 +286,7 @@ class Preparer:
 
     def _rendered(self, body: ChatCompletionRequest) -> str:
         """Returns the prompt, including the special tokens, which the template writes."""
-        template, variables = self.chat_template, body.chat_template_kwargs or {}
+        template, variables = self.chat_template, body.template_variables
         if template is None:
             raise RequestError(
                 f"The model {self.model.names[0]!r} has no chat template: start the server with --chat-template FILE, or "
@@ -284,6 +295,8 @@ class Preparer:
             )
         messages = [message.as_variables() for message in body.messages]
         tools = [tool.as_variables() for tool in body.tools or ()]
+        if tools and not template.takes_tools:
+            self.ignored.append("tools")
         if body.continue_final_message:
             return template.render_open(messages, variables, tools)
         opens_message = body.opens_message

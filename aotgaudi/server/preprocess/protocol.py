@@ -58,6 +58,9 @@ MAX_CACHE_SALT_CHARS = 1024
 MAX_TEMPLATE_VARIABLES = 64
 DEFAULT_COMPLETION_MAX_TOKENS = 16  # as OpenAI's API has it; a chat runs to the model's length
 
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""vLLM's. What it means is the chat template's decision."""
+
 StreamUsage = Literal["none", "last", "every"]
 """Which chunks of a stream carry the usage. "last" adds a chunk without choices; "every" includes that chunk."""
 
@@ -388,6 +391,7 @@ class ChatCompletionRequest(GenerationRequest):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: ReasoningEffort | None = None
 
     service_tier: Annotated[object, neutral_only("auto", "default")] = None
     store: OffOnly = None
@@ -396,24 +400,15 @@ class ChatCompletionRequest(GenerationRequest):
     modalities: TextOnly = None
     audio: NoValue = None
     prediction: NoValue = None
-    reasoning_effort: NoValue = None
     verbosity: NoValue = None
+    enable_thinking: Annotated[
+        object, neutral_only(why="give it in 'chat_template_kwargs', as vLLM has it")
+    ] = None
     web_search_options: NoValue = None
     chat_template: Annotated[
         object, neutral_only(why="templates are programs; give one to `serve --chat-template`")
     ] = None
     documents: NoList = None
-
-    @model_validator(mode="after")
-    def _check_max_tokens(self) -> ChatCompletionRequest:
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise PydanticCustomError(
-                "invalid_value",
-                "'{name}' and 'max_tokens' are two names of one limit and differ; give one of them",
-                {"name": "max_completion_tokens"},
-            )
-        return self
 
     @model_validator(mode="after")
     def _check_generation_prompt(self) -> ChatCompletionRequest:
@@ -451,6 +446,17 @@ class ChatCompletionRequest(GenerationRequest):
     def max_new_tokens(self) -> int | None:
         """The limit under either name; None if only the model's length limits the answer."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def template_variables(self) -> Mapping[str, Any]:
+        """Variables of the chat template. An effort also says whether to think, unless the request itself does.
+
+        Source: build_chat_params in vllm/entrypoints/openai/chat_completion/protocol.py.
+        """
+        given, effort = self.chat_template_kwargs or {}, self.reasoning_effort
+        if effort is None:
+            return given
+        return {"enable_thinking": effort != "none", **given, "reasoning_effort": effort}
 
     @property
     def num_logprobs(self) -> int | None:

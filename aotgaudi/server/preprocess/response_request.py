@@ -37,6 +37,7 @@ from aotgaudi.server.preprocess.protocol import (
     LogitBias,
     Metadata,
     Priority,
+    ReasoningEffort,
     Stop,
     StopTokenIds,
 )
@@ -290,9 +291,9 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    """No option can be set: the chat template decides how the model reasons."""
+    """How the model should reason, as far as its chat template has variables for that."""
 
-    effort: NoValue = None
+    effort: ReasoningEffort | None = None
     summary: NoValue = None
     generate_summary: NoValue = None
 
@@ -394,6 +395,7 @@ class ResponsesRequest(Body):
                 "tools": [_chat_tool(tool) for tool in self.tools or ()] or None,
                 "tool_choice": self._chat_choice(),
                 "response_format": self._chat_format(),
+                "reasoning_effort": self._effort,
             },
         )
 
@@ -412,7 +414,7 @@ class ResponsesRequest(Body):
             "presence_penalty": params.presence_penalty,
             "previous_response_id": None,
             "prompt_cache_key": None,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": self._effort, "summary": None},
             "safety_identifier": None,
             "service_tier": "default",
             "store": False,
@@ -432,6 +434,10 @@ class ResponsesRequest(Body):
             "top_p": params.top_p,
             "truncation": "disabled",
         }
+
+    @property
+    def _effort(self) -> ReasoningEffort | None:
+        return None if self.reasoning is None else self.reasoning.effort
 
     def _chat_choice(self) -> object:
         choice = self.tool_choice

@@ -64,11 +64,15 @@ class DetokenizeRequest(Body):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenized:
-    """Tokens of a text, or the text of tokens. `strings` has the tokens as the vocabulary writes them, if asked for."""
+    """Tokens of a text, or the text of tokens. `strings` has the tokens as the vocabulary writes them, if asked for.
+
+    `ignored` is as in `PreparedRequest`.
+    """
 
     token_ids: Sequence[int] = ()
     strings: Sequence[str] | None = None
     text: str = ""
+    ignored: Sequence[str] = ()
 
     def as_tokens(self, max_model_len: int) -> Mapping[str, object]:
         """Returns the answer of ``/tokenize``."""

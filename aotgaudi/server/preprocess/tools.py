@@ -18,7 +18,7 @@ MAX_TOOL_NAME_CHARS = 256
 MAX_CALL_ID_CHARS = 256
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
-CallId = Annotated[str, Field(min_length=1, max_length=MAX_CALL_ID_CHARS)]
+CallId = Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)]
 ToolMode = Literal["none", "auto", "required"]
 
 

@@ -27,9 +27,9 @@ The processes' messages::
     server <-> worker       message  = length of head, length of tail (unsigned 32-bit, network order), head (JSON), tail
                             question   head: {"kind"}                      tail: the body as the client sent it
                             pass on    head: {"grammar": the name of a grammar's parameter}, to the worker of grammars
-                            answer     head: {"strings", "text"}           tail: the token ids of a text
+                            answer     head: {"strings", "text", "ignored"}  tail: the token ids of a text
                                        head: {"model", "lengths", ...}     tail: all prompts' token ids (native 32-bit)
-                                       head: {"refusal": [message, param, HTTP status]}
+                                       head: {"refusal": [message, param, HTTP status, whether it is a `BodyError`]}
                                        head: {"failure": what went wrong, without content of the request}
                                        and in each {"is_last"}: the worker ends now, and another takes its place
 
@@ -65,6 +65,7 @@ from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
 from aotgaudi.runtime.seccomp import forbid_processes, leave_others_alone, refuse
+from aotgaudi.server.preprocess.body import BodyError
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, TokenizeKind, get_ready
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.reply.plan import ReplyPlan
@@ -234,7 +235,8 @@ def answer(prepared: PreparedRequest | Tokenized) -> Message:
     """Returns a worker's answer."""
     if isinstance(prepared, Tokenized):
         strings = None if prepared.strings is None else list(prepared.strings)
-        head: dict[str, object] = {"strings": strings, "text": prepared.text}
+        ignored = list(prepared.ignored)
+        head: dict[str, object] = {"strings": strings, "text": prepared.text, "ignored": ignored}
         return Message(head, array(_ARRAY_TYPE, prepared.token_ids).tobytes())
     params = {each.name: getattr(prepared.params, each.name) for each in fields(SamplingParams) if each.init}
     if prepared.params.structured_outputs is not None:
@@ -246,6 +248,7 @@ def answer(prepared: PreparedRequest | Tokenized) -> Message:
         "stream": prepared.stream,
         "stream_usage": prepared.stream_usage,
         "own_names": dict(prepared.own_names),
+        "ignored": list(prepared.ignored),
         "cache_salt": prepared.cache_salt,
         "num_choices": prepared.num_choices,
         "echoes": list(prepared.echoes),
@@ -276,7 +279,7 @@ def grammar_in(message: Message) -> str | None:
 
 def refusal(error: RequestError) -> Message:
     """Returns a worker's answer that refuses a request."""
-    return Message({"refusal": [str(error), error.param, error.http_status]})
+    return Message({"refusal": [str(error), error.param, error.http_status, isinstance(error, BodyError)]})
 
 
 def failure(what: str) -> Message:
@@ -288,7 +291,9 @@ def tokenized_of(message: Message) -> Tokenized:
     """Returns the tokens or the text in a worker's answer. Raises what `prepared_of` does."""
     head = _checked(message)
     token_ids = array(_ARRAY_TYPE, message.tail).tolist()
-    return Tokenized(token_ids=token_ids, strings=head["strings"], text=head["text"])
+    return Tokenized(
+        token_ids=token_ids, strings=head["strings"], text=head["text"], ignored=tuple(head["ignored"])
+    )
 
 
 def prepared_of(message: Message) -> PreparedRequest:
@@ -306,6 +311,7 @@ def prepared_of(message: Message) -> PreparedRequest:
         stream=head["stream"],
         stream_usage=head["stream_usage"],
         own_names=head["own_names"],
+        ignored=tuple(head["ignored"]),
         cache_salt=head["cache_salt"],
         num_choices=head["num_choices"],
         echoes=tuple(head["echoes"]),
@@ -332,8 +338,8 @@ def _params_of(values: Mapping[str, Any]) -> SamplingParams:
 def _checked(message: Message) -> Mapping[str, Any]:
     head = message.head
     if "refusal" in head:
-        text, param, status = head["refusal"]
-        raise RequestError(text, param=param, http_status=status)
+        text, param, status, is_of_body = head["refusal"]
+        raise (BodyError if is_of_body else RequestError)(text, param=param, http_status=status)
     if "failure" in head:
         raise AotGaudiError(f"the preprocessor could not prepare a request: {head['failure']}")
     return head

@@ -87,9 +87,10 @@ class ReadMessage:
             "content": None if is_silent else reply.content,
             "refusal": None,
             "annotations": [],
+            "reasoning": reply.reasoning or None,
         }
         if self._plan.has_reasoning:
-            message["reasoning"] = message["reasoning_content"] = reply.reasoning or None
+            message["reasoning_content"] = message["reasoning"]
         if reply.calls:
             message["tool_calls"] = [
                 {

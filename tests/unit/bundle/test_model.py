@@ -13,7 +13,7 @@ import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import bind_model, check_model, model_spec, open_model
-from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, TEXTS, ModelDirectory
+from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, TEXTS, TOOL_USE_TEMPLATE, ModelDirectory
 from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.bundle.signing import Signing, SigningKey, generate_key, load_signing_key
 from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
@@ -213,6 +213,27 @@ def test_what_a_server_reads_is_bound_and_nothing_else(whole: Path, spec: BuildS
     (whole / "README.md").write_text("changed")
     (whole / "model.safetensors").write_text("changed")
     ModelDirectory(whole, bound).verify()
+
+
+def test_a_template_for_tools_is_bound_and_read_where_it_is_bound(whole: Path, spec: BuildSpec) -> None:
+    without = bind_model(whole, spec)
+    (whole / TOOL_USE_TEMPLATE).parent.mkdir()
+    (whole / TOOL_USE_TEMPLATE).write_text("tools")
+    bound = bind_model(whole, spec)
+
+    assert bound.keys() - without.keys() == {TOOL_USE_TEMPLATE}
+    ModelDirectory(whole, without).verify()  # A bundle from before it was read: it is still not read.
+    assert [ModelDirectory(whole, each).may_read(TOOL_USE_TEMPLATE) for each in (None, bound, without)] == [
+        True,
+        True,
+        False,
+    ]
+    (whole / TOOL_USE_TEMPLATE).parent.chmod(0o777)
+    with pytest.raises(UntrustedError, match="additional_chat_templates can be written to by everybody"):
+        ModelDirectory(whole, bound, MINE).check_owners()
+    (whole / TOOL_USE_TEMPLATE).write_text("other")
+    with pytest.raises(CorruptError, match="is not what the bundle binds"):
+        ModelDirectory(whole, bound).verify()
 
 
 @pytest.mark.parametrize("name", [*TEXTS, "1.safetensors", "2.safetensors"])

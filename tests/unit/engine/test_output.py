@@ -70,3 +70,8 @@ def test_what_ends_an_output_is_included_on_request(
 
 def test_a_stop_string_outranks_the_length() -> None:
     assert _play(b"abc", "length", "bc")[-1].finish_reason == "stop"
+
+
+def test_the_stop_string_that_ended_an_output_is_its_reason() -> None:
+    assert [event.stop_reason for event in _play(b"abcd", "length", "x", "cd", "d")] == [*[None] * 3, "cd"]
+    assert _play(b"ab", "stop", "x")[-1].stop_reason is None

@@ -401,24 +401,25 @@ class TestHoles:
 
 class TestEnds:
     @pytest.mark.parametrize(
-        ("params", "token_id", "reason"),
+        ("params", "token_id", "reason", "stop_token_id"),
         [
-            ({}, EOS, "stop"),
-            ({"ignore_eos": True}, EOS, None),
-            ({"stop_token_ids": (5,)}, 5, "stop"),
-            ({"stop_token_ids": (5,), "ignore_eos": True}, 5, "stop"),
-            ({}, 5, None),
+            ({}, EOS, "stop", None),
+            ({"ignore_eos": True}, EOS, None, None),
+            ({"stop_token_ids": (5,)}, 5, "stop", 5),
+            ({"stop_token_ids": (5, EOS)}, EOS, "stop", None),
+            ({"stop_token_ids": (5,), "ignore_eos": True}, 5, "stop", 5),
+            ({}, 5, None, None),
         ],
     )
     def test_tokens_that_end_a_request(
-        self, params: dict[str, Any], token_id: int, reason: str | None
+        self, params: dict[str, Any], token_id: int, reason: str | None, stop_token_id: int | None
     ) -> None:
         scheduler = _scheduler()
         request = _add(scheduler, 4, **params)
 
         step_once(scheduler, token_id)
 
-        assert request.finish_reason == reason
+        assert (request.finish_reason, request.stop_token_id) == (reason, stop_token_id)
         assert tuple(request.token_ids[request.num_prompt_tokens :]) == (token_id,)
 
     def test_the_model_length_ends_a_request(self) -> None:

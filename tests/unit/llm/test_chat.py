@@ -213,22 +213,29 @@ def test_tools_are_variables() -> None:
     assert template.render(HI) == "hi"
 
 
-@pytest.mark.parametrize("source", ["{{ messages[0].content }}", "tools {{ x.tools }} {{ 'tools' }}"])
-def test_a_template_that_takes_no_tools_says_so(source: str) -> None:
-    with pytest.raises(RequestError, match="takes no tools") as caught:
-        ChatTemplate(source).render(HI, [TOOL])
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].content }}", "tools {{ messages[0].tools }} {{ 'tools' }}"]
+)
+def test_a_template_that_takes_no_tools_is_rendered_and_says_so(source: str) -> None:
+    template = ChatTemplate(source)
 
-    assert (caught.value.http_status, caught.value.param) == (400, "tools")
+    assert template.render(HI, [TOOL]) == template.render(HI)
+    assert not template.takes_tools
 
 
-def test_a_template_for_tools_is_used_with_tools(tmp_path: Path) -> None:
-    named = [
-        {"name": "default", "template": "plain"},
-        {"name": "tool_use", "template": "{{ tools | length }}"},
-    ]
-    _write(tmp_path, "tokenizer_config.json", {"chat_template": named})
+@pytest.mark.parametrize("place", ["list", "files", "file beside a configuration"])
+def test_a_template_for_tools_is_used_with_tools(tmp_path: Path, place: str) -> None:
+    plain, for_tools = "plain", "{{ tools | length }}"
+    named = [{"name": "default", "template": plain}, {"name": "tool_use", "template": for_tools}]
+    _write(tmp_path, "tokenizer_config.json", {"chat_template": named if place == "list" else plain})
+    if place == "files":
+        _write(tmp_path, "chat_template.jinja", plain)
+    if place != "list":
+        (tmp_path / "additional_chat_templates").mkdir()
+        _write(tmp_path, "additional_chat_templates/tool_use.jinja", for_tools)
 
     template = ChatTemplate.load(ModelDirectory(tmp_path))
 
     assert template is not None
     assert (template.render(HI), template.render(HI, [TOOL])) == ("plain", "1")
+    assert template.takes_tools

@@ -36,20 +36,22 @@ BAD_COMPLETIONS = [
     ({"prompt": "a" * 1000}, "prompt", "max_model_len = 64"),
     ({"prompt": [1] * 65}, "prompt", "65 tokens; max_model_len = 64"),
     ({"prompt": "", "add_special_tokens": False}, "prompt", "empty"),
-    ({"prompt": "a", "max_token": 3}, "max_token", "did you mean 'max_tokens'?"),
-    ({"prompt": "a", "temprature": 3}, "temprature", "did you mean 'temperature'?"),
-    (
-        {"prompt": "a", "messages": HI},
-        "messages",
-        "Unknown parameter: 'messages' (supported: model, max_tokens,",
-    ),
     (
         {"prompt": "a", "structured_outputs": {"json": {}}},
         "structured_outputs",
         "no setting of sampler.settings in the spec of its bundle has constraints = true",
     ),
     ({"prompt": "a", "structured_outputs": {}}, "structured_outputs", "exactly one of json, regex,"),
-    ({"prompt": "a", "structured_outputs": {"jsno": {}}}, "structured_outputs.jsno", "not permitted"),
+    (
+        {"prompt": "a", "structured_outputs": {"jsno": {}}},
+        "structured_outputs",
+        "exactly one of json, regex,",
+    ),
+    (
+        {"prompt": "a", "structured_outputs": {"json": {}, "whitespace_pattern": "x"}},
+        "structured_outputs.whitespace_pattern",
+        "not supported by this server",
+    ),
     (
         {"prompt": "a", "guided_regex": "a", "response_format": {"type": "json_object"}},
         "guided_regex",
@@ -91,11 +93,6 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids[0]", "greater than or equal to 0"),
     ({"prompt": "a", "stream": 1}, "stream", "valid boolean"),
     ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "'stream' is true"),
-    (
-        {"prompt": "a", "stream": True, "stream_options": {"include_usgae": True}},
-        "stream_options.include_usgae",
-        "did you mean 'include_usage'?",
-    ),
     ({"prompt": "a", "n": 129}, "n", "less than or equal to 128"),
     ({"prompt": "a", "n": 0}, "n", "greater than or equal to 1"),
     ({"prompt": "a", "best_of": True}, "best_of", "valid integer"),
@@ -107,7 +104,6 @@ BAD_COMPLETIONS = [
         "1 to max_model_len = 64, not 65",
     ),
     ({"prompt": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "not 0"),
-    ({"prompt": "a", "sufix": "end"}, "sufix", "(supported: model,"),
     ({"prompt": "a", "suffix": "end"}, "suffix", "not supported by this server"),
     ({"prompt": "a", "logprobs": 0}, "logprobs", "not supported by this server"),
     ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "constraints = true"),
@@ -136,20 +132,13 @@ BAD_CHATS = [
     ),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "Missing"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "Missing"),
-    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "Missing"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role", "'assistant'"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "Missing"),
-    (
-        {"messages": [{"role": "user", "content": "x", "tool_calls": [CALL]}]},
-        "messages[0].tool_calls",
-        "belongs to messages of the role 'assistant'",
-    ),
     (
         {"messages": [{"role": "assistant", "tool_calls": [{**CALL, "function": {"name": ""}}]}]},
         "messages[0].tool_calls[0].function.name",
         "at least 1 character",
     ),
-    ({"messages": [{"role": "user", "content": "x", "nmae": "y"}]}, "messages[0].nmae", "mean 'name'?"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
         "messages[0].content[0].type",
@@ -162,8 +151,8 @@ BAD_CHATS = [
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "image_url": "x"}]}]},
-        "messages[0].content[0].image_url",
-        "Unknown parameter: 'image_url' (supported: type, text)",
+        "messages[0].content[0].text",
+        "Missing required parameter",
     ),
     (
         {"messages": HI, "prompt_embeds": "a"},
@@ -171,10 +160,9 @@ BAD_CHATS = [
         "The parameter 'prompt_embeds' is not supported by this server yet (supported: model, max_tokens, temperature,",
     ),
     ({"messages": [{"role": "user", "content": "a" * 80}]}, "messages", "max_model_len = 64"),
-    ({"messages": HI, "prompt": "a"}, "prompt", "Unknown parameter"),
+    ({"messages": HI, "enable_thinking": False}, "enable_thinking", "'chat_template_kwargs'"),
     ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
     ({"messages": HI, "max_completion_tokens": 90}, "max_completion_tokens", "max_model_len = 64"),
-    ({"messages": HI, "max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", "differ"),
     ({"messages": HI, "tools": [{"type": "function"}]}, "tools[0].function", "Missing required parameter"),
     (
         {"messages": HI, "tools": [{"type": "web_search", "user_location": {}}]},
@@ -182,7 +170,7 @@ BAD_CHATS = [
         "A tool of type 'web_search' is not supported by this server yet (supported: function)",
     ),
     ({"messages": HI, "tools": [TOOL] * 129}, "tools", "at most 128 items"),
-    ({"messages": HI, "tools": [TOOL]}, "tools", "The model's chat template takes no tools"),
+    ({"messages": HI, "tools": [TOOL]}, "tool_choice", "--enable-auto-tool-choice"),
     ({"messages": HI, "tool_choice": "required"}, "tool_choice", "needs 'tools'"),
     ({"messages": HI, "tool_choice": "sometimes"}, "tool_choice", "'required'"),
     (
@@ -208,7 +196,7 @@ BAD_CHATS = [
         "continue_final_message",
         "'add_generation_prompt' exclude each other",
     ),
-    ({"messages": HI, "reasoning_effort": "low"}, "reasoning_effort", "not supported by this server"),
+    ({"messages": HI, "reasoning_effort": "lowest"}, "reasoning_effort", "'minimal'"),
 ]
 
 
@@ -220,7 +208,7 @@ def test_parameters_of_other_servers_are_accepted_while_they_ask_for_nothing() -
 
 def test_a_refusal_quotes_no_more_than_a_reader_reads(client: TestClient) -> None:
     refusals = [
-        client.post("/v1/completions", json={"prompt": "a", "x" * 100_000: 1}),
+        client.post("/v1/completions", json={"prompt": "a", "temperature": {"x" * 100_000: 1}}),
         client.post("/v1/completions", json={"prompt": "a", "model": "x" * 100_000}),
         client.post("/v1/completions", content=b"{" * 1000, headers={"content-type": "application/json"}),
         client.post("/v1/chat/completions", json={"messages": [{"role": "x" * 100_000, "content": "a"}]}),
@@ -253,8 +241,8 @@ def _assert_refused(client: TestClient, path: str, body: object, param: str, fra
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
-    assert error["type"] == "invalid_request_error"
-    assert error["param"] == param
+    assert error["type"] in ("Bad Request", "BadRequestError")
+    assert (error["code"], error["param"]) == (400, param)
     assert fragment in error["message"]
 
 
@@ -317,7 +305,7 @@ def test_other_content_type_is_refused(client: TestClient, content_type: str) ->
     response = client.post("/v1/completions", content=b"{}", headers={"content-type": content_type})
 
     assert response.status_code == 415
-    assert response.json()["error"]["code"] == "unsupported_media_type"
+    assert response.json()["error"]["code"] == 415
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
@@ -345,7 +333,7 @@ def test_unknown_model_is_404(client: TestClient) -> None:
     response = client.post("/v1/completions", json={"model": "gpt-9", "prompt": "a"})
 
     assert response.status_code == 404
-    assert response.json()["error"]["code"] == "model_not_found"
+    assert (response.json()["error"]["type"], response.json()["error"]["code"]) == ("NotFoundError", 404)
     assert "tiny" in response.json()["error"]["message"]
 
 

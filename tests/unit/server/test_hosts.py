@@ -77,11 +77,16 @@ def test_a_request_for_another_server_is_refused(service: Service, path: str) ->
     assert client.get(path).status_code in (200, 404)
 
 
-def test_no_redirect_goes_where_the_host_header_says(client: TestClient) -> None:
-    answer = client.get("/metrics/", headers={"Host": "evil.example"}, follow_redirects=False)
+def test_no_redirect_goes_where_the_host_header_says(make_service: Callable[..., Service]) -> None:
+    app = create_app(make_service(), root_path="/llm")
+    client = TestClient(app, headers={"Host": "evil.example"}, follow_redirects=False)
+    for path in ("/metrics", "/llm/v1/models", "/v1/models/org/tiny", "/v1/models/tiny"):
+        for end in ("/", "%2F"):
+            answer = client.get(f"{path}{end}?a=/b/")
+            assert (answer.status_code, answer.headers.get("location")) == (307, f"{path}?a=/b/")
 
-    assert answer.status_code == 404
-    assert "location" not in answer.headers
+    assert client.post("/v1/completions/").headers["location"] == "/v1/completions"
+    assert client.get("//evil.example/").status_code == client.get("/llm//evil.example/").status_code == 404
 
 
 def test_an_application_by_itself_takes_any_name(

@@ -160,7 +160,7 @@ def test_the_access_log_has_refusals_with_their_reason_and_unknown_paths(
     client.post("/v1/completions", json={"prompt": 1.5})
     client.get("/evil%0Aline?secret")
     client.get("/" + "a" * 5000)
-    client.post("/v1/completions", json={"prompt": "a", "evil\nline": 1})
+    client.post("/v1/completions", json={"prompt": "a", "metadata": {"evil\nline": 1}})
 
     refused, unknown, long, forged = lines()
     assert (refused["status"], "prompt_tokens" in refused) == (400, False)

@@ -337,7 +337,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
         connection.close()
 
         error = json.loads(last.removeprefix("data: "))["error"]
-        assert (error["code"], error["message"]) == ("service_unavailable", "The server is shutting down")
+        assert (error["code"], error["message"]) == (503, "The server is shutting down")
         assert done == "data: [DONE]"
         assert "requests still ran after 0.3 s and are aborted" in ended(child)
 

@@ -42,6 +42,7 @@ def test_a_chunk_is_what_the_format_says(
     make: Callable[[AnswerHead], AnswerFormat], texts: list[str], index: int
 ) -> None:
     written, plain = ChunkWriter(make(HEAD)), make(HEAD)
+    written.chunk(index, piece(""))
 
     for text in texts:
         event = piece(text)
@@ -102,6 +103,26 @@ def test_what_came_before_an_error_is_told(fake: Engine) -> None:
         return await writes(generation)
 
     assert asyncio.run(run()) == [["a", "error"]]
+
+
+def test_the_roles_come_with_the_first_output_of_any_choice(fake: Engine) -> None:
+    """As with vLLM, so that load tools measure when the first token really comes."""
+
+    async def run() -> list[list[tuple[int, object]]]:
+        generation, found = fake.generation(choices=2), []
+        answer = aiter(stream(generation, ChunkWriter(ChatFormat(HEAD), generation.prompt_lens)))
+        waiting = asyncio.ensure_future(anext(answer))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        fake.step((generation, piece("b", "r-1")))
+        for data in (await waiting,):
+            blocks = [json.loads(block[6:]) for block in data.decode().split("\n\n")[:-1]]
+            found.append([(c["index"], c["delta"]) for block in blocks for c in block["choices"]])
+        await answer.aclose()
+        return found
+
+    role = {"role": "assistant", "content": ""}
+    assert asyncio.run(run()) == [[(0, role), (1, role), (1, {"content": "b"})]]
 
 
 def test_much_that_waits_is_written_in_parts(fake: Engine) -> None:

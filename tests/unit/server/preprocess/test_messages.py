@@ -14,6 +14,7 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError
+from aotgaudi.server.preprocess.body import BodyError
 from aotgaudi.server.preprocess.prepare import PreparedRequest
 from aotgaudi.server.preprocess.worker import (
     LENGTHS_BYTES,
@@ -58,6 +59,7 @@ PREPARED = st.builds(
     stream=st.booleans(),
     stream_usage=st.sampled_from(["none", "last", "every"]),
     own_names=st.dictionaries(st.text(), st.text(), max_size=2),
+    ignored=st.lists(st.text(), max_size=2).map(tuple),
     cache_salt=st.text(),
     num_choices=st.integers(1, 128),
     echoes=st.lists(st.text(), max_size=2).map(tuple),
@@ -99,11 +101,16 @@ def test_long_answer_crosses() -> None:
     assert prepared_of(over_a_socket(answer(prepared))) == prepared
 
 
-@given(st.text(), st.none() | st.text(), st.sampled_from([400, 404]))
-def test_refusal_crosses_as_it_is(text: str, param: str | None, status: int) -> None:
+@given(
+    st.sampled_from([RequestError, BodyError]), st.text(), st.none() | st.text(), st.sampled_from([400, 404])
+)
+def test_refusal_crosses_as_it_is(
+    kind: type[RequestError], text: str, param: str | None, status: int
+) -> None:
     with pytest.raises(RequestError) as caught:
-        prepared_of(over_a_socket(refusal(RequestError(text, param=param, http_status=status))))
+        prepared_of(over_a_socket(refusal(kind(text, param=param, http_status=status))))
 
+    assert type(caught.value) is kind
     assert (str(caught.value), caught.value.param, caught.value.http_status) == (text, param, status)
 
 
