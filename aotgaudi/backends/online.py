@@ -46,9 +46,9 @@ def prepare_process(target: Target) -> None:
         prepare()
 
 
-def keeps_caches_on_host(target: Target) -> bool:
+def keeps_caches_on_host(backend: str) -> bool:
     """Whether the KV caches lie in memory of this machine, so that it can be reserved before torch is imported."""
-    return target.backend == "cpu"
+    return backend == "cpu"
 
 
 def builds_on_first_use(target: Target) -> bool:

@@ -170,7 +170,10 @@ def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) 
     index_bytes = _read_index(path, examine)
     signature = None if policy.signatures is None else read_signature(path, examine)
     statement = policy.require_signature(signature, index_bytes, path)
-    index = load_index(index_bytes)
+    try:
+        index = load_index(index_bytes)
+    except ManifestError as error:
+        raise ManifestError(f"{path / INDEX_NAME}: {error} ({mending_command(path)})") from error
     if policy.owners is not None:
         check_directories(path, _directories(path, index), policy.owners)
     manifest_bytes = _read_document(path / MANIFEST_NAME, index.manifest, examine)

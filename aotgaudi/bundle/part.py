@@ -7,9 +7,11 @@ from typing import Literal
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import ClosedUnder, Receipt, SealedPart
+from aotgaudi.bundle.verify import Report
 from aotgaudi.entries import Entry
-from aotgaudi.errors import CorruptError, NotWarmError
+from aotgaudi.errors import CorruptError, NotWarmError, SpecError
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import MemoryNeed
 from aotgaudi.manifest.subset import Chunks, Subset, largest_subset, subset_under
 
 Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
@@ -77,6 +79,19 @@ def served_manifest(bundle: Bundle, outside: Outside) -> Manifest:
             " warm entries do not cover that (build more: --tier covering; or serve less: --outside refuse, or chunk)"
         )
     return part.manifest
+
+
+def memory_need(served: Manifest, report: Report, *, maps_weights: bool = False) -> MemoryNeed | None:
+    """Returns what a server of `served`, on a device whose caches are in the machine's memory, needs of that memory.
+
+    None: the bundle cannot be served anyway, or its config lacks a size. Mapped weights (`maps_weights`) need no memory.
+    """
+    if not report.is_intact:
+        return None
+    try:
+        return MemoryNeed.of(served.spec, served.entries, 0 if maps_weights else report.weights_bytes)
+    except SpecError:
+        return None
 
 
 def built_entries(manifest: Manifest, receipt: Receipt) -> tuple[Entry, ...]:

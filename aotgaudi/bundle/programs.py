@@ -8,8 +8,10 @@ inputs, outputs and caches are those that the server gives to its entries.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
+from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -200,6 +202,16 @@ def split_problems(spec: BuildSpec, programs: Mapping[Entry, Program]) -> Iterat
             yield entry, f"{where}; call {wrong} is of {others[called[wrong]]}"
         elif num_own != num_calls or len(units[n_splits]) > 1:
             yield entry, f"{where}; it calls the unit of its class {num_own} times, should be {num_calls}"
+
+
+def weights_bytes(programs: Iterable[Program]) -> int:
+    """Returns the bytes of all weights that `programs` read, each counted once."""
+    weights = {spec.name: spec for program in programs for spec in program.weights}
+    return sum(math.prod(spec.shape) * _item_bytes(spec.dtype) for spec in weights.values())
+
+
+def _item_bytes(dtype: str) -> int:
+    return int(dtype.lstrip(ascii_lowercase) or 8) // 8  # All names but bool's end with their bits.
 
 
 def constants_of(program: Program) -> frozenset[str]:

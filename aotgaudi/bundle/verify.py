@@ -26,6 +26,7 @@ from aotgaudi.bundle.programs import (
     program_objects,
     split_problems,
     tensor_names,
+    weights_bytes,
 )
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
@@ -61,6 +62,8 @@ class CorruptObject:
 class Report:
     """The result of verifying a bundle. `extra` are files in the bundle that its index does not list.
 
+    `weights_bytes` are those of the weights that its sound programs read.
+
     The entries of a capture (`kind`) are its files, by path. An absent file counts as corrupt, because it existed when the
     capture was proved.
     """
@@ -72,6 +75,7 @@ class Report:
     corrupt: tuple[CorruptObject, ...]
     extra: tuple[str, ...]
     kind: Literal["programs", "capture"] = "programs"
+    weights_bytes: int = 0
 
     @property
     def is_intact(self) -> bool:
@@ -173,6 +177,7 @@ def _verify(bundle: Bundle, held: SealedObjects | None) -> tuple[Report, Mapping
     faults |= _check_constants(checked.programs, faults, read)
     faults |= _check_units(receipt, checked, faults, read)
     users = _users(receipt, entries, needs)
+    sound = {digest: program for digest, program in checked.programs.items() if digest not in faults}
     report = Report(
         num_entries=len(entries),
         num_objects=len(bundle.index.objects),
@@ -180,8 +185,9 @@ def _verify(bundle: Bundle, held: SealedObjects | None) -> tuple[Report, Mapping
         missing=_missing(bundle, receipt, entries, faults, users),
         corrupt=_corrupt(bundle, faults, users),
         extra=_extra(bundle),
+        weights_bytes=weights_bytes(sound.values()),
     )
-    return report, {digest: program for digest, program in checked.programs.items() if digest not in faults}
+    return report, sound
 
 
 @dataclass(frozen=True, slots=True)

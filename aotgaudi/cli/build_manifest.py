@@ -26,7 +26,8 @@ from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.coverage import described_scheduler, left_out, live_graphs_of
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest, write_manifest
-from aotgaudi.manifest.summary import Memory, Summary, sized
+from aotgaudi.manifest.memory import sized
+from aotgaudi.manifest.summary import Memory, Summary
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 

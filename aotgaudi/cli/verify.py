@@ -13,11 +13,12 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.online import check_target, this_machine
+from aotgaudi.backends.online import check_target, keeps_caches_on_host, this_machine
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.bundle.part import memory_need, served_manifest
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, verify_bundle
@@ -34,6 +35,7 @@ from aotgaudi.errors import (
     UntrustedError,
 )
 from aotgaudi.gaudi.live_graphs import not_closed
+from aotgaudi.machine import available_memory
 from aotgaudi.wrap.launch import describe_here
 from aotgaudi.wrap.launch_comparison import compare
 
@@ -117,6 +119,8 @@ def verify(
         fit = _check_machine(bundle, target_path, described)
     part = None if isinstance(bundle.receipt, CaptureReceipt) else part_document(bundle)
     report = verify_bundle(bundle)
+    if fit.is_satisfied and described is None and not isinstance(bundle.receipt, CaptureReceipt):
+        fit = _check_memory(bundle, report, fit)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:
         click.echo(json.dumps(_document(bundle, report, fit, part), indent=2))
@@ -161,6 +165,17 @@ def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) 
     except TargetError as error:
         return _Fit(of, False, str(error), error)
     return _Fit(of, True)
+
+
+def _check_memory(bundle: Bundle, report: Report, fit: _Fit) -> _Fit:
+    """Checks what `serve` checks before it allocates anything."""
+    need = memory_need(served_manifest(bundle, "refuse"), report)
+    try:
+        if need is not None and keeps_caches_on_host(bundle.receipt.target.backend):
+            need.require(available_memory())
+    except TargetError as error:
+        return dataclasses.replace(fit, is_satisfied=False, reason=str(error), error=error)
+    return fit
 
 
 def _failure(report: Report, path: Path) -> AotGaudiError | None:

@@ -31,14 +31,16 @@ from aotgaudi.engine.runner import ProgramRunner, refuse_cold
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
-from aotgaudi.errors import TargetError
+from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.llm.grammars import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.prewarm import SplitCounter, prewarm
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.manifest.cost import kv_cache_bytes
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import described_cache
 from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.executables import ExecutableTable
@@ -111,6 +113,8 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
     num_total = len(served.entries)
     if outside:
         logger.info("this is a part of its manifest: %s", outside)
+    with contextlib.suppress(SpecError):  # A config may lack a size.
+        logger.info("KV cache: %s", described_cache(spec.limits, kv_cache_bytes(spec)))
     logger.info(
         "%d of %d entries warm, manifest %s, model: %s",
         len(executables),

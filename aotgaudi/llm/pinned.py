@@ -9,7 +9,10 @@ from dataclasses import dataclass
 
 from aotgaudi.backends.online import keeps_caches_on_host
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle
+from aotgaudi.bundle.part import memory_need
+from aotgaudi.bundle.verify import Report, VerifiedBundle, hold_bundle
+from aotgaudi.errors import TargetError, first_line
+from aotgaudi.machine import available_memory
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
@@ -32,6 +35,13 @@ class Pinned:
     caches: Future[Mapping[str, memoryview]]
 
 
+def require_memory(served: Manifest, report: Report, weights: ShardReader) -> None:
+    """Raises TargetError if weights, KV caches and the largest step need more memory than is free."""
+    need = memory_need(served, report, maps_weights=weights.memory == "map")
+    if need is not None and keeps_caches_on_host(served.spec.target.backend):
+        need.require(available_memory())
+
+
 @contextmanager
 def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Pinned]:
     """Reads and hashes on other threads while the block runs, and times it in `phases`. An error in the block stops it."""
@@ -40,7 +50,13 @@ def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phase
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):
-            return hold_bundle(bundle)
+            held = hold_bundle(bundle)
+            try:
+                require_memory(served, held.report, weights)
+            except BaseException:
+                held.objects.close()
+                raise
+            return held
 
     def prefetch() -> None:
         found, receipt = verified.result().programs.values(), bundle.require_programs()
@@ -50,14 +66,18 @@ def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phase
             weights.prefetch(specs, passing_weights(weight_bindings(programs)))
 
     def reserve() -> Mapping[str, memoryview]:
-        if not keeps_caches_on_host(bundle.require_programs().target):
+        if not keeps_caches_on_host(bundle.require_programs().target.backend):
             return {}
         specs = {
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
         }
         with phases.time("kv_caches"):
             limits = served.spec.limits
-            return cache_memory(specs.values(), limits.num_blocks, limits.num_tail_pages)
+            try:
+                return cache_memory(specs.values(), limits.num_blocks, limits.num_tail_pages)
+            except (OSError, MemoryError, OverflowError) as error:
+                problem = f"cannot get memory for {limits.num_blocks:,} KV blocks: {first_line(error)}"
+                raise TargetError(f"target: this process {problem}") from error
 
     with ThreadPoolExecutor(3) as pool:
         verified = pool.submit(verify)

@@ -151,17 +151,19 @@ def estimate_memory(spec: BuildSpec, entries: Iterable[Entry]) -> MemoryEstimate
     Raises:
         SpecError: the model's config lacks a size that the formulas need.
     """
+    largest: dict[str, tuple[SizedEntry, StepBuffers]] = {}
+    for entry, buffers in step_buffers(spec, entries):
+        if entry.kind not in largest or buffers.total_bytes > largest[entry.kind][1].total_bytes:
+            largest[entry.kind] = entry, buffers
+    return MemoryEstimate(kv_cache_bytes=kv_cache_bytes(spec), steps=tuple(largest.values()))
+
+
+def step_buffers(spec: BuildSpec, entries: Iterable[Entry]) -> Iterator[tuple[SizedEntry, StepBuffers]]:
+    """Yields the buffers of each step among `entries`. Raises as `estimate_memory` does."""
     factors = _Factors.of(spec)
-    largest: dict[str, tuple[int, SizedEntry]] = {}
     for entry in entries:
         if isinstance(entry, (PromptEntry, DecodeEntry, UnifiedEntry)):
-            total = factors.total_bytes(entry)
-            if entry.kind not in largest or total > largest[entry.kind][0]:
-                largest[entry.kind] = total, entry
-    return MemoryEstimate(
-        kv_cache_bytes=kv_cache_bytes(spec),
-        steps=tuple((entry, factors.buffers(entry)) for _, entry in largest.values()),
-    )
+            yield entry, factors.buffers(entry)
 
 
 def kv_cache_bytes(spec: BuildSpec) -> int:
@@ -278,10 +280,6 @@ class _Factors:
             mask_bytes=pairs * self.per_pair,
             logit_bytes=rows * self.per_row,
         )
-
-    def total_bytes(self, entry: SizedEntry) -> int:
-        tokens, rows, keys, pairs = _counts(entry, self.block_size)
-        return tokens * self.per_token + keys * self.per_key + pairs * self.per_pair + rows * self.per_row
 
 
 def _counts(entry: SizedEntry, block_size: int) -> tuple[int, int, int, int]:

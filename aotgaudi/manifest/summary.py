@@ -29,8 +29,7 @@ from aotgaudi.manifest.coverage import (
     reachable_of,
 )
 from aotgaudi.manifest.manifest import Manifest
-
-_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+from aotgaudi.manifest.memory import sized
 
 
 class StepMemory(Value):
@@ -165,6 +164,12 @@ class Summary:
             yield (
                 f"bucketing.file, line {line.number} is left out, as its version of the rules does: {line.problem}"
             )
+        limits = self.manifest.spec.limits
+        if limits.max_num_seqs > limits.num_blocks:
+            yield (
+                f"limits.max_num_seqs is {limits.max_num_seqs:,}, and limits.num_blocks {limits.num_blocks:,}: each sequence"
+                " needs a block, so as many can never be served at once (more blocks, or a lower max_num_seqs)"
+            )
         memory, budget = self.memory, self.budget_bytes
         if budget is not None and memory.unknown is not None:
             yield f"the memory budget cannot be checked: {memory.unknown}"
@@ -178,12 +183,6 @@ class Summary:
     def largest(self, kind: str) -> Entry | None:
         """Returns the entry of a kind that computes most, then reads most; None if the kind has no entry."""
         return max(self.manifest.of_kind(kind), key=_size, default=None)
-
-
-def sized(num_bytes: int) -> str:
-    """Returns a size in powers of 1024: ``1.50 GiB``."""
-    unit, name = next((pair for pair in _UNITS if num_bytes >= pair[0]), _UNITS[-1])
-    return f"{num_bytes / unit:,.2f} {name}"
 
 
 def _size(entry: Entry) -> tuple[int | float | bool | str, ...]:

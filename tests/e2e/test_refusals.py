@@ -391,3 +391,19 @@ def test_a_port_in_use_is_refused(workplace: Workplace) -> None:
         port = taken.getsockname()[1]
 
         check(workplace.refusal(port=port), 2, f"127.0.0.1:{port}", "--port")
+
+
+def test_a_kv_cache_that_this_machine_cannot_hold_is_refused_before_anything_is_allocated(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    spec, bundle = workplace.spec.with_name("huge.toml"), tmp_path / "huge.bundle"
+    text = workplace.spec.read_text(encoding="utf-8")
+    spec.write_text(text.replace("num_blocks = 6", "num_blocks = 2_000_000_000"), encoding="utf-8")
+    built = workplace.run("build", spec, "-o", bundle, "--store", workplace.store)
+    assert built.returncode == 0, built.stderr
+
+    words = ("2,000,000,000 KV blocks 14.90 TiB", "are free", "limits.num_blocks may be")
+    check(workplace.refusal(bundle=bundle), 5, *words)
+    verified = workplace.run("verify", bundle)
+    assert verified.returncode == 5
+    assert all(word in verified.stderr for word in words)
