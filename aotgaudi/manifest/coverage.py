@@ -208,7 +208,8 @@ def left_out(spec: BuildSpec, *, is_static: bool = False) -> tuple[str, ...]:
 
 
 def _left_out(spec: BuildSpec, *, is_static: bool) -> Iterator[str]:
-    bucketing, num_prompts = spec.bucketing, spec.limits.max_num_prefill_seqs
+    bucketing = spec.bucketing
+    num_prompts = min(spec.limits.max_num_prefill_seqs, spec.limits.max_num_seqs)
     if num_prompts > 1:
         yield f"steps of several prompts, up to {num_prompts}"
     if bucketing.prefix_caching and not bucketing.contiguous_pa:

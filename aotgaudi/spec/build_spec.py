@@ -106,7 +106,7 @@ class BuildSpec(SpecValue):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> BuildSpec:
-        check_limits(self.limits)
+        check_limits(self.limits, is_ours=self.scheduler.engine == "aotgaudi")
         check_scheduler(self.scheduler, self.limits)
         check_parallel(self.parallel, self.model)
         self._check_batch_invariant()
@@ -116,8 +116,9 @@ class BuildSpec(SpecValue):
         self._check_tuned()
         self._check_tail_pages()
         self._check_front_end()
-        limits, positions = self.limits, self.model.max_position_embeddings
-        if limits.max_model_len > positions and not limits.allow_long_max_model_len:
+        limits = self.limits
+        positions = None if limits.allow_long_max_model_len else self.model.max_position_embeddings
+        if positions is not None and limits.max_model_len > positions:
             raise SpecError(
                 "limits.max_model_len",
                 f"is {limits.max_model_len}, more than the model's positions",

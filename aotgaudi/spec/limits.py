@@ -38,15 +38,18 @@ class ServingLimits(SpecValue):
         return -(-self.max_model_len // self.block_size)
 
 
-def check_limits(limits: ServingLimits) -> None:
-    """Raises SpecError if the limits contradict each other, so that some request could never be served."""
+def check_limits(limits: ServingLimits, *, is_ours: bool = True) -> None:
+    """Raises SpecError if the limits contradict each other, so that some request could never be served.
+
+    `is_ours`: they are those of our own scheduler; vllm-gaudi takes a prompt batch above its sequences.
+    """
     if limits.max_num_batched_tokens < limits.block_size:
         raise SpecError(
             "limits.max_num_batched_tokens",
             f"is {limits.max_num_batched_tokens}, less than block_size {limits.block_size}",
             "a prompt is computed in chunks of whole blocks: at least block_size tokens a step",
         )
-    if limits.max_num_prefill_seqs > limits.max_num_seqs:
+    if is_ours and limits.max_num_prefill_seqs > limits.max_num_seqs:
         raise SpecError(
             "limits.max_num_prefill_seqs",
             f"is {limits.max_num_prefill_seqs}, more than max_num_seqs {limits.max_num_seqs}",

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.model import STATE_KEYS, other_state
+from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.wrap.from_vllm.buckets import PREFILL_VARIABLE, BucketingEnvironment
+from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.model import ModelFacts, kv_block_bytes
+from aotgaudi.wrap.from_vllm.model_len import ServedLength, served_length, vllm_release
 from aotgaudi.wrap.from_vllm.serving import (
     DEFAULT_RESERVED,
     LONG_VARIABLE,
@@ -81,43 +82,33 @@ def read_limits(
 ) -> Limits:
     """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
     rules, assumed = find_version(bucketing.version).environment, _Assumed()
-    max_model_len = _max_model_len(command, facts, serving, assumed)
+    length = _Length.of(command, facts, serving, bucketing.version, assumed)
     max_num_seqs = _integer(command, "max-num-seqs")
-    tokens = _batched_tokens(command, rules, max_model_len, max_num_seqs or DEFAULT_MAX_NUM_SEQS, assumed)
+    tokens = _batched_tokens(command, rules, length.value, max_num_seqs or DEFAULT_MAX_NUM_SEQS, assumed)
     if max_num_seqs is None:
         max_num_seqs = assumed.default("max-num-seqs", min(DEFAULT_MAX_NUM_SEQS, tokens))
+    _check_seqs(max_num_seqs, tokens)
     block_size = _integer(command, "block-size")
     if block_size is None:
         block_size = assumed.default("block-size", DEFAULT_BLOCK_SIZE)
     _check_mamba(facts, tokens)
     count = _Count(command, rules, serving, facts, block_size, device)
     num_blocks, notes = _pinned_blocks(pin, command, count)
+    if not rules.is_extension:
+        _check_null_block(num_blocks, length.value, block_size)
     return Limits(
         {
-            **({"allow_long_max_model_len": True} if _is_long(max_model_len, facts, serving) else {}),
+            **({"allow_long_max_model_len": True} if length.is_long else {}),
             "max_num_seqs": max_num_seqs,
             "max_num_prefill_seqs": _prefill_seqs(command, rules, bucketing, max_num_seqs),
             "max_num_batched_tokens": tokens,
-            "max_model_len": max_model_len,
+            "max_model_len": length.value,
             "block_size": block_size,
             "num_blocks": num_blocks,
         },
-        (*notes, *_long_notes(max_model_len, facts, serving)),
+        (*notes, *length.notes),
         tuple(assumed.texts),
     )
-
-
-def _is_long(max_model_len: int, facts: ModelFacts, serving: ServingEnvironment) -> bool:
-    positions = facts.positions
-    return serving.allows_long and positions is not None and max_model_len > positions
-
-
-def _long_notes(max_model_len: int, facts: ModelFacts, serving: ServingEnvironment) -> Iterator[str]:
-    if _is_long(max_model_len, facts, serving):
-        yield (
-            f"{LONG_VARIABLE}: --max-model-len {max_model_len} is more than the model's"
-            f" {facts.positions} positions; whether it bears that, nothing here checks"
-        )
 
 
 class _Assumed:
@@ -136,26 +127,90 @@ def _integer(command: VllmCommand, flag: str) -> int | None:
     return None if text is None else parse_integer(f"--{flag}", text, minimum=1)
 
 
-def _max_model_len(
-    command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, assumed: _Assumed
-) -> int:
-    positions, text = facts.positions, command.values.get("max-model-len")
-    if positions is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
-        raise SpecError(
-            "the model's config.json: model_type", *other_state(str(facts.text.get("model_type")))
-        )
-    if text is None:
-        if positions is None:
+@dataclass(frozen=True, slots=True)
+class _Length:
+    """--max-model-len, or what vLLM derives. `is_long`: it may exceed the positions that the config states."""
+
+    value: int
+    is_long: bool
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        command: VllmCommand,
+        facts: ModelFacts,
+        serving: ServingEnvironment,
+        version: str,
+        assumed: _Assumed,
+    ) -> _Length:
+        text = command.values.get("max-model-len")
+        served = served_length(facts.length_keys, vllm_release(version))
+        if served is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
+            problem = other_state(str(facts.text.get("model_type")))
+            raise SpecError("the model's config.json: model_type", *problem)
+        if text is not None:
+            value = _given_length(text)
+            return cls(value, _is_long(value, facts), tuple(_notes_on_length(value, served, facts, serving)))
+        if served is None:
             problem = "is missing, and config.json has no max_position_embeddings"
             raise SpecError("--max-model-len", problem, "give it")
-        return assumed.default("max-model-len", positions)
+        value = assumed.default("max-model-len", served.by_default)
+        note = f"max_model_len {value:,}: {served.rule}, as vLLM {served.vllm}"
+        return cls(value, _is_long(value, facts), (note,))
+
+
+def _given_length(text: str) -> int:
     if text.strip().lower() in ("-1", "auto"):
         raise SpecError("--max-model-len", f"is {text!r}: free memory would decide it", "a number of tokens")
-    length = parse_tokens("--max-model-len", text)
-    if positions is not None and length > positions and not serving.allows_long:
-        problem = f"is {length}, more than the model's {positions} positions"
-        raise SpecError("--max-model-len", problem, f"at most that, or {LONG_VARIABLE}=1")
-    return length
+    return parse_tokens("--max-model-len", text)
+
+
+def _is_long(value: int, facts: ModelFacts) -> bool:
+    known = [facts.text.get(name) for name in POSITION_KEYS]
+    known += [facts.length_keys.get(name) for name in POSITION_KEYS]
+    return value > min((count for count in known if type(count) is int and count > 0), default=0)
+
+
+def _notes_on_length(
+    value: int, served: ServedLength | None, facts: ModelFacts, serving: ServingEnvironment
+) -> Iterator[str]:
+    """Yields what to know about a given --max-model-len. Raises SpecError if this vLLM does not take it."""
+    if served is None:
+        yield f"config.json tells no length: whether the model bears --max-model-len {value}, nothing here checks"
+    elif value > served.most and not serving.allows_long:
+        problem = f"is {value}, more than the model's {served.most:.0f} positions"
+        rule = f"{served.rule_of_most}, as vLLM {served.vllm}"
+        raise SpecError("--max-model-len", f"{problem} ({rule})", f"at most that, or {LONG_VARIABLE}=1")
+    elif value > served.most:
+        yield (
+            f"{LONG_VARIABLE}: --max-model-len {value} is more than the model's"
+            f" {served.most:.0f} positions; whether it bears that, nothing here checks"
+        )
+    elif _is_long(value, facts):
+        yield f"max_model_len {value:,}: at most {served.rule_of_most}, as vLLM {served.vllm}"
+
+
+def _check_seqs(max_num_seqs: int, tokens: int) -> None:
+    """Raises SpecError like vLLM (``SchedulerConfig`` in vllm/config/scheduler.py, in every release since 0.9)."""
+    if max_num_seqs > tokens:
+        raise SpecError(
+            "--max-num-seqs",
+            f"is {max_num_seqs}, more than --max-num-batched-tokens {tokens}",
+            "at most as many: vLLM refuses to start otherwise",
+        )
+
+
+def _check_null_block(num_blocks: int, max_model_len: int, block_size: int) -> None:
+    """Raises SpecError if the longest sequence never gets its blocks (``null_block`` in vllm/v1/core/block_pool.py)."""
+    needed = -(-max_model_len // block_size)
+    if needed >= num_blocks:
+        raise SpecError(
+            "the number of KV blocks",
+            f"is {num_blocks}, of which vLLM keeps one as its null block: too few for a sequence of"
+            f" {max_model_len} tokens, which would wait for ever",
+            f"at least {needed + 1}, or a --max-model-len of at most {(num_blocks - 1) * block_size}",
+        )
 
 
 def is_prefill_chunked(command: VllmCommand, rules: EnvironmentRules) -> bool:
@@ -186,7 +241,7 @@ def _prefill_seqs(
     if bucketing.merged_prefill:
         return max_num_seqs
     if rules.prefill == "environment":
-        return _at_most(PREFILL_VARIABLE, bucketing.max_num_prefill_seqs or 1, max_num_seqs)
+        return bucketing.max_num_prefill_seqs or 1
     given = _integer(command, _PREFILL_FLAG)
     return max_num_seqs if given is None else _at_most(f"--{_PREFILL_FLAG}", given, max_num_seqs)
 

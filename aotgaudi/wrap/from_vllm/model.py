@@ -11,6 +11,7 @@ from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.layer_kinds import layer_kinds
 from aotgaudi.spec.model import POSITION_KEYS
 from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.wrap.from_vllm.model_len import CONFIG
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -27,7 +28,6 @@ DTYPES: Mapping[str, DtypeName] = {
 
 DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-CONFIG = "the model's config.json"
 _MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
 _OTHER_STATES = frozenset({"falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma"})
 """Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
@@ -44,6 +44,7 @@ class ModelFacts:
 
     Attributes:
         text: the language model's keys: the config itself, or its ``text_config``.
+        length_keys: the same, but nothing from outside a ``text_config`` that tells a length itself.
         has_mamba: whether any layer keeps a recurrent state.
         has_interleaved_windows: whether layers with and without a sliding window alternate.
         mamba_chunk_size: 0 without such layers.
@@ -52,6 +53,7 @@ class ModelFacts:
     """
 
     text: Mapping[str, Any]
+    length_keys: Mapping[str, Any]
     has_mamba: bool
     has_interleaved_windows: bool
     mamba_chunk_size: int
@@ -64,10 +66,12 @@ class ModelFacts:
         """Reads a config as vllm_gaudi/v1/worker/hpu_model_runner.py 1281, 1358-1414 does."""
         nested = config.get("text_config")
         text = {**config, **nested} if isinstance(nested, dict) else config
+        tells_length = isinstance(nested, dict) and not nested.keys().isdisjoint(POSITION_KEYS)
         has_mamba = _has_mamba(text)
         chunk, is_explicit = _mamba_chunk(text, rules) if has_mamba else (0, False)
         return cls(
             text=text,
+            length_keys=nested if tells_length and isinstance(nested, dict) else text,
             has_mamba=has_mamba,
             has_interleaved_windows=_has_interleaved_windows(text),
             mamba_chunk_size=chunk,
@@ -75,12 +79,6 @@ class ModelFacts:
             has_vision=isinstance(config.get("vision_config"), dict),
             is_quantized="quantization_config" in config or "quantization_config" in text,
         )
-
-    @property
-    def positions(self) -> int | None:
-        """The longest sequence that the model supports, in tokens; None if the config does not say."""
-        known = (self.text.get(name) for name in POSITION_KEYS)
-        return min((value for value in known if type(value) is int and value > 0), default=None)
 
     @property
     def dtype(self) -> DtypeName | None:

@@ -23,7 +23,8 @@ from aotgaudi.wrap.flags import FLAGS
 from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
 from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.wrap.from_vllm.model import CONFIG, DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.wrap.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.wrap.from_vllm.model_len import CONFIG
 from aotgaudi.wrap.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,

@@ -127,6 +127,36 @@ def test_names_alone_take_the_callers_value(monkeypatch: pytest.MonkeyPatch, fol
     assert read_manifest(folder / "tiny.manifest.json").spec.target.execution_mode == "hpu_graphs"
 
 
+@pytest.mark.parametrize(
+    ("case", "version", "length", "rule"),
+    [
+        (
+            "rope-yarn",
+            "v0.26.0",
+            131072,
+            "original_max_position_embeddings 32,768 x factor 4 (yarn), as vLLM 0.26.0",
+        ),
+        (
+            "rope-longrope",
+            "v0.26.0",
+            4096,
+            "original_max_position_embeddings 4,096 (longrope), as vLLM 0.26.0",
+        ),
+        ("rope-longrope", "v0.10.1", 131072, "max_position_embeddings 131,072, as vLLM 0.10.1"),
+        ("config", "v0.26.0", 131072, "max_position_embeddings 131,072, as vLLM 0.26.0"),
+    ],
+)
+def test_the_length_follows_from_the_config_and_the_release(
+    case: str, version: str, length: int, rule: str, folder: Path
+) -> None:
+    arguments = ("--model-config", CASES / f"{case}.json", "--bucketing-version", f"vllm-gaudi@{version}")
+
+    result = run_vllm("--max-num-seqs 4", *arguments, blocks=4000)
+
+    assert read_manifest(folder / "tiny.manifest.json").spec.limits.max_model_len == length
+    assert f"note: max_model_len {length:,}: {rule}" in result.stderr
+
+
 def test_only_attention_layers_count_in_the_cache_of_a_hybrid_model(folder: Path) -> None:
     result = run_vllm("--max-num-seqs 4", "--model-config", CASES / "granite-4-h.json", blocks=4000)
 
@@ -259,7 +289,7 @@ def test_a_quantized_server_on_eight_devices_is_enumerated_and_not_built(folder:
         (("--from-vllm", f"vllm serve /{'x' * 5000}", "--num-blocks", "4"), "xxx: is not a directory"),
         (("--from-vllm", "ls", "--num-blocks", "4"), "the vLLM command: starts no server"),
         (
-            ("--from-vllm", "VLLM_BUCKETING_FROM_FILE=none vllm serve tiny", "--num-blocks", "4"),
+            ("--from-vllm", "VLLM_BUCKETING_FROM_FILE=none vllm serve tiny", "--num-blocks", "5"),
             "none cannot be read: No such file",
         ),
     ],

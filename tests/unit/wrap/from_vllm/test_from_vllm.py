@@ -133,7 +133,9 @@ def test_prefill_batches_by_version() -> None:
 @pytest.mark.parametrize(
     ("flags", "environment", "where"),
     [
-        ("--max-num-seqs 2", {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}, "VLLM_PROMPT_BS_BUCKET_MAX"),
+        ("--max-num-seqs 200 --max-num-batched-tokens 129", {}, "--max-num-seqs"),
+        ("--max-num-seqs 4096", {}, "--max-num-seqs"),
+        ("", {"pin": Pin(num_blocks=64)}, "the number of KV blocks"),
         ("--max-num-seqs 2 --max-num-prefill-seqs 4", {"version": GAUDI_1_22}, "--max-num-prefill-seqs"),
         ("--max-model-len 10000", {}, "--max-model-len"),
         ("--max-model-len 1", {}, "--max-model-len"),
@@ -338,7 +340,7 @@ def test_assignments_in_the_command_come_before_the_environment() -> None:
         environment={"VLLM_BUCKETING_STRATEGY": "pad"},
         config=LLAMA,
         version=NEWEST,
-        pin=Pin(num_blocks=64),
+        pin=Pin(num_blocks=65),
         read_file=str,
         digest_file=str,
     )
@@ -515,6 +517,54 @@ def test_a_length_within_them_needs_no_permission() -> None:
         assert (error.where, "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in error.remedy) == ("--max-model-len", True)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def test_the_length_that_vllm_derives_is_served_and_its_rule_is_printed() -> None:
+    found, report = read(config={**LLAMA, "rope_scaling": YARN}, version="vllm-gaudi@v0.24.0")
+
+    assert (found.limits.max_model_len, found.limits.allow_long_max_model_len) == (32768, True)
+    assert (
+        "max_model_len 32,768: original_max_position_embeddings 8,192 x factor 4 (yarn), as vLLM 0.24.0"
+        in report.notes
+    )
+    assert "max_model_len 8,192: max_position_embeddings 8,192, as vLLM 0.24.0" in notes(
+        version="vllm-gaudi@v0.24.0"
+    )
+
+
+def test_a_length_that_this_vllm_takes_is_taken() -> None:
+    config = {**LLAMA, "rope_scaling": YARN}
+
+    assert spec("--max-model-len 32768", config=config).limits.max_model_len == 32768
+    assert "at most original_max_position_embeddings" in notes("--max-model-len 20000", config=config)
+    error = mistake("--max-model-len 32769", config=config)
+    assert "x factor 4 (yarn), as vLLM 0.27.1" in error.problem
+    assert spec("--max-model-len 32769", config=config, VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
+
+
+def test_a_config_that_tells_no_length_leaves_it_to_the_command() -> None:
+    config = {name: value for name, value in LLAMA.items() if name != "max_position_embeddings"}
+
+    assert spec("--max-model-len 4096", config=config).limits.max_model_len == 4096
+    assert "whether the model bears --max-model-len 4096" in notes("--max-model-len 4096", config=config)
+    assert mistake(config=config).where == "--max-model-len"
+
+
+def test_a_prompt_batch_above_the_sequences_is_the_plugins_to_use() -> None:
+    found = spec("--max-num-seqs 2", VLLM_PROMPT_BS_BUCKET_MAX="4")
+
+    assert (found.limits.max_num_prefill_seqs, found.limits.max_num_seqs) == (4, 2)
+
+
+def test_vllm_keeps_one_block_for_itself() -> None:
+    flags = "--max-model-len 300 --max-num-seqs 2"
+
+    assert spec(flags, pin=Pin(num_blocks=4)).limits.num_blocks == 4
+    assert "null block" in mistake(flags, pin=Pin(num_blocks=3)).problem
+    assert spec(flags, pin=Pin(num_blocks=3), version=GAUDI_1_22).limits.num_blocks == 3
+
+
 def test_the_quantization_that_a_command_asks_for() -> None:
     found = spec("--quantization inc --kv-cache-dtype fp8_inc", QUANT_CONFIG="/q/maxabs_quant_g3.json")
 
@@ -637,6 +687,7 @@ def test_legal_numbers_make_a_spec_that_says_them(
     version: str, seqs: int, tokens: int, length: int, eager: bool, lazy: str | None
 ) -> None:
     environment = {} if lazy is None else {"PT_HPU_LAZY_MODE": lazy}
+    seqs = min(seqs, tokens)
     flags = f"--max-num-seqs {seqs} --max-num-batched-tokens {tokens} --max-model-len {length}"
     flags += " --enable-chunked-prefill" + (" --enforce-eager" if eager else "")
     found = spec(flags, version=version, **environment)

@@ -160,19 +160,3 @@ def test_a_device_keeps_its_share_of_a_block_and_one_head_at_least(
     parallel = ParallelSpec(tensor_parallel_size=size, pipeline_parallel_size=stages)
 
     assert kv_block_bytes(facts(**LLAMA), 128, value_bytes, parallel) * divisor == 16 * 2**20
-
-
-@pytest.mark.parametrize(
-    ("config", "positions"),
-    [
-        ({"max_position_embeddings": 4096}, 4096),
-        ({"n_positions": 8192}, 8192),
-        ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
-        ({"max_position_embeddings": None}, None),
-        ({}, None),
-    ],
-)
-def test_the_longest_sequence_under_whatever_name_the_config_has_for_it(
-    config: dict[str, Any], positions: int | None
-) -> None:
-    assert facts(**config).positions == positions

@@ -1,0 +1,31 @@
+"""The length that we read from a config beside the one that vLLM served, release by release (see vllm_lengths.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.from_vllm.model_len import served_length
+from tests.golden.vllm_lengths import CASES, LENGTHS
+
+TABLES = sorted((Path(__file__).parent / "data" / "vllm-lengths").glob("*.json"))
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
+def test_our_length_is_the_one_that_vllm_served(table: Path) -> None:
+    expected = json.loads(table.read_text(encoding="utf-8"))
+
+    assert expected.keys() == CASES.keys()
+    assert {name: _ours(name, table.stem) for name in CASES} == expected
+
+
+def _ours(name: str, release: str) -> dict[str, object]:
+    try:
+        served = served_length(CASES[name], release)
+    except SpecError:
+        return {"default": None, "taken": []}
+    assert served is not None
+    return {"default": served.by_default, "taken": [length for length in LENGTHS if length <= served.most]}
