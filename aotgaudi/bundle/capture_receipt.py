@@ -15,8 +15,10 @@
      "residuals":   [str, ...]                                   work that no file can save, so every start repeats it
      "repairs":     [id, ...],
      "not_exercised": [str, ...],                                kinds of request that were not sent; absent if empty
-     "live_graphs": [{"kind": str, "state": "closed" | "bounded" | "open", "text": str}, ...]}
+     "live_graphs": [{"kind": str, "state": "closed" | "bounded" | "open", "text": str}, ...],
                                                                  whether traffic compiles graphs of a kind; absent if empty
+     "start":       {"requests": int, "tokens": int, "seconds": int, "asks_all"?: true, "why"?: str}}
+                                                                 what a start is asked; absent before it was measured
 
 Versions: 1 (first). ``live_graphs`` came later: captures that were made before, and those without shapes, have none.
 
@@ -24,7 +26,8 @@ A path is relative to the sandbox in which the server ran. It has at most 16 par
 No part is ``.`` or ``..`` or contains a backslash. No two paths, and no two directories on them, differ only in case, and no
 path leads through a file. Restored files get the sealed modes. Owners, times and links are not kept.
 
-Measured seconds are not sealed. They are in the store's record (docs/adr/0002-receipt-and-bundle.md).
+Measured seconds are not sealed, except for ``start``, an estimate for people (docs/adr/0100-what-a-start-is-asked.md). They
+are in the store's record (docs/adr/0002-receipt-and-bundle.md).
 """
 
 from __future__ import annotations
@@ -153,6 +156,37 @@ class Proof(Value):
     witnesses: tuple[str, ...]
 
 
+class StartCost(Value):
+    """What the warm-up requests of a start cost, as the proof measured it. Decides nothing but `asks_all`.
+
+    Attributes:
+        requests: HTTP requests.
+        tokens: Tokens of their prompts and answers, about.
+        seconds: How long they took, rounded up.
+        asks_all: Whether a start sends the requests, too, that are not marked ``at_start``. Written only if true.
+        why: Why it takes more than a minute. Not written if empty.
+    """
+
+    requests: Count
+    tokens: Count
+    seconds: Count
+    asks_all: bool = False
+    why: str = ""
+
+    @pydantic.model_serializer(mode="wrap")
+    def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in write(self).items()
+            if value or name in ("requests", "tokens", "seconds")
+        }
+
+    def __str__(self) -> str:
+        """For people."""
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.requests:,} warm-up requests, {self.tokens:,} tokens, about {self.seconds} s before it is ready{why}"
+
+
 class CaptureReceipt(Document):
     """The receipt of a capture, see the module. `files` are sorted by path, without repetitions."""
 
@@ -169,6 +203,7 @@ class CaptureReceipt(Document):
     repairs: tuple[str, ...] = ()
     not_exercised: tuple[str, ...] = ()
     live_graphs: tuple[LiveGraphs, ...] = ()
+    start: StartCost | None = None
 
     @pydantic.model_serializer(mode="wrap")
     def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -176,6 +211,8 @@ class CaptureReceipt(Document):
         for name in ("not_exercised", "live_graphs"):
             if not document[name]:
                 del document[name]
+        if self.start is None:
+            del document["start"]
         return document
 
     @pydantic.model_validator(mode="after")

@@ -12,8 +12,8 @@ used. A launch keeps the classes apart (docs/adr/0041-launch.md):
 
 A server compiles more on the first request of a kind, after it has reported that it is ready. (Measured on vLLM 0.32: the
 first request with ``logprobs`` compiles a graph.) So a launch also has **warm-up requests** (`WarmUp`, the JSON key
-``exercise``). The same requests are sent in the build, in the proof, and before a restored server is ready, so they are part
-of the key. `aotgaudi.wrap.exercise` makes them.
+``exercise``). They are sent in the build and in the proof, and, unless marked otherwise, before a restored server is ready,
+so they are part of the key. `aotgaudi.wrap.exercise` makes them.
 
 Versions: 1 (first).
 """
@@ -45,6 +45,8 @@ class WarmUpRequest(Value):
             all of them have run at the same time.
         is_greedy: Whether the text of the answer is the same in every run. If so, it is compared.
         beside: The bodies of other requests that are sent at the same time. Not written if empty.
+        at_start: Whether each start sends it, and not only the build, which proves that a start does without. Written only
+            if false.
     """
 
     name: str
@@ -53,13 +55,21 @@ class WarmUpRequest(Value):
     copies: Annotated[int, Field(ge=1, le=4096)] = 1
     is_greedy: bool = False
     beside: tuple[dict[str, JsonValue], ...] = ()
+    at_start: bool = True
 
     @pydantic.model_serializer(mode="wrap")
     def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
         document: dict[str, Any] = write(self)
         if not self.beside:
             del document["beside"]
+        if self.at_start:
+            del document["at_start"]
         return document
+
+    @property
+    def bodies(self) -> tuple[dict[str, JsonValue], ...]:
+        """The bodies of all HTTP requests that are sent at once."""
+        return (*[self.body] * self.copies, *self.beside)
 
 
 class WarmUp(Value):

@@ -184,12 +184,15 @@ def capture(
     for repair in found.adapter.repairs:
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
-    for line in residual_lines(built.bundle.require_capture().residuals):
+    receipt = built.bundle.require_capture()
+    for line in residual_lines(receipt.residuals):
         display.line("again", line)
-    for line in residual_lines(built.bundle.require_capture().not_exercised):
+    for line in residual_lines(receipt.not_exercised):
         display.line("not asked", line)
-    for line in not_closed(built.bundle.require_capture().live_graphs):
+    for line in not_closed(receipt.live_graphs):
         display.line("live", f"not closed: {line}")
+    if receipt.start is not None:
+        display.line("start", str(receipt.start))
     display.line("sealed", _sealed_line(built, signing))
 
 
@@ -219,7 +222,7 @@ def _sealed_line(built: Built, signing: Signing | None) -> str:
 
 
 def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str, Any]:
-    counts, row = built.bundle.index.counts, built.row
+    counts, row, receipt = built.bundle.index.counts, built.row, built.bundle.require_capture()
     return {
         "bundle": str(built.bundle.path),
         "launch_id": launch.id,
@@ -232,7 +235,8 @@ def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str
         "build_seconds": row.build_seconds,
         "cold_counts": row.cold_counts,
         "repairs": list(launch.repairs),
-        "not_exercised": list(built.bundle.require_capture().not_exercised),
-        "live_graphs": [row.model_dump() for row in built.bundle.require_capture().live_graphs],
+        "not_exercised": list(receipt.not_exercised),
+        "live_graphs": [row.model_dump() for row in receipt.live_graphs],
+        "start": None if receipt.start is None else receipt.start.model_dump(),
         "epoch": None if signing is None else signing.epoch,
     }

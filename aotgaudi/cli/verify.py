@@ -212,6 +212,7 @@ def _contents(
     counts = ", ".join(f"{count} {name}" for name, count in sorted(receipt.proof.counts.items()))
     proof = f"{counts} (witnesses: {', '.join(receipt.proof.witnesses)})"
     rows = [("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)]
+    rows += [("start", str(receipt.start))] if receipt.start is not None else []
     rows += [("not asked", line) for line in receipt.not_exercised]
     return (*rows, *(("live", f"not closed: {line}") for line in not_closed(receipt.live_graphs)))
 

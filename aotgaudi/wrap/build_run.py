@@ -6,11 +6,13 @@ hung or broke off an answer.
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
@@ -20,6 +22,7 @@ from aotgaudi.errors import CaptureError
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.collect import Secret
+from aotgaudi.wrap.exercise import in_order_of_proof
 from aotgaudi.wrap.file_watch import FileChanges, compare
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.output import last_line, tail_of
@@ -71,6 +74,7 @@ class Setting:
         progress: Shows how the build goes on.
         secrets: Values that must not be shown if the server prints them.
         asks: Whether the launch's warm-up requests are sent.
+        asks_all: Whether a start must send those, too, that only the build would send.
         placed: Adapts the plan of a server that runs next to others; returns it unchanged for a single server.
     """
 
@@ -83,6 +87,7 @@ class Setting:
     progress: Progress
     secrets: tuple[Secret, ...] = ()
     asks: bool = True
+    asks_all: bool = False
     placed: Callable[[Plan], Plan] = lambda plan: plan
 
 
@@ -95,7 +100,8 @@ class Ran:
         seen: Everything that was known once all requests were answered.
         after: How files had changed when the server ended.
         findings: What a warm start does not do, with the process that did it.
-        answers: The digests of each answer.
+        answers: The digests of each answer, in the launch's order.
+        answer_seconds: How long each answer took.
     """
 
     ready_seconds: float
@@ -103,6 +109,7 @@ class Ran:
     after: FileChanges
     findings: tuple[tuple[str, Finding], ...]
     answers: tuple[AnswerDigests, ...]
+    answer_seconds: tuple[float, ...] = ()
 
     def counters(self, suffix: str) -> dict[str, int]:
         """Returns the server's own counters whose names end with `suffix`, summed over its processes."""
@@ -164,10 +171,10 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
         try:
             ready_seconds = session.wait_healthy(setting.ready_seconds, watch.look)
             session.set_phase(STATE_BYTES["exercise"])
-            answers = _ask(session, setting, watch)
+            answers, answer_seconds = _ask(session, setting, watch, kind)
             session.set_phase(_LIVE)
             session.settle()
-            seen = session.look(compares=plan.rules.has_sealed)
+            seen = replace(session.look(compares=plan.rules.has_sealed), answers=answers)
             session.set_phase(_FLUSH)
             session.settle(_FLUSH_SECONDS)
             status = session.end()
@@ -185,18 +192,28 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
         watch.look()  # An event after the last look ends the start, too.
         findings = _findings(session)
     after = compare(sandbox.here, plan.rules) if plan.rules.has_sealed else FileChanges()
-    return Ran(ready_seconds, seen, after, findings, answers)
+    return Ran(ready_seconds, seen, after, findings, answers, answer_seconds)
 
 
-def _ask(session: Session, setting: Setting, watch: _Watch) -> tuple[AnswerDigests, ...]:
+def _ask(
+    session: Session, setting: Setting, watch: _Watch, kind: Kind
+) -> tuple[tuple[AnswerDigests, ...], tuple[float, ...]]:
+    """Sends the launch's requests. Returns the answers, and how long each took, in the launch's order."""
     requests = setting.launch.exercise.requests if setting.asks else ()
+    is_proof = kind != "cold" and not setting.asks_all
+    order = in_order_of_proof(requests) if is_proof else range(len(requests))
+    times = [time.monotonic()]
 
     def answered() -> None:
+        times.append(time.monotonic())
         watch.num_answered += 1
         watch.look()
 
     watch.num_requests = len(requests)
-    return session.warm_up(requests, on_answer=answered, needs_success=True)
+    sent = session.warm_up((requests[index] for index in order), on_answer=answered, needs_success=True)
+    took = (end - begin for begin, end in itertools.pairwise(times))
+    rows = sorted(zip(order, sent, took, strict=True), key=lambda row: row[0])
+    return tuple(answer for _, answer, _ in rows), tuple(seconds for _, _, seconds in rows)
 
 
 class _Watch:

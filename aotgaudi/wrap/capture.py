@@ -357,6 +357,7 @@ def _record(
         repairs=launch.repairs,
         not_exercised=not_exercised(features_of(order.found), launch.exercise),
         live_graphs=order.live_graphs,
+        start=proved.start if launch.exercise.requests else None,
     )
     require_public(receipt.dumps(), "receipt", _secrets(order))
     row = CaptureRow(

@@ -116,7 +116,7 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
-    bodies = [*[request.body] * request.copies, *request.beside]
+    bodies = [*request.bodies]
     is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
     num_tries, is_apart = 0, True
     answers: list[tuple[int, bytes]] = []

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import math
 import re
 import struct
 import zlib
@@ -27,6 +28,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, ValidationError
 
+from aotgaudi.bundle.capture_receipt import StartCost
 from aotgaudi.bundle.launch import WarmUp, WarmUpLevel, WarmUpRequest
 from aotgaudi.digest import canonical_json
 from aotgaudi.document import ForeignValue, first_problem
@@ -243,6 +245,102 @@ def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool)
                     copies=num_plain or num_seeded,
                     beside=(*[greedy] * num_greedy, *[seeded] * (num_seeded if num_plain else 0)),
                 )
+
+
+_MIXES: tuple[tuple[int, dict[str, JsonValue]], ...] = (
+    (0, {}),
+    (1, {"min_p": 0.1}),
+    (0, {"min_p": 0.1}),
+    (1, {}),
+)
+_CUTS: tuple[dict[str, JsonValue], ...] = ({}, {"top_k": 5}, {"top_p": 0.9}, {"top_k": 5, "top_p": 0.9})
+"""What the functions of vLLM's sampler depend on that Dynamo cuts where a seed is used: `Sampler.sample` on greedy requests
+and min-p, `TopKTopPSampler.forward` on top-k and top-p (vllm/v1/sample/sampler.py, ops/topk_topp_sampler.py, 0.26.0)."""
+
+
+def start_batches(sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()) -> Iterator[WarmUpRequest]:
+    """Yields the batches by which a start brings a compiled sampler into the state that `sampler_batches` left in the build.
+
+    A function that Dynamo has cut in a size, because of a seed, stays cut: then all batches of this size are computed by the
+    same pieces, in whatever order their kinds come. So each variant of each function (`_MIXES`, `_CUTS`, and for
+    `Sampler.forward` the numbers of log-probabilities) gets one batch with a seed in each size, and no combination does. A
+    size that is padded to is reached by one request more than the size below.
+    """
+    widths: list[dict[str, JsonValue]] = [{}]
+    widths += [{"logprobs": number} for number in logprobs]
+    num_below = 0
+    for size in sorted(sizes):
+        num, num_below = num_below + 1, size
+        mixes = [mix for mix in _MIXES if mix[0] < num]
+        most = room.max_model_len or num + 2 * _MAX_TOKENS
+        prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
+        greedy: dict[str, JsonValue] = {
+            "prompt": prompt,
+            "max_tokens": min(num + _MAX_TOKENS, most - len(prompt)),
+            "stream": True,
+            "ignore_eos": True,
+            "temperature": 0,
+        }
+        for index in range(max(len(mixes), len(_CUTS), len(widths))):
+            num_greedy, tail = mixes[index % len(mixes)]
+            more = {**tail, **_CUTS[index % len(_CUTS)], **widths[index % len(widths)]}
+            random: dict[str, JsonValue] = {**greedy, "temperature": 0.8, **more}
+            num_plain = num - num_greedy - 1
+            seeded: dict[str, JsonValue] = {**random, "seed": 1}
+            names = ", ".join(["a seed", *["greedy"] * num_greedy, *(f"{key} {more[key]}" for key in more)])
+            yield WarmUpRequest(
+                name=f"batch that is padded to {size}: {names}",
+                path=COMPLETIONS,
+                body=random if num_plain else seeded,
+                copies=num_plain or 1,
+                beside=(*[greedy] * num_greedy, *([seeded] if num_plain else ())),
+            )
+
+
+def in_order_of_proof(requests: Sequence[WarmUpRequest]) -> list[int]:
+    """Returns the order in which a proof sends these requests: as a start does, then what only the build sends.
+
+    The latter are sent in reverse, because clients keep to no order: what a start is asked must suffice for any.
+    """
+    first = [index for index, request in enumerate(requests) if request.at_start]
+    return [*first, *reversed([index for index, request in enumerate(requests) if not request.at_start])]
+
+
+LONG_START_SECONDS = 60.0
+_NUM_SLOWEST = 3
+
+
+def start_cost(requests: Sequence[WarmUpRequest], seconds: Sequence[float], *, asks_all: bool) -> StartCost:
+    """Returns what a start is asked that sends these requests, each of which took `seconds` in the proof."""
+    sent = [
+        (took, request)
+        for took, request in zip(seconds, requests, strict=True)
+        if asks_all or request.at_start
+    ]
+    total = math.ceil(sum(took for took, _ in sent))
+    slowest = sorted(sent, key=lambda row: -row[0])[:_NUM_SLOWEST]
+    why = ", ".join(f"{request.name}: {took:.0f} s" for took, request in slowest)
+    needed = (
+        "which graphs a batch needs depends on the batches before it, so each start sends all; "
+        if asks_all
+        else ""
+    )
+    return StartCost(
+        requests=sum(len(request.bodies) for _, request in sent),
+        tokens=sum(_num_tokens(body) for _, request in sent for body in request.bodies),
+        seconds=total,
+        asks_all=asks_all,
+        why=f"{needed}the slowest: {why}" if total > LONG_START_SECONDS else "",
+    )
+
+
+def _num_tokens(body: Mapping[str, JsonValue]) -> int:
+    """Returns about how many tokens a request's prompt and its answers have. A text has one for about four characters."""
+    prompt = next((body[name] for name in ("prompt", "input", "messages") if name in body), "")
+    is_ids = isinstance(prompt, list) and all(isinstance(one, int) for one in prompt)
+    num_asked = len(prompt) if is_ids and isinstance(prompt, list) else len(json.dumps(prompt)) // 4
+    most, copies = body.get("max_tokens", 0), body.get("n", 1)
+    return num_asked + (most * copies if isinstance(most, int) and isinstance(copies, int) else 0)
 
 
 def _truncations() -> dict[str, dict[str, JsonValue]]:

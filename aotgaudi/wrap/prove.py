@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from aotgaudi.bundle.capture_receipt import MAX_FILES, CapturedFile, Expected, Proof, require_distinct
+from aotgaudi.bundle.capture_receipt import (
+    MAX_FILES,
+    CapturedFile,
+    Expected,
+    Proof,
+    StartCost,
+    require_distinct,
+)
 from aotgaudi.errors import CaptureError
 from aotgaudi.wrap.build_run import EndedEarlyError, Ran, Setting, build_run, table_of
 from aotgaudi.wrap.collect import Collected, Rules, collect
 from aotgaudi.wrap.events import ProcessLog, hashed_factors
+from aotgaudi.wrap.exercise import start_cost
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.verdict import Finding, NotWarm, Undecided, before, judge
@@ -60,6 +68,7 @@ class Proved:
             memory.
         ready_seconds: How long the server took until it served.
         num_loaded: How many artifacts it loaded.
+        start: What every start is asked, and what that cost.
     """
 
     files: tuple[CapturedFile, ...]
@@ -69,6 +78,7 @@ class Proved:
     residuals: tuple[str, ...]
     ready_seconds: float
     num_loaded: int
+    start: StartCost
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,24 @@ class _Failure:
 def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
     """Starts the server from `files` alone, and again with what it added. Returns the proved capture.
 
+    The requests that a start sends come first, and the others in reverse. If that compiles something, then a start needs all
+    of them, in the order of the build.
+
     Raises CaptureError with a table of what each process compiled.
     """
+    try:
+        return _prove(setting, rules, files, cold)
+    except CaptureError as error:
+        if setting.asks_all or all(request.at_start for request in setting.launch.exercise.requests):
+            raise
+        cause = " ".join(str(error).split("\n")[1:2]).strip()
+        setting.progress.warn(
+            f"each start has to send all requests, in the build's order; proving that ({cause})"
+        )
+        return _prove(replace(setting, asks_all=True), rules, files, cold)
+
+
+def _prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
     held = tuple(files)
     for round_number in range(MAX_ADDITIONS + 1):
         found = _try(setting, rules, held, cold)
@@ -180,6 +206,7 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
         residuals=(*setting.found.adapter.residuals(setting.launch), *_again(processes)),
         ready_seconds=ran.ready_seconds,
         num_loaded=sum(expected.loads.values()),
+        start=start_cost(setting.launch.exercise.requests, ran.answer_seconds, asks_all=setting.asks_all),
     )
 
 

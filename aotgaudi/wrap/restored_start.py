@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.capture_receipt import CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CaptureReceipt, StartCost
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.wrap.adapters.base import Phase
@@ -45,7 +45,9 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
         if not why_cold:
             _restore(bundle, sandbox, metrics)
         link_model(checked.found, checked.launch, sandbox)
-        asked = _asked_here(bundle.launch, checked.found)
+        asked = _asked_here(bundle.launch, checked.found, receipt.start)
+        if receipt.start is not None and options.exercises and not why_cold:
+            _log.info("a start sends %s", receipt.start)
         answers = tuple(one for index, one in enumerate(receipt.expected.answers) if index in asked)
         case = Case(
             expected=None if why_cold else receipt.expected.model_copy(update={"answers": answers}),
@@ -73,15 +75,17 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             return supervisor.run()
 
 
-def _asked_here(sealed: Launch, found: Found) -> dict[int, WarmUpRequest]:
-    """Returns the sealed requests in the form in which they are sent here, by position."""
+def _asked_here(sealed: Launch, found: Found, cost: StartCost | None) -> dict[int, WarmUpRequest]:
+    """Returns the sealed requests that a start sends, in the form in which they are sent here, by position."""
     start = found.adapter.starts_at(sealed.words)
     words = sealed.words if start is None else sealed.words[start[1] :]
     then, now = (
         adapter_names(values.get("lora-modules", []))
         for values in (found.adapter.read(words, {}).values, found.flags.values)
     )
-    return with_adapters(sealed.exercise.requests, then, now)
+    asks_all = cost is None or cost.asks_all
+    asked = with_adapters(sealed.exercise.requests, then, now)
+    return {index: request for index, request in asked.items() if asks_all or request.at_start}
 
 
 def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:

@@ -73,6 +73,7 @@ FAULTS = {
     "runs-what-it-removes": "maps a library of its cache in C code, and removes the file",
     "loads-from-memory": "loads a library from a memfd",
     "loads-from-shm": "loads a library from /dev/shm that it made",
+    "order-matters": "compiles anew, each time, for a request with logprobs that comes before any with a bias",
     "raises-at-start": "ends with exit code 1 and a message, in order, before it has loaded anything",
 }
 KERNELS = ("embedding", "layer")
@@ -118,6 +119,7 @@ class Worker:
         name = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
         self.folder = self.root / "aot" / name / f"rank_{rank}"
         self.loaded: set[str] = set()
+        self.has_bias = False
 
     def start(self) -> None:
         if has("raises-at-start"):
@@ -275,6 +277,9 @@ class Worker:
         for name in KINDS:
             if body.get(name):
                 self.kernel(name)
+        self.has_bias |= "logit_bias" in body
+        if has("order-matters") and body.get("logprobs") and not self.has_bias:
+            self.kernel(f"early-{os.getpid()}")
         if body["model"] != self.options.served_model_name:
             self.kernel("adapter")
         if has("compile-live"):

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from click.testing import CliRunner, Result
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
+from aotgaudi.bundle.launch import WarmUp, load_launch
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
@@ -36,10 +38,14 @@ from aotgaudi.wrap.capture import Built, build_capture
 from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
 from aotgaudi.wrap.collect import Rules
 from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.launch import weights_stamp
 from aotgaudi.wrap.prove import Cold, Proved, prove
 from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
+from tests.guests.fake import Fake as GuestLaunch
+from tests.guests.running import Runs
+from tests.ports import free_port
 
 EXACT = {"compile": 0, "generate": 0, "new_files": 0, "loads": 1, "requests": 22, "processes": 3}
 
@@ -250,6 +256,44 @@ def test_a_second_start_that_answers_otherwise_is_no_proof(
 
     with pytest.raises(CaptureError, match="not answered as in the build"):
         fresh.build(FAKE_FAULTS=f"wrong-answer@{now}")
+
+
+LAZY = WarmUp(
+    level="shapes",
+    requests=(
+        completion("greedy", is_greedy=True),
+        completion("a bias", logit_bias={"5": 2}).model_copy(update={"at_start": False}),
+        completion("logprobs", logprobs=1, is_greedy=True).model_copy(update={"at_start": False}),
+        completion("sampled", temperature=0.5, copies=2),
+    ),
+)
+
+
+@pytest.mark.parametrize(("fault", "asks_all"), [("", False), ("order-matters", True)])
+def test_a_start_sends_what_was_proved_to_be_enough_or_all(
+    fresh: Bench, tmp_path: Path, fault: str, asks_all: bool
+) -> None:
+    fresh.environ["FAKE_FAULTS"] = fault
+    order = fresh.order()
+    launch = order.launch.model_copy(update={"exercise": LAZY})
+    built = build_capture(replace(order, launch=launch), fresh.store, fresh.told)
+
+    start = built.bundle.require_capture().start
+
+    assert start is not None
+    assert (start.requests, start.asks_all) == ((5, True) if asks_all else (3, False))
+    assert any("each start has to send all requests" in line for line in fresh.told.warnings) == asks_all
+    assert load_launch(built.bundle.launch.dumps()) == launch
+    guest = GuestLaunch(fresh.model, free_port(), (fault,) if fault else (), ("--log-level", "debug"))
+    runs = Runs(built.bundle.path, tmp_path, fresh.environ)
+    with runs.started(guest) as running:
+        running.wait_ready()
+        assert running.metric("aotgaudi_guest_warm") == 1
+        assert running.log.count('"POST /v1/completions') == start.requests
+        assert f"a start sends {start.requests} warm-up requests" in running.log
+        running.complete(logprobs=1)
+        assert running.report()["compilations"] == {}
+        assert running.end() == 0
 
 
 def test_a_server_that_probes_its_folders_and_leaves_nothing_is_captured(fresh: Bench) -> None:

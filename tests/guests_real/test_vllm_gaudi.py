@@ -336,6 +336,12 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
     assert receipt.proof.counts["compile"] == receipt.proof.counts["new_files"] == 0
     assert receipt.live_graphs == live_graphs_of(bench.spec)
     rows = {row.kind: row for row in receipt.live_graphs}
+    assert receipt.start is not None
+    assert not receipt.start.asks_all, bench.told.warnings
+    assert receipt.start.requests < receipt.proof.counts["requests"], (
+        "HTTP requests, fewer than the build's batches"
+    )
+    print(f"{receipt.proof.counts['requests']} batches in the build; a start sends {receipt.start}")
     port, guest = free_port(), free_port()
     capfd.readouterr()
     with running(bench, port, guest) as process:

@@ -50,7 +50,7 @@ from aotgaudi.wrap.adapters.base import (
     flag_words,
 )
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm, max_logprobs
-from aotgaudi.wrap.exercise import Room, sampler_batches
+from aotgaudi.wrap.exercise import Room, sampler_batches, start_batches
 from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
 from aotgaudi.wrap.values import FALSE_WORDS, parse_tokens
@@ -243,6 +243,7 @@ class VllmGaudi(Vllm):
         sizes = sorted({size for size, _, _ in found.decode})
         situation = situation_of(found.spec, max_logprobs(given))
         widths = () if situation is None else situation.logprob_widths
+        proved = (one.model_copy(update={"at_start": False}) for one in sampler_batches(sizes, room, widths))
         return Shapes(
             manifest_id=Manifest.of(found.spec).id,
             files={FILE: found.text},
@@ -251,7 +252,7 @@ class VllmGaudi(Vllm):
             ),
             variables={name: value for name, value in variables.items() if name not in environ},
             paths={FILE_VARIABLE: FILE},
-            requests=tuple(sampler_batches(sizes, room, widths)),
+            requests=(*start_batches(sizes, room, widths), *proved),
             live_graphs=() if situation is None else live_graphs(situation),
         )
 

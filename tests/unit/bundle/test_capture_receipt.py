@@ -63,11 +63,21 @@ def receipt_of(*paths: str, digest: Digest = DIGEST) -> CaptureReceipt:
     return loaded
 
 
-def test_the_wire_form() -> None:
-    loaded = load_sealed(canonical_json(GOLDEN))
+@pytest.mark.parametrize(
+    "start",
+    [
+        {},
+        {"start": {"requests": 3, "tokens": 0, "seconds": 1}},
+        {"start": {"requests": 3, "tokens": 9, "seconds": 99, "asks_all": True, "why": "the slowest: a"}},
+    ],
+)
+def test_the_wire_form(start: dict[str, Any]) -> None:
+    document = {**GOLDEN, **start}
+
+    loaded = load_sealed(canonical_json(document))
 
     assert isinstance(loaded, CaptureReceipt)
-    assert json.loads(loaded.dumps()) == GOLDEN
+    assert json.loads(loaded.dumps()) == document
     assert [file.mode_bits for file in loaded.files] == [0o444, 0o555]
 
 

@@ -26,10 +26,13 @@ from aotgaudi.wrap.exercise import (
     exercise,
     generation,
     images,
+    in_order_of_proof,
     line_of,
     not_exercised,
     read_requests,
     sampler_batches,
+    start_batches,
+    start_cost,
     token_prompt,
     with_adapters,
 )
@@ -126,6 +129,84 @@ def test_a_server_that_refuses_logprobs_is_asked_for_fewer() -> None:
     assert {body[name] for body in bodies for name in ("logprobs", "prompt_logprobs") if name in body} == {0}
     assert Vllm().read(["M", "--max-logprobs", "0"], {}).room.max_logprobs == 0
     assert Vllm().read(["M", "--max-logprobs", "-1"], {}).room.max_logprobs is None
+
+
+@given(
+    st.sets(st.integers(1, 300), min_size=1, max_size=5),
+    st.none() | st.integers(2, 4096),
+    st.lists(st.integers(0, 20), unique=True, max_size=6),
+)
+def test_a_start_has_a_seed_in_each_variant_of_each_function_of_the_sampler(
+    sizes: set[int], longest: int | None, logprobs: list[int]
+) -> None:
+    found = list(start_batches(sizes, Room(max_model_len=longest), logprobs))
+
+    assert len({request.name for request in found}) == len(found)
+    assert all(request.at_start for request in found)
+    below = 0
+    for size in sorted(sizes):
+        batches: list[Any] = [one.bodies for one in found if f"padded to {size}:" in one.name]
+        variants: list[set[Any]] = [set(), set(), set()]
+        for bodies in batches:
+            assert len(bodies) == below + 1
+            assert sum("seed" in body for body in bodies) == 1
+            assert longest is None or all(len(b["prompt"]) + b["max_tokens"] <= longest for b in bodies)
+            random = [body for body in bodies if body["temperature"]]
+            assert len(bodies) - len(random) <= 1
+            variants[0].add((len(random) < len(bodies), "min_p" in random[0]))
+            variants[1].add(("top_k" in random[0], "top_p" in random[0]))
+            variants[2].add(random[0].get("logprobs"))
+        mixed = {False, below > 0}
+        assert variants[0] == set(itertools.product(mixed, (False, True)))
+        assert variants[1] == set(itertools.product((False, True), repeat=2))
+        assert variants[2] == {None, *logprobs}
+        assert len(batches) == max(4, len(variants[2])), "and no combination of them"
+        below = size
+
+
+TABLE_OF_128 = (1, 2, 4, 8, 12, 22, 40, 72, 128)
+"""The decode batches of vllm-gaudi for 128 sequences."""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "proved", "at_start"),
+    [
+        (TABLE_OF_128[:3], 295, 24),
+        (TABLE_OF_128, 14_113, 680),
+        ((1, 2, 4, 8, 14, 24, 42, 78, 140, 256), 27_833, 1_292),
+    ],
+)
+def test_a_start_asks_for_a_twentieth_of_what_the_build_proves(
+    sizes: tuple[int, ...], proved: int, at_start: int
+) -> None:
+    room = Room(max_model_len=8192)
+
+    found = [
+        sum(len(request.bodies) for request in requests)
+        for requests in (sampler_batches(sizes, room), start_batches(sizes, room))
+    ]
+
+    assert found == [proved, at_start]
+
+
+def test_a_proof_sends_what_a_start_sends_and_then_the_others_in_reverse() -> None:
+    requests = [completion(name).model_copy(update={"at_start": name.isupper()}) for name in "AbCde"]
+
+    assert in_order_of_proof(requests) == [0, 2, 4, 3, 1]
+
+
+def test_what_a_start_costs_counts_every_copy_and_says_what_takes_more_than_a_minute() -> None:
+    batch = completion("batch", copies=3, prompt=[1, 2], max_tokens=4).model_copy(
+        update={"beside": ({"prompt": "a text", "n": 2, "max_tokens": 5},)}
+    )
+    requests = [batch, completion("proved").model_copy(update={"at_start": False})]
+
+    short = start_cost(requests, [1.2, 99.0], asks_all=False)
+    long = start_cost(requests, [1.2, 99.0], asks_all=True)
+
+    assert short.model_dump() == {"requests": 4, "tokens": 3 * 6 + 2 + 10, "seconds": 2}
+    assert (long.requests, long.seconds, long.asks_all) == (5, 101, True)
+    assert long.why.endswith("each start sends all; the slowest: proved: 99 s, batch: 1 s")
 
 
 def test_the_levels_are_those_of_a_launch() -> None:
