@@ -5,12 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.parallel import escaped, once, run_folder, turn
@@ -149,3 +152,41 @@ def test_no_file_of_tests_lies_where_pytest_does_not_look(pytestconfig: pytest.C
     ]
 
     assert found == []
+
+
+STUBBORN = """
+import subprocess, sys, time
+deaf = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print(flush=True); time.sleep(600)"
+parent = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {deaf!r}]).pid, flush=True)"
+orphaned = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, start_new_session=True)
+print(int(orphaned.stdout.readline()), len(orphaned.stdout.readline()), flush=True)
+try:
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+time.sleep(600)
+"""
+
+
+def test_no_process_of_tests_that_are_stopped_is_left(pytestconfig: pytest.Config) -> None:
+    """As `ci/test` runs them: a compiler without its builder is in a session of its own and ignores both signals."""
+    command = [sys.executable, str(pytestconfig.rootpath / "ci" / "reaped.py"), "-c", STUBBORN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        left = psutil.Process(int(running.stdout.readline().split()[0]))
+        running.send_signal(signal.SIGINT)
+        assert running.stdout.readline() == "interrupted\n"
+        assert left.is_running()
+        running.send_signal(signal.SIGTERM)
+
+        assert running.wait(30) == 128 + signal.SIGTERM
+        assert not left.is_running()
+
+
+@pytest.mark.parametrize(("code", "ends"), [("raise SystemExit(5)", 5), ("import os; os.abort()", 134)])
+def test_tests_that_end_by_themselves_have_their_exit_code(
+    pytestconfig: pytest.Config, code: str, ends: int
+) -> None:
+    command = [sys.executable, str(pytestconfig.rootpath / "ci" / "reaped.py"), "-c", code]
+
+    assert subprocess.run(command, check=False).returncode == ends
