@@ -38,10 +38,10 @@ from aotgaudi.server.options import (
     ReplyParsers,
     StopTimes,
 )
-from aotgaudi.server.preprocess.pool import PreprocessorPool
+from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.run_and_drain import HttpServer
-from aotgaudi.server.service import DEFAULT_STALL_SECONDS, Service
+from aotgaudi.server.service import Service
 from aotgaudi.threads import Threads
 
 if TYPE_CHECKING:
@@ -206,7 +206,8 @@ def start_service(
         outside=running.outside,
         parsers=options.parsers,
     )
-    preprocessor.open(served)
+    stall_seconds = options.longest_step_seconds
+    preprocessor.open(served, stall_seconds if math.isfinite(stall_seconds) else DEFAULT_STALL_SECONDS)
     phases.add("intake", began)
     process.hand_over(preprocessor.answer_for_kernel)
     guard = Guard()

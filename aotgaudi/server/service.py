@@ -14,12 +14,12 @@ from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.server.generation import EngineLike
 from aotgaudi.server.metrics import Metrics
+from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.spec.limits import ServingLimits
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
-DEFAULT_STALL_SECONDS = 60.0
 _MAX_TOLD = 100
 """How many ignored members the log names, since clients choose the names."""
 
@@ -36,6 +36,11 @@ class PreprocessorLike(Protocol):
     @property
     def failure(self) -> Exception | None:
         """The error after which no request can be prepared, or None."""
+        ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether requests wait to be prepared and nothing prepares them."""
         ...
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
@@ -124,6 +129,8 @@ class Service:
         seconds = self.engine.stalled_seconds
         if seconds > self.stall_seconds:
             return f"the engine is stuck: requests wait, and no step has ended for {seconds:.0f} s"
+        if self.preprocessor.is_stuck:
+            return "the preprocessor pool is stuck: requests wait, and no request worker answers"
         return ""
 
     @property

@@ -11,6 +11,9 @@ dropped.
 
 If a worker dies of a request, that request is refused. The fork server forks another worker, which gets the remaining
 requests (`aotgaudi.server.preprocess.worker`). Once the server is ready, it starts no process itself.
+
+A worker that does not answer is killed and replaced. If none answers even so, because the fork server hangs as well, waiting
+requests are refused, and the pool counts as stuck until a worker answers.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ from aotgaudi.server.spawn import spawn
 
 logger = logging.getLogger(__name__)
 
+DEFAULT_STALL_SECONDS = 60.0
 _OPEN_SECONDS = 300.0
 _CLOSE_SECONDS = 5.0
 _MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
@@ -98,20 +102,27 @@ class PreprocessorPool:
         self._model_dir = model.path
         self._tell((model, chat_template))
 
-    def open(self, model: ServedModel) -> None:
-        """Waits until requests for `model` can be prepared.
+    def open(self, model: ServedModel, stall_seconds: float = DEFAULT_STALL_SECONDS) -> None:
+        """Waits until requests for `model` can be prepared. A queue is stuck after `stall_seconds` without progress.
 
         Raises:
             SpecError, CorruptError, UntrustedError: tokenizer or chat template cannot be used.
             AotGaudiError: the fork server has ended.
         """
         workers = {name: limits.for_model(model.max_len) for name, limits in self._limits.items()}
-        self._queues = {name: WorkerQueue(limits, self._killer(name)) for name, limits in workers.items()}
+        self._queues = {
+            name: WorkerQueue(limits, self._killer(name), stall_seconds) for name, limits in workers.items()
+        }
         self._tell((model, workers))
         self._control.settimeout(_OPEN_SECONDS)
         for _ in self._queues:
             self._take_packet()
         self._control.setblocking(False)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether requests wait for a worker, and none answers."""
+        return any(queue.is_stuck for queue in self._queues.values())
 
     def answer_for_kernel(self, listener: int, counter: int) -> None:
         """Makes the fork server refuse and count system calls. Usable as a `HandOver`. Call it after `open`."""
@@ -271,9 +282,18 @@ class _Line:
 class WorkerQueue:
     """The requests that wait for one worker. May be created anywhere; use it on the event loop."""
 
-    def __init__(self, limits: WorkerLimits, kill: Callable[[], None]) -> None:
-        """`kill` ends a worker that does not answer."""
-        self._limits, self._kill = limits, kill
+    def __init__(
+        self,
+        limits: WorkerLimits,
+        kill: Callable[[], None],
+        stall_seconds: float = DEFAULT_STALL_SECONDS,
+    ) -> None:
+        """`kill` ends a worker that does not answer. It is called early enough for another try within `stall_seconds`."""
+        self._limits, self._kill, self._stall_seconds = limits, kill, stall_seconds
+        self._kill_seconds = min(limits.wall_seconds, stall_seconds / _MAX_LOST)
+        self._asked: deque[_Job] = deque()
+        self._patience: asyncio.TimerHandle | None = None
+        self.is_stuck = False
         self._line: _Line | None = None
         self._newest: socket.socket | None = None
         self._replacements: asyncio.Queue[tuple[socket.socket | None, Cause]] = asyncio.Queue()
@@ -284,8 +304,10 @@ class WorkerQueue:
         """Returns the worker's answer.
 
         Raises:
-            RequestError: 400 if the worker died of the request; 503 if there is no worker.
+            RequestError: 400 if the worker died of the request; 503 if there is no worker, or none that answers.
         """
+        if self.is_stuck:
+            raise _no_answer()
         job = _Job(kind, raw, asyncio.get_running_loop().create_future(), grammar)
         self._waiting[job] = None
         self._has_come.set()
@@ -309,9 +331,11 @@ class WorkerQueue:
     async def run(self) -> None:
         """Sends waiting requests to the worker, for ever. If it ends, its unanswered requests go to the next worker."""
         while True:
-            jobs = await self._next()
-            while jobs:
-                await self._answer(jobs)
+            self._asked = await self._next()
+            while self._asked:
+                self._progress()
+                await self._answer(self._asked)
+            self._progress()
 
     async def _next(self) -> deque[_Job]:
         """Waits for requests, and returns those to send together."""
@@ -340,6 +364,7 @@ class WorkerQueue:
             while jobs:
                 answered = await self._in_time(self._line)
                 jobs.popleft().settle(answered)
+                self._progress()
                 if answered.head.get("is_last"):
                     await self._replaced()
                     break
@@ -349,11 +374,25 @@ class WorkerQueue:
             jobs.remove(job)
 
     async def _in_time(self, line: _Line) -> Message:
-        deadline = asyncio.get_running_loop().call_later(self._limits.wall_seconds, self._kill)
+        deadline = asyncio.get_running_loop().call_later(self._kill_seconds, self._kill)
         try:
             return await line.answer()
         finally:
             deadline.cancel()
+
+    def _progress(self) -> None:
+        """Notes that a worker answered or was replaced, or that nobody waits, and begins to wait for the next answer."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._patience, self.is_stuck = None, False
+        if self._asked:
+            self._patience = asyncio.get_running_loop().call_later(self._stall_seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self.is_stuck = True
+        logger.error("no request worker has answered for %g s: requests are refused", self._stall_seconds)
+        for job in (*self._asked, *self._waiting):
+            job.refuse(_no_answer())
 
     def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
         """Refuses the request that the worker was preparing if it hit a limit, or if too many workers ended over it."""
@@ -373,6 +412,12 @@ class WorkerQueue:
         connection, cause = await self._replacements.get()
         self._line = None if connection is None else _Line(connection)
         return cause
+
+
+def _no_answer() -> RequestError:
+    return RequestError(
+        "The server could not read the request: its request workers do not answer", http_status=503
+    )
 
 
 def _no_worker() -> RequestError:

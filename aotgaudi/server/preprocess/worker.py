@@ -60,6 +60,7 @@ from traceback import extract_tb
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.child import die_with_parent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
@@ -429,7 +430,7 @@ class ForkServer:
     ) -> None:
         """With `is_guarded`, the kernel keeps workers from starting processes."""
         self._control, self._preparer, self._workers = control, preparer, workers
-        self._is_guarded = is_guarded
+        self._is_guarded, self._pid = is_guarded, os.getpid()
         self._counters: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -491,6 +492,7 @@ class ForkServer:
                 if fd > 2 and fd not in (connection.fileno(), life):
                     with suppress(OSError):
                         os.close(fd)
+            die_with_parent(self._pid, signal.SIGKILL)  # A worker that hangs would not notice.
             leave_others_alone()  # Not even the fork server, which is inside the same domain until now.
             if self._is_guarded:
                 forbid_processes()

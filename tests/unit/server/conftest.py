@@ -161,6 +161,7 @@ class DirectPreprocessor:
 
     preparer: Preparer
     failure: Exception | None = None
+    is_stuck: bool = False
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         message = answer_of(self.preparer.prepare(kind, raw))

@@ -640,4 +640,10 @@ def test_without_its_preprocessor_pool_the_server_says_so(client: TestClient, se
 
     assert (health.status_code, health.json()["reason"]) == (503, "the preprocessor pool has died")
     assert (ready.status_code, ready.json()["reason"]) == (503, "the preprocessor pool has died")
+    assert refused.status_code == 503
+
+    service.preprocessor.failure, service.preprocessor.is_stuck = None, True  # type: ignore[misc]
+    health, refused = client.get("/health"), client.post("/v1/completions", json={"prompt": "a"})
+    assert health.status_code == 503
+    assert "no request worker answers" in health.json()["reason"]
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "ServiceUnavailableError")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -76,11 +76,13 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def opened(model_dir: Path, workers: dict[str, WorkerLimits] | None = None) -> Iterator[PreprocessorPool]:
+def opened(
+    model_dir: Path, workers: dict[str, WorkerLimits] | None = None, stall_seconds: float = 60.0
+) -> Iterator[PreprocessorPool]:
     others = psutil.Process().children(recursive=True)
     with PreprocessorPool(workers or QUICK) as pool:
         pool.load(ModelDirectory(model_dir))
-        pool.open(MODEL)
+        pool.open(MODEL, stall_seconds)
         yield pool
     assert set(psutil.Process().children(recursive=True)) <= {*others}
 
@@ -360,12 +362,57 @@ def test_without_its_fork_server_it_is_dead_and_says_so(
             asked = asyncio.ensure_future(pool.prepare("completion", completion("a")))
         await asyncio.gather(asked, return_exceptions=True)
         assert "the preprocessor pool has died" in str(pool.failure)
-        worker.resume()
 
     others = workers()
     run(pool, use)
     assert "the preprocessor pool has died" in caplog.text
     assert eventually(lambda: all(map(is_gone, others)))
+
+
+def test_where_all_processes_hang_requests_are_refused_in_time_and_the_pool_is_stuck(
+    model_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with opened(model_dir, stall_seconds=1.0) as pool:
+
+        async def use() -> None:
+            hanging = (fork_server(), *workers())
+            for process in hanging:
+                process.suspend()
+            large = completion("a", user="x" * (3 << 20))  # More than a socket takes: sending it blocks.
+            kinds = ("completion", "chat", "response", "completion", "completion")
+            bodies = (completion("a"), chat("a"), b'{"input": "a"}', large, completion("b"))
+            asked = [pool.prepare(kind, body) for kind, body in zip(kinds, bodies, strict=True)]
+            began = time.monotonic()
+            refused = await asyncio.gather(*asked, return_exceptions=True)
+            assert time.monotonic() - began < 5
+            for error in (
+                *refused,
+                *await asyncio.gather(pool.prepare("chat", b"{}"), return_exceptions=True),
+            ):
+                assert isinstance(error, RequestError)
+                assert (error.http_status, "do not answer" in str(error)) == (503, True)
+            assert pool.is_stuck
+            for process in hanging:
+                with suppress(
+                    psutil.NoSuchProcess
+                ):  # The fork server goes on first, and was asked to kill them.
+                    process.resume()
+            while pool.is_stuck:
+                await asyncio.sleep(0.01)
+            assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+
+        run(pool, use)
+    assert "no request worker has answered for 1 s" in caplog.text
+
+
+def test_workers_that_hang_end_with_their_fork_server(model_dir: Path) -> None:
+    with opened(model_dir) as pool:
+        hanging = workers()
+        for worker in hanging:
+            worker.suspend()
+        fork_server().kill()
+        assert eventually(lambda: all(map(is_gone, hanging)))
+        del pool
 
 
 def test_signals_to_the_group_are_not_for_it(pool: PreprocessorPool) -> None:
