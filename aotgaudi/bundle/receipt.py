@@ -11,14 +11,17 @@
      "recipes":     {relative file name: digest},     what programs need beyond the files of their units (hpu: recipes with
                                                        keys that depend on what ran before); absent if empty
      "builder":     {component: version},
+     "model_check": {"transformers": version, "tolerance": float, "layers": [kind of layer, ...],
+                     "reduced": {size of the config: what it was reduced to}},     absent if the graphs were not compared
+                                                       with the model (bundles made before; backends without models)
      "model":       {file name: digest},     absent if no model is bound
      "part":        {"limits":   limits, under which the entries that have programs are closed,
                      "chunked":  limits, if prompts may be computed in shorter chunks,
                      "settings": [place of a sampler setting in the spec, ...]}}    absent if all entries have programs
     limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
 
-Versions: 1 (first). `model`, `layouts`, `part` and `recipes` came later and may be absent. The bytes of receipts without
-them have not changed.
+Versions: 1 (first). `model`, `layouts`, `part`, `recipes` and `model_check` came later and may be absent. The bytes of
+receipts without them have not changed.
 
 A receipt is sealed, so it holds nothing that could differ between two builds of the same inputs: no times, no host, no
 measurement (docs/adr/0002-receipt-and-bundle.md). Measurements are in `UnitRecord`, which the store's records keep with the
@@ -156,12 +159,34 @@ class SealedPart(Value):
         return settings
 
 
+class ModelCheck(Value):
+    """How the traced steps were compared with transformers' own model: logits agreed within `tolerance` (docs/adr/0097).
+
+    `layers` are the kinds of the compared model's layers, in order. `reduced` has what was smaller in it than in the spec's.
+    """
+
+    transformers: str
+    tolerance: Measure
+    layers: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    reduced: dict[str, int] = Field(default_factory=dict)
+
+    def describe(self) -> str:
+        """Returns what agreed, in words."""
+        kinds = dict.fromkeys(self.layers)
+        smaller = "".join(f", {name} {value}" for name, value in sorted(self.reduced.items()))
+        return (
+            f"agrees with transformers {self.transformers} within {self.tolerance:g}"
+            f" ({len(self.layers)} layers: {'; '.join(kinds)}{smaller})"
+        )
+
+
 class Receipt(Document):
     """The receipt of programs, see the module. `units` may be given as records, which are reduced to what is sealed.
 
     `builder` maps components of the builder to versions, without hosts or times. `model` names every file of a model
-    directory that a server reads, if the bundle is bound to one (bundle/model_directory.py). `part` says what is served if
-    entries were left out on purpose. Without it, every entry is required.
+    directory that a server reads, if the bundle is bound to one (bundle/model_directory.py). `model_check` says how the
+    graphs were compared with the model. `part` says what is served if entries were left out on purpose. Without it, every
+    entry is required.
     """
 
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
@@ -171,13 +196,14 @@ class Receipt(Document):
     units: Mapping[Sha256, SealedUnit]
     recipes: dict[FileName, DigestField] = Field(default_factory=dict)
     builder: dict[str, str]
+    model_check: ModelCheck | None = None
     model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
     part: SealedPart | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
-        for name in ("model", "part", "recipes"):
+        for name in ("model", "model_check", "part", "recipes"):
             if not getattr(self, name):
                 values.pop(name, None)
         return values

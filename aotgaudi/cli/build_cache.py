@@ -33,7 +33,7 @@ from aotgaudi.store.store import Store
 DEFAULT_SAMPLE = 3
 ALL = sys.maxsize
 """The number for ``--sample all``."""
-_WORK = {"trace": "tracing", "compile": "compiling"}
+_WORK = {"check": "comparing with transformers", "trace": "tracing", "compile": "compiling"}
 
 
 def describe_check(found: Recheck) -> str:
@@ -174,14 +174,16 @@ def _check(
 
 
 def outcome_line(outcome: BuildOutcome) -> str:
-    """Returns one line for people, and another about the proof if there is one."""
-    proof = outcome.proof
+    """Returns one line for people, one before it about a comparison with the model, and one after it about a proof."""
+    check, proof = outcome.model_check, outcome.proof
+    head = "" if check is None else f"model: {check.check.describe()}: compared in {check.seconds:.1f} s\n"
     if proof is None:
-        return _work_line(outcome)
+        return f"{head}{_work_line(outcome)}"
     late = f", {len(proof.recipes) // 2} of which only whole programs need" if proof.recipes else ""
     return (
-        f"{_work_line(outcome)}\nproof: a new process found all {proof.num_recipes} recipes{late} in a directory that it"
-        f" could not write to, and compiled 0 (round {proof.num_rounds})"
+        f"{head}{_work_line(outcome)}\n"
+        f"proof: a new process found all {proof.num_recipes} recipes{late} in a directory that it could not write to,"
+        f" and compiled 0 (round {proof.num_rounds})"
     )
 
 
@@ -204,6 +206,11 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
         "seconds": outcome.seconds,
         "num_workers": outcome.num_workers,
         "worker_seconds": dict(outcome.worker_seconds),
+        **(
+            {}
+            if outcome.model_check is None
+            else {"model_check": outcome.model_check.model_dump(mode="json", exclude={"components"})}
+        ),
         **(
             {}
             if outcome.proof is None

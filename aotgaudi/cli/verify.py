@@ -41,6 +41,7 @@ from aotgaudi.wrap.launch_comparison import compare
 
 _PRINTED = "what `aotgaudi verify --print-target` prints on the machine that serves"
 _NO_COMMAND = "no command was given to compare (aotgaudi verify BUNDLE -- COMMAND)"
+_NO_CHECK = "the next `aotgaudi build` does it"
 _NO_TORCH = "torch is not installed, so this machine cannot serve (pip install 'aotgaudi[serve]')"
 
 
@@ -220,7 +221,12 @@ def _contents(
 def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
     if not isinstance(bundle.receipt, Receipt):
         return ()
-    return (("model", ModelDirectory(bundle.path, bundle.receipt.model).describe()),)
+    check = bundle.receipt.model_check
+    compared = f"not compared with transformers ({_NO_CHECK})" if check is None else check.describe()
+    return (
+        ("graphs", compared),
+        ("model", ModelDirectory(bundle.path, bundle.receipt.model).describe()),
+    )
 
 
 def _signed(bundle: Bundle) -> str:
@@ -238,6 +244,7 @@ def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
 
 def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] | None) -> dict[str, Any]:
     receipt = bundle.receipt
+    check = receipt.model_check if isinstance(receipt, Receipt) else None
     return {
         "bundle": str(bundle.path),
         "intact": report.is_intact,
@@ -246,6 +253,7 @@ def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any]
         "target": bundle.receipt.target.model_dump(mode="json"),
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
         "model": _bound(bundle.receipt),
+        "model_check": check.model_dump(mode="json") if check else None,
         "part": part,
         "not_exercised": list(receipt.not_exercised) if isinstance(receipt, CaptureReceipt) else [],
         "live_graphs": (

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
-from aotgaudi.compile.jobs import TraceJob
+from aotgaudi.compile.jobs import ModelCheckJob, TraceJob
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
 from aotgaudi.errors import CardError
 from aotgaudi.gaudi.environment import WITHOUT_BRIDGE, process_environment
@@ -23,6 +23,7 @@ from aotgaudi.gaudi.identity import usable_modules
 
 _POLL_SECONDS = 0.02
 _ATTEMPTS = 2
+_WITHOUT_CARD = (ModelCheckJob, TraceJob)
 
 
 def local_pool(
@@ -113,16 +114,16 @@ class CardPool:
         for one in [one for pool in pools for one in pool.wait(0.0)]:
             _, job = self._running.pop(one.ticket)
             if not isinstance(one.error, CardError):
-                if not isinstance(job, TraceJob):
+                if not isinstance(job, _WITHOUT_CARD):
                     self._num_without_card = 0
                 found.append(one)
                 continue
             self._num_without_card += 1
             self._waiting.appendleft((one.ticket, job))
             if self._num_without_card >= _ATTEMPTS:
-                waiting = [ticket for ticket, job in self._waiting if not isinstance(job, TraceJob)]
+                waiting = [ticket for ticket, job in self._waiting if not isinstance(job, _WITHOUT_CARD)]
                 found += [Done(ticket, error=one.error) for ticket in waiting]
-                self._waiting = deque(row for row in self._waiting if isinstance(row[1], TraceJob))
+                self._waiting = deque(row for row in self._waiting if isinstance(row[1], _WITHOUT_CARD))
         return found
 
     def _start(self) -> None:
@@ -136,6 +137,6 @@ class CardPool:
             pool.submit(ticket, job)
 
     def _free(self, job: Job) -> LocalPool | None:
-        able = self._pools[:1] if isinstance(job, TraceJob) else self._pools[1:]
+        able = self._pools[:1] if isinstance(job, _WITHOUT_CARD) else self._pools[1:]
         busy = [pool for pool, _ in self._running.values()]
         return next((pool for pool in able if busy.count(pool) < pool.num_workers), None)

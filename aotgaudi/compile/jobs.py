@@ -1,4 +1,4 @@
-"""A worker's jobs: trace one entry or compile one unit, once, and record the result.
+"""A worker's jobs: check a model, trace one entry or compile one unit, once, and record the result.
 
 When several builders want a unit, the one that gets its lock looks up its record again, works only if there is none, and
 records the result before it releases the lock. So only one builder compiles, and the kernel frees the lock of a builder that
@@ -13,8 +13,10 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import resource
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,10 +24,28 @@ from pathlib import Path
 from typing import Protocol, Union
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
-from aotgaudi.compile.keys import ProgramRow, UnitRow, UnitSource, read_programs, read_units, record, unit_key
+from aotgaudi.compile.keys import (
+    BuiltRow,
+    ModelCheckRow,
+    ProgramRow,
+    UnitRow,
+    UnitSource,
+    read_model_check,
+    read_programs,
+    read_units,
+    record,
+    unit_key,
+)
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
-from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, MissingObjectError, store_error
+from aotgaudi.errors import (
+    AotGaudiError,
+    CompileError,
+    CorruptError,
+    MissingObjectError,
+    SpecError,
+    store_error,
+)
 from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.limits import ServingLimits
@@ -35,23 +55,47 @@ from aotgaudi.store.scratch import locked_directory
 from aotgaudi.store.store import Store
 
 _LONGEST_MESSAGE = 500
+_DROPS_KEYWORDS = re.compile(
+    r"missing 1 required keyword-only argument: 'paged'|unexpected keyword argument '(?:paged|logits_to_keep)'"
+)
+_DIFFERS_BY_LAYER = re.compile(r"'(\w+)' is a per-layer attribute")
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 """Errors of a store that accepts no more data. The unit is not at fault."""
-
-Row = Union[ProgramRow, UnitRow]
 
 
 @dataclass(frozen=True)
 class Built:
     """A recorded row. `is_new`: this job made it, not another builder."""
 
-    row: Row
+    row: BuiltRow
     is_new: bool
 
 
 @dataclass(frozen=True)
 class Busy:
     """Another builder is working on this job."""
+
+
+@dataclass(frozen=True)
+class ModelCheckJob:
+    """Compare the graphs of `model` with transformers' own model, before anything is compiled. `key`: of the record."""
+
+    key: Key
+    model: ModelSpec
+    dialect: Dialect
+    has_tail_pages: bool
+    store_root: Path
+    log_path: Path
+    lower: tuple[Path, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The job's name for people."""
+        return f"compare {self.model.model_type} with transformers"
+
+    def run(self) -> Built | Busy:
+        """See `build_once`."""
+        return build_once(self)
 
 
 @dataclass(frozen=True)
@@ -99,7 +143,29 @@ class CompileJob:
         return build_once(self)
 
 
-BuildJob = Union[TraceJob, CompileJob]
+BuildJob = Union[ModelCheckJob, TraceJob, CompileJob]
+
+
+class ModelDiffersError(CompileError):
+    """The graphs of a model do not compute what the model computes. No build of it can be right."""
+
+
+def explained(error: Exception, family: str) -> SpecError | None:
+    """Returns a trace's error in words that name the family and what it does; None for one that has such words."""
+    text = str(error)
+    if _DROPS_KEYWORDS.search(text):
+        what = (
+            "does not hand the keywords of a call on to its attention, and a step's KV cache travels as one"
+        )
+    elif isinstance(error, KeyError) and text.strip("'").isdecimal():
+        what = f"attends more often than its config has layers (in a layer {text})"
+    elif found := _DIFFERS_BY_LAYER.search(text):
+        what = f"has layers that differ in {found[1]}"
+    else:
+        return None
+    return SpecError(
+        "model.config.model_type", f"{family!r} {what}: not supported", "use another architecture"
+    )
 
 
 class LostTextError(CorruptError):
@@ -108,12 +174,14 @@ class LostTextError(CorruptError):
 
 def key_of(job: BuildJob) -> str:
     """Returns the key of the job's record."""
-    return job.key.hex if isinstance(job, TraceJob) else job.key
+    return job.key if isinstance(job, CompileJob) else job.key.hex
 
 
-def find_row(store: Store, job: BuildJob) -> Row | None:
+def find_row(store: Store, job: BuildJob) -> BuiltRow | None:
     """Returns the record of `job` if it is intact, else None."""
     key = key_of(job)
+    if isinstance(job, ModelCheckJob):
+        return read_model_check(store, key)
     rows = read_programs(store, (key,)) if isinstance(job, TraceJob) else read_units(store, (key,))
     return rows.get(key)
 
@@ -121,7 +189,7 @@ def find_row(store: Store, job: BuildJob) -> Row | None:
 def build_once(job: BuildJob) -> Built | Busy:
     """Does `job` in a worker and records the result, unless another builder did so or is doing so.
 
-    Raises like `run_trace` and `run_compile`.
+    Raises like `run_model_check`, `run_trace` and `run_compile`.
     """
     store = Store(job.store_root, job.lower)
     with store.locks.try_unit(key_of(job)) as is_mine:
@@ -130,9 +198,15 @@ def build_once(job: BuildJob) -> Built | Busy:
         found = find_row(store, job)
         if found is not None:
             return Built(found, is_new=False)
-        row = run_trace(job) if isinstance(job, TraceJob) else run_compile(job)
+        row = _run(job)
         record(store, key_of(job), row)
         return Built(find_row(store, job) or row, is_new=True)
+
+
+def _run(job: BuildJob) -> BuiltRow:
+    if isinstance(job, ModelCheckJob):
+        return run_model_check(job)
+    return run_trace(job) if isinstance(job, TraceJob) else run_compile(job)
 
 
 def is_busy(store: Store, job: BuildJob) -> bool:
@@ -141,12 +215,25 @@ def is_busy(store: Store, job: BuildJob) -> bool:
         return not is_free
 
 
+def run_model_check(job: ModelCheckJob) -> ModelCheckRow:
+    """Compares graphs with the model. Raises ModelDiffersError, and like `run_trace`."""
+    with _errors_of(job), _logged(job.log_path), _explained(job.model):
+        from aotgaudi.compile.model_comparison import compare_model
+
+        _one_thread()
+        started = time.monotonic()
+        check = compare_model(job.model, job.dialect, has_tail_pages=job.has_tail_pages)
+        return ModelCheckRow(
+            check=check, seconds=time.monotonic() - started, components=dict(job.key.components)
+        )
+
+
 def run_trace(job: TraceJob) -> ProgramRow:
     """Traces an entry, publishes the texts, the constants and the program, and returns the program's row.
 
     Raises SpecError for a model that cannot be built, StoreError, and CompileError for everything else.
     """
-    with _errors_of(job), _logged(job.log_path):
+    with _errors_of(job), _logged(job.log_path), _explained(job.model):
         from aotgaudi.graphs.trace import trace
 
         _one_thread()
@@ -236,6 +323,18 @@ def _cpu_seconds() -> float:
         usage.ru_utime + usage.ru_stime
         for usage in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
     )
+
+
+@contextlib.contextmanager
+def _explained(model: ModelSpec) -> Iterator[None]:
+    """Puts errors of tracing into words (`explained`)."""
+    try:
+        yield
+    except Exception as error:
+        said = explained(error, model.model_type)
+        if said is None:
+            raise
+        raise said from error
 
 
 class _Placed(Protocol):

@@ -10,6 +10,7 @@ Records are JSON values:
 
 * program key -> `ProgramRow`: the program's digest and its units.
 * unit key -> `UnitRow`: the artifact's files, the cost of compiling and the result of the check.
+* key of a model's check -> `ModelCheckRow`: the traced steps compute what transformers' own model computes.
 * key of a proof -> `ProofRow`: shows that a new process compiles nothing for programs of a device that has a cache.
 
 A record is a claim, which is checked against the objects. If an object is gone, the record is a miss. Failures are never
@@ -31,7 +32,7 @@ from pydantic import Field
 import aotgaudi.graphs
 from aotgaudi.backends.base import Target, require_installed, version_of
 from aotgaudi.bucketing.mhc_splits import StepSplits
-from aotgaudi.bundle.receipt import UnitRecord
+from aotgaudi.bundle.receipt import ModelCheck, UnitRecord
 from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes, sha256_source
 from aotgaudi.document import DigestField, Sha256, Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
@@ -45,6 +46,9 @@ FIXED_NUM_BLOCKS = frozenset({"hpu"})
 
 PROVED_BACKENDS = frozenset({"hpu"})
 """Backends whose artifacts fill a cache of the device. A bundle is sealed only after new processes found all in it."""
+
+CHECKED_BACKENDS = frozenset({"cpu", "hpu"})
+"""Backends that serve models. Before the first unit of one is compiled, its graphs are compared with transformers' model."""
 
 LIMITS_EXCLUDED = {
     "max_num_seqs": "bounds which entries exist, not what one computes",
@@ -148,6 +152,21 @@ def unit_key_of_graph(sha256: str, target: Target) -> Key:
     return Key.of([("schema", "aotgaudi.unit-key/1"), ("graph", sha256), *target.components()])
 
 
+def model_check_key(spec: BuildSpec) -> Key:
+    """Returns the key of the comparison of a spec's graphs with its model. Of the limits, only tail pages change graphs."""
+    dialect = dialect_of(spec)
+    return Key.of(
+        [
+            ("schema", "aotgaudi.model-check/1"),
+            *((f"model.{name}", value) for name, value in spec.model.signature().components),
+            ("dialect", f"{dialect.name}{' contiguous' if dialect.is_contiguous else ''}"),
+            *([("limits.has_tail_pages", "true")] if spec.limits.num_tail_pages is not None else []),
+            *_builder_components(None),
+            ("toolchain.torch", version_of("torch")),
+        ]
+    )
+
+
 def builder_versions() -> dict[str, str]:
     """Returns the versions of the code that traces: our graph code (a digest of its source) and transformers."""
     return {"graphs": graph_code_digest(), "transformers": version_of("transformers")}
@@ -239,6 +258,18 @@ class UnitRow(UnitRecord):
         yield from self.artifact.values()
 
 
+class ModelCheckRow(Value):
+    """A model whose traced steps agree with transformers' (compile/model_comparison.py). `seconds` is what that took."""
+
+    check: ModelCheck
+    seconds: float
+    components: dict[str, str] = Field(default_factory=dict)
+
+    def digests(self) -> Iterator[Digest]:
+        """Yields nothing: the record is all there is."""
+        return iter(())
+
+
 class ProofRow(Value):
     """A proof that processes which find only recorded recipes compile nothing for these programs (compile/recipe_proof.py).
 
@@ -256,10 +287,13 @@ class ProofRow(Value):
         yield from self.recipes.values()
 
 
-RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow, ProofRow])
+BuiltRow = Union[ProgramRow, UnitRow, ModelCheckRow]
+"""The record of a job of a build."""
+
+RowT = TypeVar("RowT", bound=Union[ProgramRow, UnitRow, ModelCheckRow, ProofRow])
 
 
-def record(store: Store, key: str, row: ProgramRow | UnitRow | ProofRow) -> None:
+def record(store: Store, key: str, row: BuiltRow | ProofRow) -> None:
     """Records the result of a job. If there is a result already, it stays, unless one of its objects is gone.
 
     Raises StoreError if the record cannot be written.
@@ -280,6 +314,11 @@ def read_programs(store: Store, keys: Iterable[str]) -> dict[str, ProgramRow]:
 def read_units(store: Store, keys: Iterable[str]) -> dict[str, UnitRow]:
     """Returns the intact rows of `keys`, which are unit keys, in their order. Leaves out keys without one."""
     return _read(UnitRow, store, keys)
+
+
+def read_model_check(store: Store, key: str) -> ModelCheckRow | None:
+    """Returns the record of the check of `key`, if there is one."""
+    return _read(ModelCheckRow, store, (key,)).get(key)
 
 
 def read_proof(store: Store, key: str) -> ProofRow | None:

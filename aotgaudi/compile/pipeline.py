@@ -226,9 +226,10 @@ def _compile(
         if not is_proved and is_known_complete(entries, manifest.spec, target, store):
             return BuildOutcome()
         plan = make_plan(entries, manifest.spec, target, store)
-        if plan.is_complete and not is_proved:
+        is_done = plan.is_complete and plan.is_checked
+        if is_done and not is_proved:
             remember_complete(plan, store)
-        if plan.is_complete:
+        if is_done:
             return BuildOutcome()
     store.require_writable()
     with phases.time("run"):
@@ -263,6 +264,7 @@ def make_receipt(manifest: Manifest, plan: Plan, proof: ProofRow | None = None) 
     for state, row in plan.complete:
         programs.update(dict.fromkeys((entry.id for entry in state.entries), Digest.parse(row.program)))
         units.update({key: plan.units[key] for key in row.units})
+    checked = None if plan.model_check is None else plan.model_check.row
     return Receipt(
         manifest_id=manifest.id,
         target=plan.target,
@@ -270,6 +272,7 @@ def make_receipt(manifest: Manifest, plan: Plan, proof: ProofRow | None = None) 
         units=units,
         recipes={} if proof is None else proof.recipes,
         builder=builder_versions(),
+        model_check=None if checked is None else checked.check,
     )
 
 

@@ -18,9 +18,19 @@ from itertools import chain
 from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
-from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitRow, read_programs, read_units
+from aotgaudi.compile.keys import (
+    CHECKED_BACKENDS,
+    ModelCheckRow,
+    ProgramKeys,
+    ProgramRow,
+    UnitRow,
+    model_check_key,
+    read_model_check,
+    read_programs,
+    read_units,
+)
 from aotgaudi.digest import Digest, Key
-from aotgaudi.entries import Entry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import Store
@@ -42,6 +52,7 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
 
 OTHER_SECONDS = 6.0
 TRACE_SECONDS = 4.0
+MODEL_CHECK_SECONDS = 5.0
 SMALL_TRACE_SECONDS = 0.5
 _UNITS_A_STEP = ("embedding", "layer", "head")
 
@@ -213,8 +224,16 @@ class ProgramState:
 
 
 @dataclass(frozen=True)
+class ModelCheckState:
+    """The comparison of the graphs with the model: its key, and its record in the store (None: not compared)."""
+
+    key: Key
+    row: ModelCheckRow | None
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Which programs and units of a manifest the store has."""
+    """Which programs and units of a manifest the store has. `model_check` is None where there is nothing to compare."""
 
     target: Target
     programs: tuple[ProgramState, ...]
@@ -223,6 +242,8 @@ class Plan:
 
     estimates: Estimates = field(default_factory=Estimates)
     """How long units may take. Empty if nothing is missing."""
+
+    model_check: ModelCheckState | None = None
 
     @property
     def untraced(self) -> tuple[ProgramState, ...]:
@@ -249,8 +270,13 @@ class Plan:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether nothing is to be traced or compiled."""
         return not self.untraced and not self.missing_units
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the graphs were compared with the model, if they have one."""
+        return self.model_check is None or self.model_check.row is not None
 
     def digests(self) -> Iterator[Digest]:
         """Yields every object that was found (programs, texts, constants and artifacts), possibly more than once."""
@@ -262,8 +288,9 @@ class Plan:
 
         Raises ValueError for an invalid name.
         """
-        programs = (state.key.hex for state in self.programs if state.row is not None)
-        return Root(name=name, keys=frozenset((*programs, *self.units)), objects=frozenset(self.digests()))
+        states = (*self.programs, *([self.model_check] if self.model_check else []))
+        recorded = (state.key.hex for state in states if state.row is not None)
+        return Root(name=name, keys=frozenset((*recorded, *self.units)), objects=frozenset(self.digests()))
 
     def estimate_seconds(self, workers: int) -> float:
         """Returns a wall-clock estimate. The work of an untraced program is guessed from its kind of entry."""
@@ -282,7 +309,9 @@ def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: 
         for key, members in groups.items()
     ]
     units = read_units(store, dict.fromkeys(key for row in rows.values() for key in row.units))
-    plan = Plan(target, tuple(programs), units)
+    check = check_key_of(_firsts(groups), spec, target)
+    state = None if check is None else ModelCheckState(check, read_model_check(store, check.hex))
+    plan = Plan(target, tuple(programs), units, model_check=state)
     return plan if plan.is_complete else replace(plan, estimates=read_estimates(store, target))
 
 
@@ -291,15 +320,34 @@ def is_known_complete(entries: Iterable[Entry], spec: BuildSpec, target: Target,
 
     Answers for thousands of entries without reading a record. False proves nothing: make a plan.
     """
-    return store.remembers(tuple(_by_program(entries, ProgramKeys(spec, target))))
+    groups = _by_program(entries, ProgramKeys(spec, target))
+    return store.remembers(_looked_up(groups, check_key_of(_firsts(groups), spec, target)))
 
 
 def remember_complete(plan: Plan, store: Store) -> None:
-    """Makes `is_known_complete` remember `plan` if it is complete, and marks its objects as used."""
-    if not plan.is_complete:
+    """Makes `is_known_complete` remember `plan` if it is complete and checked, and marks its objects as used."""
+    if not (plan.is_complete and plan.is_checked):
         return
     keys = [state.key.hex for state in plan.programs]
-    store.remember(keys, plan.units, plan.digests())
+    store.remember(
+        _looked_up(keys, plan.model_check.key if plan.model_check else None), plan.units, plan.digests()
+    )
+
+
+def check_key_of(entries: Iterable[Entry], spec: BuildSpec, target: Target) -> Key | None:
+    """Returns the key of the comparison with the model; None where no step of a model is built."""
+    if target.backend not in CHECKED_BACKENDS:
+        return None
+    has_steps = any(isinstance(entry, (PromptEntry, DecodeEntry)) for entry in entries)
+    return model_check_key(spec) if has_steps else None
+
+
+def _looked_up(program_keys: Iterable[str], check: Key | None) -> tuple[str, ...]:
+    return (*program_keys, *([] if check is None else [check.hex]))
+
+
+def _firsts(groups: Mapping[str, list[Entry]]) -> Iterator[Entry]:
+    return (members[0] for members in groups.values())
 
 
 def _by_program(entries: Iterable[Entry], keys: ProgramKeys) -> dict[str, list[Entry]]:

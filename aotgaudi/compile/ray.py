@@ -37,13 +37,13 @@ from aotgaudi.compile.jobs import (
     Built,
     Busy,
     CompileJob,
-    Row,
+    ModelCheckJob,
     TraceJob,
     build_once,
     find_row,
     key_of,
 )
-from aotgaudi.compile.keys import ProgramRow, UnitRow
+from aotgaudi.compile.keys import BuiltRow, ModelCheckRow, ProgramRow, UnitRow
 from aotgaudi.compile.share import pull_row, push_rows, receive_object
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
@@ -205,7 +205,7 @@ def offer(job: BuildJob, store: Store, remote: Remote) -> None:
         send(remote, {digest: store.objects.path(digest)}, _CONDUCT)
 
 
-def collect(job: BuildJob, store: Store, remote: Remote) -> Row:
+def collect(job: BuildJob, store: Store, remote: Remote) -> BuiltRow:
     """Downloads the result of `job` on a node from `remote` into `store`. Raises StoreError if it is missing."""
     _pull(job, store, Sources([remote], _CONDUCT))
     row = find_row(store, job)
@@ -236,6 +236,8 @@ def build_through(job: BuildJob, url: str) -> Built | Busy:
 
 
 def _pull(job: BuildJob, store: Store, sources: Sources) -> bool:
+    if isinstance(job, ModelCheckJob):
+        return pull_row(key_of(job), ModelCheckRow.model_validate, store, sources)
     if isinstance(job, TraceJob):
         return pull_row(key_of(job), ProgramRow.model_validate, store, sources)
     return pull_row(key_of(job), UnitRow.model_validate, store, sources)

@@ -1,5 +1,7 @@
 """Runs a plan: traces untraced programs, compiles units without artifacts, and records each result at once.
 
+First it compares the graphs with the model, if nobody has. Programs are traced meanwhile, but no unit is compiled before.
+
 Each worker gets one job at a time, so a stop only waits for the running jobs: a build stops at a unit boundary, and the next
 run continues there. A worker that dies or hangs is replaced and its job tried again. A job that fails twice is reported with
 its log, and the others continue. A failure is never recorded as a result.
@@ -32,15 +34,25 @@ from aotgaudi.compile.jobs import (
     Busy,
     CompileJob,
     LostTextError,
-    Row,
+    ModelCheckJob,
+    ModelDiffersError,
     TraceJob,
     find_row,
     is_busy,
     key_of,
 )
-from aotgaudi.compile.keys import ProgramRow, ProofRow, UnitRow, UnitSource, read_units
-from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
+from aotgaudi.compile.keys import (
+    BuiltRow,
+    ModelCheckRow,
+    ProgramRow,
+    ProofRow,
+    UnitRow,
+    UnitSource,
+    read_units,
+)
+from aotgaudi.compile.plan import MODEL_CHECK_SECONDS, Part, Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
+from aotgaudi.digest import Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CardError, ManifestError, SpecError, StoreError
 from aotgaudi.graphs.dialect import dialect_of
@@ -49,7 +61,7 @@ from aotgaudi.store.store import Store
 
 ATTEMPTS = 2
 
-JobKind = Literal["trace", "compile"]
+JobKind = Literal["check", "trace", "compile"]
 
 _POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
@@ -58,6 +70,9 @@ _TRACE_COST = 1e9
 _FIRST_UNIT_COST = 2e9
 """The first unit of a run precedes other traces, because it fills the toolchain's cache. Otherwise workers that have nothing
 left to trace would wait for that."""
+
+_CHECK_COST = 3e9
+"""The comparison with the model comes before everything: where it fails, nothing else is worth doing."""
 
 _LONGEST_SLUG = 160
 """The most characters of a label in a file name, which itself may have 255."""
@@ -87,7 +102,8 @@ class BuildOutcome:
     """The result of a run. `interrupted`: it was asked to stop, and stopped at a unit boundary.
 
     `seconds` is the run's wall-clock time. `worker_seconds` is the time of all `num_workers` workers by kind of job,
-    including failed jobs. `proof` is the proof, for backends that need one.
+    including failed jobs. `model_check` is the comparison with the model, if this run made it. `proof` is the proof, for
+    backends that need one.
     """
 
     num_traced: int = 0
@@ -97,6 +113,7 @@ class BuildOutcome:
     interrupted: bool = False
     num_workers: int = 0
     worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
+    model_check: ModelCheckRow | None = None
     proof: ProofRow | None = None
 
     def after(self, first: BuildOutcome) -> BuildOutcome:
@@ -112,6 +129,7 @@ class BuildOutcome:
                 kind: first.worker_seconds.get(kind, 0.0) + self.worker_seconds.get(kind, 0.0)
                 for kind in (*first.worker_seconds, *self.worker_seconds)
             },
+            model_check=self.model_check or first.model_check,
         )
 
 
@@ -175,6 +193,7 @@ def run_plan(
         interrupted=bool(run.num_queued or run.is_waiting),
         num_workers=num_workers,
         worker_seconds=run.worker_seconds,
+        model_check=run.model_check,
     )
 
 
@@ -214,6 +233,7 @@ class _Run:
         self.compiled: list[UnitRow] = []
         self.failures: list[Failure] = []
         self.fatal: AotGaudiError | None = None
+        self.model_check: ModelCheckRow | None = None
         self.num_traced = 0
         self.worker_seconds: dict[JobKind, float] = {"trace": 0.0, "compile": 0.0}
         self._queue: list[tuple[int, float, int, _Attempt]] = []
@@ -228,6 +248,11 @@ class _Run:
         self._origins: dict[str, TraceJob] = {}
         self._traced_again: set[str] = set()
         self._ranks = {state.key.hex: rank if in_order else 0 for rank, state in enumerate(plan.programs)}
+        self._held: list[tuple[ProgramRow, TraceJob]] | None = None
+        check = plan.model_check
+        if check is not None and check.row is None:
+            self._held = []
+            self._push(self._check_job(check.key, spec))
         for state in plan.programs:
             trace = self._trace_job(state, spec)
             if state.row is None:
@@ -270,7 +295,8 @@ class _Run:
         """Counts the result of a job, queues its second attempt, or reports its failure."""
         attempt = self._running.pop(done.ticket)
         seconds = time.monotonic() - attempt.started
-        self.worker_seconds["trace" if isinstance(attempt.job, TraceJob) else "compile"] += seconds
+        kind = _kind_of(attempt.job)
+        self.worker_seconds[kind] = self.worker_seconds.get(kind, 0.0) + seconds
         if done.error is not None:
             self._failed(attempt, done.error, is_stopping)
         elif isinstance(done.result, Busy):
@@ -306,9 +332,12 @@ class _Run:
         labels = tuple(attempt.job.label for attempt in begun)
         return Progress(self._num_done, self._num_known, eta_seconds, labels)
 
-    def _count(self, job: BuildJob, row: Row, *, is_new: bool) -> None:
+    def _count(self, job: BuildJob, row: BuiltRow, *, is_new: bool) -> None:
         self._num_done += 1
-        if isinstance(job, TraceJob) and isinstance(row, ProgramRow):
+        if isinstance(row, ModelCheckRow):
+            self.model_check = row if is_new else None
+            self._release_units()
+        elif isinstance(job, TraceJob) and isinstance(row, ProgramRow):
             self.num_traced += is_new
             self._push_units(row, job)
         elif isinstance(row, UnitRow) and is_new:
@@ -331,7 +360,9 @@ class _Run:
 
     def _push(self, job: BuildJob, number: int = 1, *, known: bool = False) -> None:
         estimates = self._plan.estimates
-        if isinstance(job, TraceJob):
+        if isinstance(job, ModelCheckJob):
+            work, cost = (Part("check", MODEL_CHECK_SECONDS),), _CHECK_COST
+        elif isinstance(job, TraceJob):
             work, cost = estimates.of_entry(job.entry), _TRACE_COST
             self._is_tracing = True
         else:
@@ -339,12 +370,24 @@ class _Run:
             cost = _FIRST_UNIT_COST if self._is_tracing and not self._has_units else work[0].seconds
             self._has_units = True
         self._num_known += not known
-        trace = job if isinstance(job, TraceJob) else self._origins[job.key]
-        rank = self._ranks[trace.key.hex]
-        heapq.heappush(self._queue, (rank, -cost, next(self._order), _Attempt(job, number, work)))
+        heapq.heappush(self._queue, (self._rank(job), -cost, next(self._order), _Attempt(job, number, work)))
+
+    def _rank(self, job: BuildJob) -> int:
+        if isinstance(job, ModelCheckJob):
+            return -1
+        return self._ranks[(job if isinstance(job, TraceJob) else self._origins[job.key]).key.hex]
+
+    def _release_units(self) -> None:
+        """Queues the units that waited for the comparison with the model."""
+        held, self._held = self._held or [], None
+        for row, trace in held:
+            self._push_units(row, trace)
 
     def _push_units(self, row: ProgramRow, trace: TraceJob) -> None:
         """Queues the units of a program that have no artifact. `trace` can make their texts again."""
+        if self._held is not None:
+            self._held.append((row, trace))
+            return
         new = [key for key in row.units if key not in self._unit_keys]
         self._unit_keys.update(new)
         there = read_units(self._store, new)
@@ -363,6 +406,11 @@ class _Run:
     def _compile_job(self, key: str, source: UnitSource) -> CompileJob:
         place = self._place(source.label, key)
         return CompileJob(key, source.text, source.label, self._plan.target, *place)
+
+    def _check_job(self, key: Key, spec: BuildSpec) -> ModelCheckJob:
+        has_tail_pages = spec.limits.num_tail_pages is not None
+        place = self._place(f"compare {spec.model.model_type} with transformers", key.hex)
+        return ModelCheckJob(key, spec.model, dialect_of(spec), has_tail_pages, *place)
 
     def _trace_job(self, state: ProgramState, spec: BuildSpec) -> TraceJob:
         entry = state.entries[0]
@@ -385,9 +433,15 @@ class _Run:
         return self._store.root, log_path, self._store.lower
 
 
+def _kind_of(job: BuildJob) -> JobKind:
+    if isinstance(job, ModelCheckJob):
+        return "check"
+    return "trace" if isinstance(job, TraceJob) else "compile"
+
+
 def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
-    """Whether an error affects every job: a user's mistake, a store that accepts no more data, or no card."""
-    return isinstance(error, (SpecError, ManifestError, StoreError, CardError))
+    """Whether an error affects every job: a user's mistake, a wrong model, a store that accepts no more data, or no card."""
+    return isinstance(error, (SpecError, ModelDiffersError, ManifestError, StoreError, CardError))
 
 
 def _describe(error: Exception, label: str) -> str:

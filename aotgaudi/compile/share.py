@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, Union
+from typing import TypeVar
 
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.keys import (
+    BuiltRow,
+    ModelCheckRow,
     ProgramKeys,
     ProgramRow,
     UnitRow,
+    read_model_check,
     read_programs,
     read_units,
     record,
     require_key_parts,
 )
-from aotgaudi.compile.plan import Plan
+from aotgaudi.compile.plan import Plan, check_key_of
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, MissingObjectError, first_line
@@ -33,8 +36,7 @@ from aotgaudi.store.records import RecordError, digests_in, dump_record, load_re
 from aotgaudi.store.scratch import INCOMING_NAME
 from aotgaudi.store.store import Store
 
-Row = Union[ProgramRow, UnitRow]
-R = TypeVar("R", ProgramRow, UnitRow)
+R = TypeVar("R", ProgramRow, UnitRow, ModelCheckRow)
 
 
 @dataclass(frozen=True)
@@ -56,19 +58,21 @@ def push_plan(
     StoreError, and MissingPackageError if this machine lacks a package without which nothing can have been built.
     """
     require_key_parts()
-    rows: dict[str, Row] = {state.key.hex: state.row for state in plan.programs if state.row}
+    rows: dict[str, BuiltRow] = {state.key.hex: state.row for state in plan.programs if state.row}
+    if plan.model_check is not None and plan.model_check.row is not None:
+        rows[plan.model_check.key.hex] = plan.model_check.row
     return push_rows(rows | plan.units, store, remote, conduct, overwrite=overwrite)
 
 
 def push_rows(
-    rows: Mapping[str, Row], store: Store, remote: Remote, conduct: Conduct, *, overwrite: bool = False
+    rows: Mapping[str, BuiltRow], store: Store, remote: Remote, conduct: Conduct, *, overwrite: bool = False
 ) -> Share:
     """Uploads `rows` of `store`, given by key. Works and raises like `push_plan`."""
     digests = {digest for row in rows.values() for digest in row.digests()}
     files = {digest: store.objects.path(digest) for digest in digests}
     num_objects, size_bytes = send(remote, files, conduct, overwrite=overwrite)
 
-    def send_record(item: tuple[str, Row]) -> bool:
+    def send_record(item: tuple[str, BuiltRow]) -> bool:
         key, row = item
         data = dump_record(key, row.model_dump(mode="json"))
         if not overwrite and conduct.retry.call(lambda: _is_answered(remote, key, data)):
@@ -91,7 +95,8 @@ def pull_entries(
     require_key_parts()
     puller = _Puller(store, sources)
     keys = ProgramKeys(spec, target)
-    program_keys = dict.fromkeys(keys.hex_of(entry) for entry in entries)
+    listed = tuple(entries)
+    program_keys = dict.fromkeys(keys.hex_of(entry) for entry in listed)
     programs = read_programs(store, program_keys)
     wanted = [key for key in program_keys if key not in programs]
     num_programs = puller.pull(wanted, ProgramRow.model_validate)
@@ -100,9 +105,15 @@ def pull_entries(
     units = read_units(store, unit_keys)
     missing = [key for key in unit_keys if key not in units]
     num_units = puller.pull(missing, UnitRow.model_validate)
+    check = check_key_of(listed, spec, target)
+    unchecked = [] if check is None or read_model_check(store, check.hex) else [check.hex]
+    num_checks = puller.pull(unchecked, ModelCheckRow.model_validate)
     sources.require_usable()
     return Share(
-        len(wanted) + len(missing), num_programs + num_units, len(puller.received), puller.received_bytes
+        len(wanted) + len(missing) + len(unchecked),
+        num_programs + num_units + num_checks,
+        len(puller.received),
+        puller.received_bytes,
     )
 
 
