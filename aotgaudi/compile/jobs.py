@@ -15,7 +15,9 @@ import logging
 import os
 import re
 import resource
+import shutil
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
@@ -44,6 +46,7 @@ from aotgaudi.errors import (
     CorruptError,
     MissingObjectError,
     SpecError,
+    StoreError,
     store_error,
 )
 from aotgaudi.graphs.dialect import ATEN, Dialect
@@ -61,6 +64,10 @@ _DROPS_KEYWORDS = re.compile(
 _DIFFERS_BY_LAYER = re.compile(r"'(\w+)' is a per-layer attribute")
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 """Errors of a store that accepts no more data. The unit is not at fault."""
+
+_NO_SPACE = os.strerror(errno.ENOSPC)
+_FULL_BYTES = 16 << 20
+"""With less than this, a compiler cannot have written its files: they were removed when it failed."""
 
 
 @dataclass(frozen=True)
@@ -362,15 +369,25 @@ def _errors_of(job: _Placed) -> Iterator[None]:
     """Turns any error of the job into one of ours. Other errors may not survive the way to the parent."""
     try:
         yield
-    except AotGaudiError:
-        raise
     except OSError as error:
         if error.errno in _STORE_ERRORS:
             raise store_error("build in", job.store_root, error) from error
         raise CompileError(f"{job.label}: {error}") from error
     except (Exception, SystemExit) as error:
+        if not isinstance(error, StoreError) and _NO_SPACE in str(error):  # A compiler's own words.
+            full = job.store_root if _is_full(job.store_root) else Path(tempfile.gettempdir())
+            raise store_error("build in", full, OSError(errno.ENOSPC, _NO_SPACE)) from error
+        if isinstance(error, AotGaudiError):
+            raise
         text = " ".join(str(error).split()) or "no message"
         raise CompileError(f"{job.label}: {type(error).__name__}: {text[:_LONGEST_MESSAGE]}") from error
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _FULL_BYTES
+    except OSError:
+        return True
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -54,8 +55,17 @@ from aotgaudi.compile.plan import MODEL_CHECK_SECONDS, Part, Plan, ProgramState,
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
 from aotgaudi.digest import Key
 from aotgaudi.entries import Entry
-from aotgaudi.errors import AotGaudiError, CardError, ManifestError, SpecError, StoreError
+from aotgaudi.errors import (
+    AotGaudiError,
+    CardError,
+    ManifestError,
+    SpecError,
+    StoreError,
+    counted,
+    store_error,
+)
 from aotgaudi.graphs.dialect import dialect_of
+from aotgaudi.manifest.memory import sized
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 
@@ -63,6 +73,10 @@ ATTEMPTS = 2
 
 JobKind = Literal["check", "trace", "compile"]
 
+_JOB_BYTES = 1 << 20
+"""A traced program or compiled unit with its records takes a third of this, and a worker's files as much again."""
+_TOOLCHAIN_BYTES = 270 << 20
+"""The precompiled headers of one toolchain (measured with g++ 12, torch 2.13)."""
 _POLL_SECONDS = 0.2
 _TRACE_COST = 1e9
 """Traces come first, because they find the units, and with them the total and a usable estimate."""
@@ -177,6 +191,7 @@ def run_plan(
     started, num_workers = time.monotonic(), 0
     if run.num_queued:
         require_installed("build", "torch", "transformers", "safetensors")
+        _require_space(store, plan.target.backend, run.num_queued)
         with watch:
             if not watch.should_stop():
                 with pool:
@@ -195,6 +210,22 @@ def run_plan(
         worker_seconds=run.worker_seconds,
         model_check=run.model_check,
     )
+
+
+def _require_space(store: Store, backend: str, num_jobs: int) -> None:
+    """Raises StoreError if a build of `num_jobs` programs and units, or more, would fill the store's file system."""
+    needed = num_jobs * _JOB_BYTES
+    if backend == "cpu" and not any(store.root.glob("toolcache/*/*")):
+        needed += _TOOLCHAIN_BYTES
+    try:
+        free = shutil.disk_usage(store.root).free
+    except OSError as error:
+        raise store_error("look at", store.root, error) from error
+    if free < needed:
+        raise StoreError(
+            f"store at {store.root}: {sized(free)} are free on its file system, and building {counted(num_jobs, 'program')}"
+            f" takes about {sized(needed)} (free space there, or use another place: --store DIR)"
+        )
 
 
 def _work_off(pool: Pool[BuildJob], run: _Run, watch: Watch) -> None:
@@ -445,8 +476,11 @@ def _is_fatal(error: Exception) -> TypeGuard[AotGaudiError]:
 
 
 def _describe(error: Exception, label: str) -> str:
-    text = str(error).removeprefix(f"{label}: ").strip().splitlines()
-    return text[0] if text else type(error).__name__
+    """Returns the first line of an error and, if a compiler's output follows, the last line of that which names an error."""
+    lines = str(error).removeprefix(f"{label}: ").strip().splitlines() or [type(error).__name__]
+    said = [line.strip() for line in lines[1:] if line.strip()]
+    last = next((line for line in reversed(said) if "error" in line.lower()), said[-1] if said else "")
+    return f"{lines[0]}: {last}" if last else lines[0]
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,22 @@ def test_a_full_disk_is_an_error_of_the_store(
         run_compile(job_of(store))
 
 
+@pytest.mark.parametrize("kind", [CompileError, RuntimeError])
+def test_a_compiler_that_says_that_the_disk_is_full_is_an_error_of_the_store(
+    store: Store, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    raising(
+        monkeypatch, kind("head a: CppCompileError\n\nOutput:\ncc1plus: fatal error: No space left on device")
+    )
+
+    with pytest.raises(
+        StoreError, match=r"^cannot build in .*: No space left on device .*free space there"
+    ) as told:
+        run_compile(job_of(store))
+
+    assert "\n" not in str(told.value)
+
+
 def test_the_log_holds_what_the_compiler_printed_and_the_traceback(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

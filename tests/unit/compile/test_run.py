@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,7 +20,7 @@ import pytest
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.plan import Plan, make_plan
-from aotgaudi.compile.run import Progress, Watch, run_plan
+from aotgaudi.compile.run import Progress, Watch, _describe, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.errors import CardError, CompileError, SpecError, StoreError
@@ -81,6 +83,42 @@ def test_a_unit_that_another_build_has_published_since_the_plan_is_not_compiled(
 
     assert outcome.compiled == ()
     assert compiles(journal).total() == 1
+
+
+def test_a_disk_without_room_for_the_build_is_told_before_anything_starts(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = seeded_plan(store, [("head a",), ("head b",)])
+    monkeypatch.setattr(subprocess, "Popen", None)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=5 << 18))
+
+    with pytest.raises(
+        StoreError, match=r"1\.25 MiB are free on its file system, and building 2 .* about 2\.00 MiB"
+    ):
+        execute(store, plan)
+
+
+@pytest.mark.parametrize(
+    ("output", "last"),
+    [
+        ("", ""),
+        (
+            "a.cpp:3:9: error: 'x' was not declared\n   3 | x;\n     | ^\n",
+            "a.cpp:3:9: error: 'x' was not declared",
+        ),
+        ("ld: cannot find -lgomp\n", "ld: cannot find -lgomp"),
+        (
+            "a.cpp: error: first\ncollect2: error: ld returned 1 exit status\n",
+            "collect2: error: ld returned 1 exit status",
+        ),
+    ],
+)
+def test_a_failed_unit_is_told_with_the_compilers_last_word(output: str, last: str) -> None:
+    error = CompileError(f"head a: CppCompileError: C++ compile error\n\n{output and 'Command:'}\n{output}")
+
+    told = _describe(error, "head a")
+
+    assert told == "CppCompileError: C++ compile error" + (f": {last}" if last else "")
 
 
 def test_faults_are_tried_twice_and_reported_with_their_log_while_the_others_go_on(
