@@ -113,7 +113,7 @@ def build_plan(
     """Show what `build cache` would do for MANIFEST (or a spec), with --tier or --budget of its most important entries.
 
     With --what-if: show what would be invalidated if a component of the keys had another value. With --target: the programs
-    and keys of an hpu spec, which nothing can compile yet.
+    and keys for a machine that FILE describes, such as one with a Gaudi; this machine need not be able to compile them.
 
     With --what-if and the BUNDLE of a wrapped server, or nothing: whether that capture, or which of all captures in the
     store, would be built anew (vllm=0.33.0, flag.max-model-len=1024).

@@ -76,6 +76,11 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
 )
 @click.option("--no-target", is_flag=True, help="Do not check whether this machine can serve the bundle.")
 @click.option(
+    "--no-memory",
+    is_flag=True,
+    help="Do not check whether this machine has the memory to serve it: it makes an image for another.",
+)
+@click.option(
     "--print-target",
     is_flag=True,
     is_eager=True,
@@ -89,12 +94,14 @@ def _print_target(context: click.Context, parameter: click.Parameter, is_asked: 
 )
 @acceptance_options
 @click.pass_context
-def verify(
+def verify(  # noqa: PLR0913 - one argument per option
     context: click.Context,
+    *,
     path: Path,
     words: tuple[str, ...],
     target_path: Path | None,
     no_target: bool,
+    no_memory: bool,
     as_json: bool,
     model: str | None,
     acceptance: TrustPolicy,
@@ -120,7 +127,7 @@ def verify(
         fit = _check_machine(bundle, target_path, described)
     part = None if isinstance(bundle.receipt, CaptureReceipt) else part_document(bundle)
     report = verify_bundle(bundle)
-    if fit.is_satisfied and described is None and not isinstance(bundle.receipt, CaptureReceipt):
+    if fit.is_satisfied and isinstance(bundle.receipt, Receipt) and described is None and not no_memory:
         fit = _check_memory(bundle, report, fit)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:

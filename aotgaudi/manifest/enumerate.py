@@ -243,6 +243,36 @@ class _Steps:
     unified: tuple[UnifiedEntry, ...] = ()
 
 
+_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+_SIZES_TRACED = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+"""Sizes of a config. Those that only our own graphs need may be 0 in a model of another kind, which another server runs."""
+
+
+def require_sizes(spec: BuildSpec) -> None:
+    """Raises SpecError, which names the key, for a size in the model's config that no model can have."""
+    model = spec.model
+    for name in (*_SIZES, *(_SIZES_TRACED if spec.has_own_steps else ())):
+        value = model.config_value(name)
+        if isinstance(value, (int, float)) and not (type(value) is int and value >= 1):
+            raise SpecError(f"model.config.{name}", f"is {value!r}", "a positive integer")
+    heads, width = model.config_value("num_attention_heads"), model.config_value("hidden_size")
+    if not spec.has_own_steps or type(heads) is not int:
+        return
+    key_heads = model.config_value("num_key_value_heads")
+    if type(key_heads) is int and heads % key_heads:
+        raise SpecError(
+            "model.config.num_key_value_heads",
+            f"is {key_heads}, with num_attention_heads {heads}",
+            "a divisor of it: query heads share key and value heads evenly",
+        )
+    if type(width) is int and width < heads and not model.states("head_dim"):
+        raise SpecError(
+            "model.config.num_attention_heads",
+            f"is {heads}, with hidden_size {width} and no head_dim",
+            "at most hidden_size",
+        )
+
+
 def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """Returns every entry of a spec, kind by kind in the order of ``ENTRY_KINDS``.
 

@@ -45,7 +45,7 @@ from aotgaudi.digest import canonical_json, canonical_row, sha256_pieces
 from aotgaudi.entries import ENTRY_KINDS, Entry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.files import write_atomic
-from aotgaudi.manifest.enumerate import enumerate_entries
+from aotgaudi.manifest.enumerate import enumerate_entries, require_sizes
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.mistakes import first_mistake
 from aotgaudi.spec.parse import load_spec
@@ -71,7 +71,8 @@ class Manifest:
 
     @classmethod
     def of(cls, spec: BuildSpec) -> Manifest:
-        """Returns the manifest that a spec enumerates to. Raises SpecError."""
+        """Returns the manifest that a spec enumerates to. Raises SpecError, also for sizes that no model can have."""
+        require_sizes(spec)
         return cls(spec, enumerate_entries(spec))
 
     @cached_property

@@ -200,6 +200,10 @@ class PreprocessorPool:
         if "error" in said:
             name, arguments = said["error"]
             raise getattr(errors, name)(*arguments)
+        if "warning" in said:  # At the start, before the packets of workers.
+            logger.warning("%s", said["warning"])
+            self._take_packet()
+            return
         self._queues[said["worker"]].replace(socket.socket(fileno=descriptors[0]), said["cause"])
 
     def _on_packet(self) -> None:

@@ -24,6 +24,7 @@ The processes' messages::
                             `ANSWER_FOR_KERNEL` with two descriptors
     fork server -> server   {"worker": name, "cause": why the worker before it ended}, with the new worker's socket
                             {"error": [class, arguments]} if the model directory cannot be used
+                            {"warning": a sentence for the log}, before the workers
     server <-> worker       message  = length of head, length of tail (unsigned 32-bit, network order), head (JSON), tail
                             question   head: {"kind"}                      tail: the body as the client sent it
                             pass on    head: {"grammar": the name of a grammar's parameter}, to the worker of grammars
@@ -552,6 +553,13 @@ def _serve(control: socket.socket, seccomp: str) -> None:
         control.send(json.dumps({"error": [type(error).__name__, arguments]}).encode())
         return
     model, workers = _next(control)
+    parser = model.parsers.tool_call_parser
+    if parser is not None and (chat_template is None or not chat_template.takes_tools):
+        warning = (
+            f"--tool-call-parser {parser}: the chat template does not mention tools, so the model is not shown those of a"
+            " request (--chat-template FILE takes one that does)"
+        )
+        control.send(json.dumps({"warning": warning}).encode())
     gc.collect()
     gc.freeze()  # Otherwise collecting garbage would make workers copy these pages.
     preparer = Preparer(tokenizer, chat_template, grammars, model)

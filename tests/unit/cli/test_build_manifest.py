@@ -58,6 +58,46 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "problem"),
+    [
+        ("hidden_size", "0", "hidden_size: is 0 (a positive integer)"),
+        ("hidden_size", "-64", "hidden_size: is -64 (a positive integer)"),
+        ("hidden_size", "6.4", "hidden_size: is 6.4 (a positive integer)"),
+        ("num_hidden_layers", "-2", "num_hidden_layers: is -2 (a positive integer)"),
+        ("num_attention_heads", "0", "num_attention_heads: is 0 (a positive integer)"),
+        ("num_attention_heads", "65", "num_attention_heads: is 65, with hidden_size 64 and no head_dim"),
+        (
+            "num_attention_heads",
+            "4\nnum_key_value_heads = 3",
+            "num_key_value_heads: is 3, with num_attention_heads 4",
+        ),
+        ("vocab_size", "0", "vocab_size: is 0 (a positive integer)"),
+        ("intermediate_size", "0", "intermediate_size: is 0 (a positive integer)"),
+    ],
+)
+def test_a_size_that_no_model_can_have_is_refused_by_its_key(
+    spec: Path, key: str, value: str, problem: str
+) -> None:
+    was = next(line for line in TEXT.splitlines() if line.startswith(f"{key} ="))
+    spec.write_text(TEXT.replace(was, f"{key} = {value}"), encoding="utf-8")
+
+    result = run(spec)
+
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"model.config.{problem}" in result.stderr
+    assert not spec.with_name("tiny.manifest.json").exists()
+
+
+def test_more_sequences_than_blocks_are_warned_of(spec: Path) -> None:
+    spec.write_text(TEXT.replace("max_num_seqs = 1", "max_num_seqs = 9"), encoding="utf-8")
+
+    assert "warning: limits.max_num_seqs is 9, and limits.num_blocks 8: each sequence" in run(spec).stderr
+    assert run(spec, "--strict").exit_code == 2
+    spec.write_text(TEXT.replace("max_num_seqs = 1", "max_num_seqs = 8"), encoding="utf-8")
+    assert "warning" not in run(spec).stderr
+
+
 def test_manifest_lies_beside_its_spec_and_the_summary_says_what_is_in_it(spec: Path) -> None:
     result = run(spec)
 

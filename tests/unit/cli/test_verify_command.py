@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.backends.base import NOT_INSTALLED, Target, version_of
+from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.entries import DefragEntry, Entry, SamplerEntry
 from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.graphs.program import Call, Program
+from aotgaudi.machine import Memory
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.store.cas import ObjectStore
 from tests.command import Command
-from tests.specs import ONE_SEQUENCE, spec_of
+from tests.specs import ONE_SEQUENCE, SMALL_CONFIG, spec_of
 from tests.unit.bundle.conftest import CAPTURED, SealedCapture, capture_receipt
 
 run = Command("verify")
@@ -55,11 +57,12 @@ def seal(
         program = Program(inputs=(), weights=(), caches=(), calls=(call,), outputs=outputs)
         return str(objects.put_bytes(program.dumps()))
 
+    code = str(objects.put_bytes(b"code"))
     receipt = Receipt(
         manifest_id=manifest_id or manifest.id,
         target=target,
         programs={entry.id: program_of(entry) for entry in manifest.entries[num_cold:]},
-        units={UNIT: SealedUnit(artifact={"unit.so": str(objects.put_bytes(b"code"))}, tolerance=0.0)},
+        units={UNIT: SealedUnit(artifact={"unit.so": code, "graph.txt": code}, tolerance=0.0)},
         builder={},
     )
     pack_bundle(dumps(manifest), receipt.manifest_id, receipt, objects, root / "bundle")
@@ -175,6 +178,32 @@ def test_what_traffic_may_compile_on_a_captured_server_is_said(tmp_path: Path) -
         "live      not closed: penalties: a graph for each length",
     ]
     assert document["live_graphs"] == [row.model_dump() for row in rows]
+
+
+def test_a_server_that_does_not_fit_into_the_memory_exits_with_5_and_what_would_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = seal(Manifest.of(spec_of(config=SMALL_CONFIG, limits=ONE_SEQUENCE)), tmp_path)
+    assert run(bundle).exit_code == 0
+    monkeypatch.setattr("aotgaudi.cli.verify.available_memory", lambda: Memory(1 << 30, 4096))
+
+    result = run(bundle)
+
+    assert (result.exit_code, result.stderr.count("\n")) == (5, 1)
+    assert "4.00 KiB of 1.00 GiB are free" in result.stderr
+    assert run.document(bundle, code=5)["machine"]["satisfies_target"] is False
+    assert run(bundle, "--no-target").exit_code == run(bundle, "--no-memory").exit_code == 0
+
+
+def test_a_truncated_index_names_its_file(manifest: Manifest, tmp_path: Path) -> None:
+    path = seal(manifest, tmp_path) / INDEX_NAME
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes()[:100])
+
+    result = run(path.parent)
+
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert f"error: {path}: bundle index" in result.stderr
 
 
 def test_the_target_is_not_looked_at_where_that_is_not_wanted(manifest: Manifest, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +24,7 @@ import pytest
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import Kind, ServedModel
 from aotgaudi.server.preprocess.worker import LARGE_BODY_BYTES, WORKERS, WorkerLimits
@@ -513,6 +515,22 @@ def test_model_that_cannot_be_used_is_a_spec_error(
         pool.load(ModelDirectory(tmp_path))
         with pytest.raises(SpecError, match=message):
             pool.open(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("template", "is_warned"), [("{{ messages }}", True), ("{{ messages }}{{ tools }}", False)]
+)
+def test_a_tool_parser_without_a_template_that_takes_tools_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, template: str, is_warned: bool
+) -> None:
+    make_backend().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text(template, encoding="utf-8")
+
+    with PreprocessorPool(QUICK) as pool:
+        pool.load(ModelDirectory(tmp_path))
+        pool.open(replace(MODEL, parsers=ReplyParsers(tool_call_parser="hermes")))
+
+    assert ("--tool-call-parser hermes: the chat template does not mention tools" in caplog.text) == is_warned
 
 
 def test_interrupt_or_failure_at_the_start_ends_it_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
