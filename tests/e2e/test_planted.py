@@ -72,7 +72,11 @@ def with_code(model: Path, found: Path, **config: object) -> Path:
     }
     for name, classes in kinds.items():
         value = json.loads((model / name).read_bytes())
-        value["auto_map"] = {kind: f"{kind.lower()}_x.X" for kind in classes}
+        references = {kind: f"{kind.lower()}_x.X" for kind in classes}
+        value["auto_map"] = {
+            kind: [reference, None] if kind == "AutoTokenizer" else reference
+            for kind, reference in references.items()
+        }
         value |= config if name == "config.json" else {"tokenizer_class": "XTokenizer"}
         (model / name).write_text(json.dumps(value), encoding="utf-8")
         for kind in classes:
