@@ -7,9 +7,11 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.e2e.harness import Server, make_model
 from tests.hpu.collecting import SECONDS
@@ -37,6 +39,37 @@ enabled = false
 backend = "hpu"
 """
 DIRECT = f'{SPEC}frontend = "direct"\n'
+DEFAULTS = """\
+schema = "aotgaudi.spec/1"
+[model]
+name = "hpu-llama"
+dtype = "bfloat16"
+config = "model/config.json"
+[limits]
+max_num_seqs = 2
+max_num_batched_tokens = 32
+max_model_len = 64
+block_size = 32
+num_blocks = 6
+[bucketing]
+contiguous_pa = true
+prefix_caching = false
+[defrag]
+threshold = 1
+padded_swaps = [4]
+[target]
+backend = "hpu"
+frontend = "direct"
+"""
+"""As people serve: bfloat16, contiguous attention, and so the defragmenter, and the default settings of the sampler."""
+SAMPLINGS: Sequence[Mapping[str, Any]] = (
+    {"temperature": 0},
+    {"temperature": 0.8, "seed": 1},
+    {"temperature": 0.7, "top_k": 50, "top_p": 0.9},
+    {"temperature": 0.7, "min_p": 0.05, "presence_penalty": 1.0, "logprobs": 2},
+    {"temperature": 0, "logit_bias": {"7": 5}},
+)
+"""A request for each graph that the default settings make."""
 USERS = {
     "PT_HPU_RECIPE_CACHE_CONFIG": "theirs,true,1,true",
     "PT_HPU_INFERENCE_MODE": "1",
@@ -107,14 +140,15 @@ def events(journal: Path) -> list[str]:
     return [line["event"] for line in lines if "event" in line]
 
 
-def greedy_text(model: Path) -> str:
-    """What transformers gives on the CPU."""
+def greedy_text(model: Path, margin: float = 0.0) -> str:
+    """What transformers gives in float32 on the CPU, up to the first token that is likeliest by less than a `margin`."""
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
     with torch.no_grad():
-        found = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).generate(
+        reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+        found = reference.generate(
             torch.tensor([PROMPT]),
             max_new_tokens=NUM_TOKENS,
             min_new_tokens=NUM_TOKENS,
@@ -122,17 +156,28 @@ def greedy_text(model: Path) -> str:
             pad_token_id=0,
             eos_token_id=None,
         )
-    tokens = [int(token) for token in found[0, len(PROMPT) :]]
+        best = reference(found).logits[0, len(PROMPT) - 1 : -1].topk(2).values
+    is_close = (best[:, 0] - best[:, 1] < margin).tolist()
+    sure = is_close.index(True) if True in is_close else NUM_TOKENS
+    tokens = [int(token) for token in found[0, len(PROMPT) : len(PROMPT) + sure]]
     return str(Tokenizer.from_file(str(model / "tokenizer.json")).decode(tokens))
 
 
-def ask_for_a_mix(server: Server, num_requests: int) -> None:
-    """Prompts of 1 to 56 tokens, answers of 1 to 8, two at a time; the seed is fixed."""
+def ask_for_a_mix(
+    server: Server, num_requests: int, samplings: Sequence[Mapping[str, Any]] = ({"temperature": 0},)
+) -> None:
+    """Prompts of 1 to 56 tokens, answers of 1 to 8, two at a time, in turn with each of `samplings`; the seed is fixed."""
     draw = random.Random(26)
     asked = [
-        ([draw.randrange(300) for _ in range(draw.randint(1, 56))], draw.randint(1, 8))
-        for _ in range(num_requests)
+        {
+            "prompt": [draw.randrange(300) for _ in range(draw.randint(1, 56))],
+            "max_tokens": draw.randint(1, 8),
+            "ignore_eos": True,
+            **samplings[number % len(samplings)],
+        }
+        for number in range(num_requests)
     ]
     with ThreadPoolExecutor(2) as pool:
-        answers = pool.map(lambda one: server.complete(one[0], max_tokens=one[1], ignore_eos=True), asked)
-        assert [answer["usage"]["completion_tokens"] for answer in answers] == [num for _, num in asked]
+        answers = pool.map(lambda one: server.complete(**one), asked)
+        found = [answer["usage"]["completion_tokens"] for answer in answers]
+    assert found == [one["max_tokens"] for one in asked]

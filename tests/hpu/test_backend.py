@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import resource
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aotgaudi.compile.cards import CardPool
@@ -20,6 +25,7 @@ from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CardError, StoreError, TargetError
 from aotgaudi.gaudi.recipes import RecipeName
 from aotgaudi.store.scratch import locked_directory
+from aotgaudi.store.store import Store
 from tests.environment import ROOT
 from tests.hpu.benches import (
     DIRECT,
@@ -212,6 +218,39 @@ def test_a_card_that_does_not_answer_ends_a_build_and_a_start(bench: Bench) -> N
     for done, code in ((building.result(), 6), (serving.result(), 5)):
         assert done.returncode == code, done.stderr
         assert "the card with module id 0 does not answer" in done.stderr
+
+
+@pytest.mark.parametrize("lacking", ["artifact", "num_rounds"], ids=["compiling", "proving"])
+def test_sigterm_to_its_group_ends_a_build_within_seconds(bench: Bench, tmp_path: Path, lacking: str) -> None:
+    """It lacks a unit, whose compilation takes an hour, or the proof. Nothing runs on, or is left in the store."""
+    shutil.copytree(bench.folder / "store", tmp_path / "store")
+    store, out = Store.open(tmp_path / "store"), tmp_path / "out"
+    rows = store.actions.get_many(store.actions)
+    store.actions.discard(next(key for key, row in sorted(rows.items()) if lacking in row))
+    settings = {"AOTGAUDI_STORE": str(store.root), "AOTGAUDI_DOUBLE_COMPILE_MS": "3600000"}
+    words = ["build", "spec.toml", "-o", str(tmp_path / "b.bundle"), "-j", "1"]
+    with out.open("wb") as file:
+        build = psutil.Popen(
+            [sys.executable, "-m", "aotgaudi", *words],
+            cwd=bench.folder,
+            env=bench.environment(**settings),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline, processes = time.monotonic() + SECONDS, []
+    while not processes and time.monotonic() < deadline:
+        time.sleep(0.01)
+        if list((store.root / "tmp").glob("unit-*/recipes*")):
+            processes = build.children(recursive=True)
+
+    os.killpg(build.pid, signal.SIGTERM)
+
+    assert build.wait(60) == 130, out.read_text()
+    assert processes
+    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert "Traceback" not in out.read_text()
+    assert list((store.root / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize(

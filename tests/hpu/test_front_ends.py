@@ -8,10 +8,12 @@ import pytest
 
 from aotgaudi.compile.keys import ProofRow, UnitRow
 from tests.hpu.benches import (
+    DEFAULTS,
     DIRECT,
     NUM_SOME,
     NUM_TOKENS,
     PROMPT,
+    SAMPLINGS,
     Bench,
     ask_for_a_mix,
     events,
@@ -23,11 +25,16 @@ from tests.hpu.conftest import InstalledDouble
 pytestmark = [pytest.mark.hpu_double, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("profile", ["1.24.1", pytest.param("1.19", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("profile", "spec", "margin"),
+    [("1.24.1", DEFAULTS, 0.1), pytest.param("1.19", DIRECT, 0.0, marks=pytest.mark.nightly)],
+    ids=["defaults", "1.19"],
+)
 def test_graphs_that_reach_the_bridge_without_dynamo_are_built_proved_and_served(
-    double: InstalledDouble, tmp_path: Path, profile: str
+    double: InstalledDouble, tmp_path: Path, profile: str, spec: str, margin: float
 ) -> None:
-    direct = Bench(tmp_path / "direct", double(profile), DIRECT)
+    """The defaults: bfloat16, contiguous attention, with exchanges of blocks that really happen, and all samplers."""
+    direct = Bench(tmp_path / "direct", double(profile), spec)
     direct.build()
     second, journal = tmp_path / "second", tmp_path / "journal"
 
@@ -39,14 +46,17 @@ def test_graphs_that_reach_the_bridge_without_dynamo_are_built_proved_and_served
     }
     with direct.server(**settings) as server:
         answer = server.complete(PROMPT, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"]
-        ask_for_a_mix(server, NUM_SOME)
+        ask_for_a_mix(server, NUM_SOME, SAMPLINGS if spec == DEFAULTS else SAMPLINGS[:1])
         compiled = server.metric("aotgaudi_compilations_total", cause="backend")
+        swaps = server.metric("aotgaudi_defrag_swaps_total")
 
     assert (again.returncode, verified.returncode) == (0, 0), again.stderr + verified.stderr
     assert "cache: nothing to do" in again.stdout
     assert not second.exists()
-    assert answer == greedy_text(direct.folder / "model")
-    assert compiled == 0
+    wanted = greedy_text(direct.folder / "model", margin)
+    assert len(wanted) > 10
+    assert answer.startswith(wanted)
+    assert (compiled, swaps > 0) == (0, spec == DEFAULTS)
     assert not {"GRAPH_COMPILE", "CACHE_MISS", "CPU_FALLBACK"} & set(events(journal))
     assert "with the front end (direct)" in server.log
 

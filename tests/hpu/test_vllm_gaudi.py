@@ -6,15 +6,19 @@ import http.client
 import json
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +34,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
+from aotgaudi.wrap import exercise
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
 from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, shaped_command
 from aotgaudi.wrap.launch import describe
@@ -48,6 +53,9 @@ pytestmark = pytest.mark.hpu_double
 SERVER = ROOT / "tests" / "guests" / "gaudi_server.py"
 BUCKETS = "cache/shapes/vllm.buckets"
 TWO_RANKS = ("--tensor-parallel-size", "2")
+TWO_SEQUENCES = {**ONE_SEQUENCE, "max_num_seqs": 2, "max_model_len": 64, "num_blocks": 16}
+"""Enough for batches, padded or not, and for prompts in chunks beside decodes."""
+
 TWO_CARDS = {"AOTGAUDI_DOUBLE_CARDS": "2", "PT_HPU_INFERENCE_MODE": "1"}
 
 
@@ -60,6 +68,7 @@ class Bench:
     flags: tuple[str, ...] = ()
     told: Told = field(default_factory=Told)
     level: WarmUpLevel = "smoke"
+    limits: Mapping[str, int] = field(default_factory=lambda: ONE_SEQUENCE)
     ready_seconds: float = 240
 
     def __post_init__(self) -> None:
@@ -75,7 +84,7 @@ class Bench:
     @property
     def spec(self) -> BuildSpec:
         target = {"backend": "hpu", "execution_mode": "torch_compile"}
-        return spec_from_json(spec_tables(limits=ONE_SEQUENCE, scheduler={"engine": "vllm"}, target=target))
+        return spec_from_json(spec_tables(limits=self.limits, scheduler={"engine": "vllm"}, target=target))
 
     def environ(self, more: Mapping[str, str]) -> dict[str, str]:
         paths = [str(self.double), str(self.folder / "site"), str(ROOT)]
@@ -171,12 +180,28 @@ def test_a_capture_holds_the_recipes_of_the_closed_table_and_is_proved_from_them
     assert launch.place.variables["VLLM_BUCKETING_FROM_FILE"] == str(captured.folder / "r" / BUCKETS)
 
 
-def test_it_serves_warm_by_its_user_s_command_whatever_is_asked(captured: Bench) -> None:
-    port, guest = free_port(), free_port()
-    with running(captured, port, guest) as process:
+@pytest.mark.parametrize(
+    "names", [("top_k",), pytest.param(("top_k", "top_p", "min_p"), marks=pytest.mark.nightly)]
+)
+def test_it_serves_warm_by_its_user_s_command_whatever_is_asked_at_the_same_time(
+    newest: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+) -> None:
+    """Greedy and random, in one batch or not; chunks of prompts beside decodes; two at a time and one that waits.
+
+    The sampler has a graph for each set of truncations, and so 20 graphs with one of them, 74 with all three.
+    """
+    truncations = {text: body for text, body in exercise._truncations().items() if {*body} <= {*names}}
+    monkeypatch.setattr(exercise, "_truncations", lambda: truncations)
+    bench = Bench(tmp_path_factory.mktemp("m"), newest, level="shapes", limits=TWO_SEQUENCES)
+    bench.build()
+    port, guest, draws = free_port(), free_port(), random.Random(5)
+    asked = [sampled(draws, TWO_SEQUENCES["max_model_len"], names) for _ in range(300)]
+    with running(bench, port, guest) as process, ThreadPoolExecutor(3) as clients:
         wait_until_ready(port, process)
-        for number in range(300):
-            ask(guest, num_tokens=number % 30 + 1, num_generated=number % 4 + 1)
+        list(clients.map(partial(ask, guest), asked))
         metrics = get(port, "/metrics")[1]
     assert "aotgaudi_guest_warm 1" in metrics
     counted = [line for line in metrics.splitlines() if line.startswith("aotgaudi_compilations_total")]
@@ -239,37 +264,71 @@ def get(port: int, path: str) -> tuple[int, str]:
     return answer.status, answer.read().decode()
 
 
-def ask(port: int, num_tokens: int, num_generated: int) -> None:
+def sampled(draws: random.Random, max_model_len: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """Returns a request of any length that fits, greedy or random, with or without each of `names` and a seed."""
+    num_generated = draws.randrange(1, 9)
+    num_tokens = draws.randrange(1, max_model_len - num_generated)
+    body: dict[str, Any] = {"prompt": list(range(num_tokens)), "max_tokens": num_generated, "temperature": 0}
+    if draws.random() < 0.7:
+        values = {"top_k": 5, "top_p": 0.9, "min_p": 0.1, "seed": 1}
+        body |= {name: values[name] for name in (*names, "seed") if draws.random() < 0.4}
+        body["temperature"] = 0.8
+    return body
+
+
+def ask(port: int, asked: Mapping[str, Any]) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = {"model": "tiny", "prompt": list(range(num_tokens)), "max_tokens": num_generated}
+    body = {"model": "tiny", **asked}
     connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
     assert connection.getresponse().status == 200
+
+
+def compiled_live(bench: Bench, file: str, is_dynamic: str, fault: str = "") -> int:
+    """Returns how many graphs greedy traffic compiles after the warm-up of a bucket file, beside a `fault` in our code."""
+    (bench.folder / "buckets").write_text(file)
+    code = (
+        f"import json, sys\n{fault}from tests.guests.gaudi_server import Engine, Runner\n"
+        "engine = Engine(json.loads(sys.argv[1]), Runner())\nengine.warm_up()\n"
+        "before = engine.runner.num_compiled()\n"
+        "for number in range(300):\n"
+        "    engine.add(number, 59 - number * number % 59, number % 5 + 1, {'temperature': 0})\n"
+        "while not engine.is_idle:\n    engine.step()\n"
+        "print(engine.runner.num_compiled() - before)"
+    )
+    place = {"VLLM_BUCKETING_FROM_FILE": str(bench.folder / "buckets"), DYNAMIC_SHAPES_VARIABLE: is_dynamic}
+    command = [sys.executable, "-c", code, json.dumps(dict(bucket_file_of(bench.spec).pinned))]
+    shown = bench.environ(place)
+    return int(subprocess.run(command, env=shown, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def test_without_static_shapes_a_closed_table_compiles_on_traffic_and_so_is_refused_and_told(
     newest: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The table is the same, each bucket was run, and all requests find one: a bucket is a graph in static shapes alone."""
-    bench = Bench(tmp_path_factory.mktemp("d"), newest)
-    file = bucket_file_of(bench.spec)
-    (bench.folder / "buckets").write_text(file.text)
-    code = (
-        "import json, sys\nfrom tests.guests.gaudi_server import Engine\n"
-        "engine = Engine(json.loads(sys.argv[1]))\nengine.warm_up()\nbefore = engine.num_compiled()\n"
-        "[engine.answer(number % 30 + 1, number % 4 + 1) for number in range(300)]\n"
-        "print(engine.num_compiled() - before)"
-    )
+    bench = Bench(tmp_path_factory.mktemp("d"), newest, limits=TWO_SEQUENCES)
 
-    def compiled_live(**environ: str) -> int:
-        shown = bench.environ({"VLLM_BUCKETING_FROM_FILE": str(bench.folder / "buckets"), **environ})
-        command = [sys.executable, "-c", code, json.dumps(dict(file.pinned))]
-        return int(subprocess.run(command, env=shown, check=True, capture_output=True, text=True).stdout)
-
-    assert compiled_live(**{DYNAMIC_SHAPES_VARIABLE: "false"}) == 0
-    assert compiled_live() > 0
+    assert compiled_live(bench, bucket_file_of(bench.spec).text, "false") == 0
+    assert compiled_live(bench, bucket_file_of(bench.spec).text, "true") > 0
     with pytest.raises(SpecError, match=DYNAMIC_SHAPES_VARIABLE):
         bench.build(**{DYNAMIC_SHAPES_VARIABLE: "true"})
     assert any(f"set {DYNAMIC_SHAPES_VARIABLE}=false" in line for line in left_out(bench.spec))
+
+
+def test_a_fault_of_our_look_up_is_noticed_by_the_server_which_has_its_own(
+    newest: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A look-up that takes buckets with a block too few would find one in this file for every step."""
+    bench = Bench(tmp_path_factory.mktemp("f"), newest, limits=TWO_SEQUENCES)
+    whole = bucket_file_of(bench.spec).text
+    short = whole.replace("(2, 1, range(2, 9, 2))", "(2, 1, [2, 4, 6, 7])")
+    assert short != whole
+    fault = (
+        "import aotgaudi.bucketing.upstream as ours\n"
+        "ours.first_covering = lambda table, step: next(\n"
+        "    one for one in table if all(have >= want - 1 for have, want in zip(one, step)))\n"
+    )
+
+    assert compiled_live(bench, short, "false", fault) > 0
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Check and probes of the whole: the backend compiles a unit in one process, and another process serves it."""
+"""Check and probes of the whole: the backend compiles a unit in one process, and another process runs it from recipes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _whole(lab: Lab) -> Iterator[LineFinding]:
 WHOLE_CHECKS = (
     # If another line was refuted, that is the cause. `--only H-26` runs this check all the same.
     HpuCheck(
-        "H-26", "a build, then a server", (_LINE,), _whole, tuple(line for line in LINES if line != _LINE)
+        "H-26", "a unit, then another process", (_LINE,), _whole, tuple(line for line in LINES if line != _LINE)
     ),
 )
 
