@@ -15,6 +15,7 @@ from click.core import ParameterSource
 
 from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.cli.options import ABOVE_ZERO, STORE, json_option, option, options_of
+from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.show import emit
 from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.fit import fitting
@@ -250,6 +251,7 @@ def doctor(context: click.Context, request: _Request, examined: _Examination, as
     hold that building or serving needs, and with 6 where no card could be examined. --fit SPEC traces a step of a spec
     instead, and exits with 5 where weights and KV cache do not fit on the card.
     """
+    context.with_resource(interrupted_by_sigterm())  # A probe, in a group of its own, would keep the card.
     if request.hpu:
         _refuse_without_hpu(context)
         if request.fit is None:

@@ -9,8 +9,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aotgaudi.doctor.hpu.report import DoctorReport
@@ -22,9 +24,7 @@ pytestmark = pytest.mark.hpu_double
 SECONDS = 300.0
 
 
-def doctor(
-    folder: Path, directory: Path, *arguments: str, **settings: str
-) -> subprocess.CompletedProcess[str]:
+def started(folder: Path, directory: Path, *arguments: str, **settings: str) -> psutil.Popen:
     (directory / "state").mkdir(exist_ok=True)
     environment = {
         name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -34,14 +34,36 @@ def doctor(
         PYTHONPATH=str(folder),
         PATH=f"{folder / 'bin'}:{environment['PATH']}",
         AOTGAUDI_DOUBLE_STATE=str(directory / "state"),
-        AOTGAUDI_DOUBLE_COMPILE_MS="1",
         GC_KERNEL_PATH=str(kernels),
-        **settings,
+        **{"AOTGAUDI_DOUBLE_COMPILE_MS": "1", **settings},
     )
     command = [sys.executable, "-m", "aotgaudi", "doctor", "--hpu", *arguments]
-    return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return psutil.Popen(command, cwd=directory, env=environment, text=True, **pipes)
+
+
+def doctor(
+    folder: Path, directory: Path, *arguments: str, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    process = started(folder, directory, *arguments, **settings)
+    stdout, stderr = process.communicate(timeout=SECONDS)
+    return subprocess.CompletedProcess((), process.returncode, stdout, stderr)
+
+
+def test_sigterm_ends_an_examination_with_its_probe_which_would_keep_the_card(
+    newest: Path, tmp_path: Path
+) -> None:
+    process = started(newest, tmp_path, "--only", "H-05", AOTGAUDI_DOUBLE_COMPILE_MS="3600000")
+    probes: list[psutil.Process] = []
+    while not probes and process.poll() is None:
+        time.sleep(0.01)
+        probes = process.children()
+
+    process.terminate()
+
+    assert process.wait(60) == 130
+    assert probes
+    assert psutil.wait_procs(probes, timeout=60)[1] == []
 
 
 def test_a_report_is_written_in_two_files_with_nothing_private(newest: Path, tmp_path: Path) -> None:
