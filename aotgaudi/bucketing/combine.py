@@ -176,7 +176,7 @@ def combine_prompt(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules)
 def combine_decode(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules) -> tuple[Bucket, ...]:
     """Returns the decode table before speculation. Raises SpecError if it has no bucket, or too many."""
     contexts = sorted(set(ranges.contexts))
-    if inputs.contiguous_pa and contexts[-1] < inputs.num_blocks:
+    if inputs.contiguous_pa and contexts and contexts[-1] < inputs.num_blocks:
         contexts.append(inputs.num_blocks)
     runs = _checked(_decode_runs(ranges, contexts, inputs, rules), "decode", inputs)
     return tuple(_built(runs, contexts))

@@ -48,6 +48,14 @@ def parse_integer(where: str, text: str, *, minimum: int = 0, maximum: int = LAR
     return value
 
 
+def python_integer(where: str, text: str) -> int:
+    """Returns what Python's ``int`` reads: ``+5``, ``1_000``, negative and huge numbers too. Raises SpecError."""
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(where, f"is {shown(text)}", "an integer, as Python reads it") from None
+
+
 def parse_tokens(where: str, text: str) -> int:
     """Returns a number of tokens, also from ``8k`` (8,000), ``8K`` (8,192), ``25.6k``, ``1M``.
 

@@ -10,14 +10,16 @@ and environment.py (modes), extension/bucketing/common.py 66-155 (strategy), lin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec, StrategyName
+from aotgaudi.spec.limits import LARGEST_LIMIT
+from aotgaudi.wrap.from_vllm.plugin_start import check_variables
 from aotgaudi.wrap.from_vllm.variables import VariableReader, is_looked_at
-from aotgaudi.wrap.values import parse_integer
+from aotgaudi.wrap.values import python_integer
 
 _PATTERN = re.compile(
     r"VLLM_(PROMPT|DECODE)_(BS|QUERY|SEQ|CTX|BLOCK)_BUCKET_(MIN|STEP|MAX|LIMIT|PAD_MAX|PAD_PERCENT)"
@@ -26,14 +28,10 @@ _AXES = {("PROMPT", "BS"), ("PROMPT", "QUERY"), ("PROMPT", "CTX"), ("DECODE", "B
 _LINEAR = ("MIN", "STEP", "MAX")
 _PADDING = (*_LINEAR, "PAD_MAX", "PAD_PERCENT")
 
-LOWEST = {"MIN": 0, "STEP": 1, "MAX": 0, "LIMIT": 1, "PAD_MAX": 0, "PAD_PERCENT": 0}
-"""The least value of each parameter, as in ``spec.bucketing.AxisBounds``."""
+_MOST_PAD_PERCENT = 50
 
-HIGHEST_PAD_PERCENT = 50
-
-
-ReadInteger = Callable[[str, int, "int | None"], "int | None"]
-"""``(variable, least, most) -> value``; None for an unset variable."""
+ReadInteger = Callable[[str], "int | None"]
+"""Returns the number in a variable; None for an unset one."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,10 +82,9 @@ def read_bounds(
     def axis(phase: str, dimension: str) -> AxisBounds:
         parameters = heeded_parameters(rules, strategy, phase, dimension, merged_prefill=merged_prefill)
         names = _spellings(rules, strategy, dimension)
-        found = {name.lower(): _first(read, phase, names, name) for name in parameters}
-        if strategy == "exponential" and found.get("min") != 1:
-            found.pop("min", None)
-        return AxisBounds(**found)
+        found = {name: _first(read, phase, names, name) for name in parameters}
+        given = {name: bound for name, bound in found.items() if bound is not None}
+        return AxisBounds(**dict(_bounds(given, strategy, dimension)))
 
     return (
         PromptBounds(
@@ -104,13 +101,47 @@ def variable(phase: str, spelling: str, parameter: str) -> str:
     return f"VLLM_{phase}_{spelling}_BUCKET_{parameter}"
 
 
-def _first(read: ReadInteger, phase: str, spellings: tuple[str, ...], parameter: str) -> int | None:
-    most = HIGHEST_PAD_PERCENT if parameter == "PAD_PERCENT" else None
+def _first(
+    read: ReadInteger, phase: str, spellings: tuple[str, ...], parameter: str
+) -> tuple[str, int] | None:
+    """Returns the variable that counts, and its number; None if none is set."""
     for spelling in spellings:
-        value = read(variable(phase, spelling, parameter), LOWEST[parameter], most)
+        name = variable(phase, spelling, parameter)
+        value = read(name)
         if value is not None:
-            return value
+            return name, value
     return None
+
+
+def _bounds(
+    given: Mapping[str, tuple[str, int]], strategy: StrategyName, dimension: str
+) -> Iterator[tuple[str, int]]:
+    """Yields the bounds of a dimension. Raises SpecError for a number with which the plugin has no table.
+
+    A number that a spec cannot have becomes one of the same effect: a negative maximum of the exponential strategy is 0, a
+    negative step of the linear one a step beyond the maximum, a negative padding in tokens is 1 (every value is kept).
+    """
+    numbers = {parameter: value for parameter, (_, value) in given.items()}
+    if strategy == "exponential":
+        given = {name: bound for name, bound in given.items() if name != "MIN" or bound[1] == 1}
+    starts_at_zero = numbers.get("MIN", 0 if dimension == "CTX" else 1) == 0
+    for parameter, (name, value) in given.items():
+        least = 1 if parameter in ("STEP", "LIMIT") else 0
+        if parameter == "PAD_PERCENT" and not 0 <= value <= _MOST_PAD_PERCENT:
+            raise SpecError(name, f"is {value}: the plugin has no table", f"from 0 to {_MOST_PAD_PERCENT}")
+        if value >= least or (parameter == "MAX" and strategy == "exponential"):
+            yield parameter.lower(), min(max(value, 0), LARGEST_LIMIT)
+        elif parameter == "PAD_MAX":
+            yield "pad_max", 1
+        elif (
+            parameter == "STEP"
+            and strategy == "linear"
+            and starts_at_zero
+            and (value or numbers.get("MAX") == 0)
+        ):
+            yield "step", LARGEST_LIMIT
+        else:
+            raise SpecError(name, f"is {value}: the plugin has no table", f"at least {least}")
 
 
 def _heeded_by_exponential(rules: EnvironmentRules, phase: str, dimension: str) -> tuple[str, ...]:
@@ -295,6 +326,7 @@ class BucketingEnvironment:
             SpecError: a malformed value (the error names the variable), or an unknown version.
         """
         rules, reader = find_version(version).environment, VariableReader(environment)
+        check_variables(environment, version)
         unified = rules.has_unified and bool(reader.boolean("VLLM_UNIFIED_ATTN"))
         merged = reader.boolean("VLLM_MERGED_PREFILL")
         merged_prefill = unified if merged is None else merged
@@ -359,31 +391,36 @@ def _strategy(rules: EnvironmentRules, reader: VariableReader, *, unified: bool)
 
 def _named_strategy(reader: VariableReader) -> StrategyName:
     name = reader.text("VLLM_BUCKETING_STRATEGY")
-    if name is None:
-        return "exponential"
-    if name not in _STRATEGY_NAMES:
-        raise SpecError("VLLM_BUCKETING_STRATEGY", f"is {name!r}", f"one of {', '.join(_STRATEGY_NAMES)}")
-    return _STRATEGY_NAMES[name]
+    return "exponential" if name is None else _STRATEGY_NAMES[name]
 
 
 def _prefill_seqs(rules: EnvironmentRules, reader: VariableReader, *, merged_prefill: bool) -> int | None:
     if rules.prefill != "environment" or merged_prefill:
         return None
-    return reader.integer(PREFILL_VARIABLE, 1, None)
+    most = reader.integer(PREFILL_VARIABLE)
+    if most is not None and not 1 <= most <= LARGEST_LIMIT:
+        raise SpecError(
+            PREFILL_VARIABLE, f"is {most}", f"from 1 to {LARGEST_LIMIT}: as many prompts at most share a step"
+        )
+    return most
 
 
 def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | None:
     if not (rules.has_sliding and reader.boolean(SLIDING_SWITCH)):
         return None
-    slice_len, threshold = (reader.integer(name, 1, None) for name in SLIDING_VARIABLES)
-    given = {"slice_len": slice_len, "threshold": threshold}
-    return SlidingSpec(**{name: value for name, value in given.items() if value is not None})
+    slice_len, threshold = (reader.integer(name) for name in SLIDING_VARIABLES)
+    if slice_len == 0:
+        raise SpecError(SLIDING_VARIABLES[0], "is 0: the plugin divides by it", "the tokens of a slice")
+    given = {"slice_len": None if slice_len is None else abs(slice_len), "threshold": threshold}
+    return SlidingSpec(
+        **{name: min(max(value, 1), LARGEST_LIMIT) for name, value in given.items() if value is not None}
+    )
 
 
 def _ignored(
     environment: Mapping[str, str], reader: VariableReader, situation: Situation
 ) -> tuple[IgnoredVariable, ...]:
-    """Lists the variables that are set and not heeded. Raises SpecError if one of them is a bound that is no integer."""
+    """Lists the variables that are set and not heeded."""
     found = []
     for name in sorted(environment):
         if not is_looked_at(name) or _is_variable_heeded(name, environment, reader, situation):
@@ -391,8 +428,6 @@ def _ignored(
         reason = _why_ignored(name, situation)
         if reason is not None:
             found.append(IgnoredVariable(name, environment[name], reason))
-            if BoundVariable.of(name) is not None or name in SLIDING_VARIABLES:
-                parse_integer(name, environment[name])
     return tuple(found)
 
 
@@ -402,8 +437,8 @@ def _is_variable_heeded(
     """Returns whether a variable had an effect. The exponential strategy heeds a query minimum only if it is 1."""
     bound = BoundVariable.of(name)
     is_query_min = bound is not None and (bound.dimension, bound.parameter) == ("QUERY", "MIN")
-    if is_query_min and situation.strategy == "exponential" and environment[name].strip() != "1":
-        return False
+    if name in reader.heeded and is_query_min and situation.strategy == "exponential":
+        return python_integer(name, environment[name]) == 1
     return name in reader.heeded
 
 

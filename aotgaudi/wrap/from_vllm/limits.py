@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
@@ -91,7 +91,7 @@ def read_limits(
     block_size = _integer(command, "block-size")
     if block_size is None:
         block_size = assumed.default("block-size", DEFAULT_BLOCK_SIZE)
-    _check_mamba(facts, tokens)
+    _check_mamba(facts, tokens, find_version(bucketing.version))
     count = _Count(command, rules, serving, facts, block_size, device)
     num_blocks, notes = _pinned_blocks(pin, command, count)
     if not rules.is_extension:
@@ -252,10 +252,11 @@ def _at_most(where: str, value: int, max_num_seqs: int) -> int:
     return value
 
 
-def _check_mamba(facts: ModelFacts, tokens: int) -> None:
-    """Raises SpecError like upstream's own check (extension/bucketing/common.py 98)."""
+def _check_mamba(facts: ModelFacts, tokens: int, version: BucketingVersion) -> None:
+    """Raises SpecError like upstream's own check (extension/bucketing/common.py 98), from v0.17.1 on."""
     chunk = facts.mamba_chunk_size
-    if chunk and tokens % chunk:
+    is_checked = isinstance(version, GaudiVersion) and version.product.mamba_divides_step
+    if chunk and tokens % chunk and is_checked:
         raise SpecError(
             "--max-num-batched-tokens", f"is {tokens}", f"a multiple of the model's mamba chunk size {chunk}"
         )

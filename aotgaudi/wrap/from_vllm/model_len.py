@@ -30,8 +30,8 @@ class LengthRules:
         longrope_shortens: without --max-model-len, longrope serves ``original_max_position_embeddings`` of the config.
         reads_parameters: ``rope_parameters`` counts where ``rope_scaling`` is not given, and an original count beside it
             replaces the one in it.
-        standardizes: transformers 5: parameters may be given for each type of layer, a type that is not given is the
-            default one, and so is yarn's original count. (A factor of null is 1 in the same releases.)
+        standardizes: transformers 5: parameters may be given for each type of layer, a type that is not given is
+            ``default``, and yarn's original count that of the config. (A factor of null is 1 in the same releases.)
     """
 
     since: tuple[int, ...]
@@ -137,7 +137,7 @@ def _positions(text: Mapping[str, Any]) -> tuple[str, float] | None:
 def _ropes(
     text: Mapping[str, Any], rules: LengthRules, release: str
 ) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the type and the parameters of each RoPE that a config scales."""
+    """Yields the type and the parameters of a config's RoPE. One that is given for each type of layer scales nothing."""
     names = ("rope_scaling", "rope_parameters") if rules.reads_parameters else ("rope_scaling",)
     where = next((name for name in names if text.get(name)), None)
     if where is None or not isinstance(text[where], dict):
@@ -146,9 +146,8 @@ def _ropes(
     is_nested = all(value is None or isinstance(value, dict) for value in given.values())
     if is_nested and not rules.standardizes:
         raise _refused(where, "is given for each type of layer", release, "one set of parameters")
-    for rope in given.values() if is_nested else [given]:
-        if rope is not None:
-            yield _type(rope, where, rules, release), rope
+    if not is_nested:
+        yield _type(given, where, rules, release), given
 
 
 def _type(rope: Mapping[str, Any], where: str, rules: LengthRules, release: str) -> str:

@@ -11,6 +11,7 @@ from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import MOST_IMAGES
 from aotgaudi.wrap.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
@@ -132,7 +133,9 @@ class _Defrag:
         if rules.defrag is None:
             return cls(False, None, None)
         enabled, threshold, with_graphs = DEFRAG_VARIABLES
-        return cls(reader.boolean(enabled), reader.integer(threshold, 1, None), reader.boolean(with_graphs))
+        most = reader.integer(threshold)
+        within = None if most is None else min(max(most, 1), LARGEST_LIMIT)
+        return cls(reader.boolean(enabled), within, reader.boolean(with_graphs))
 
 
 def _lazy(reader: VariableReader) -> bool | None:

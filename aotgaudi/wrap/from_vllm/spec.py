@@ -25,6 +25,7 @@ from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
 from aotgaudi.wrap.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
 from aotgaudi.wrap.from_vllm.model_len import CONFIG
+from aotgaudi.wrap.from_vllm.plugin_start import check_attention, check_modes
 from aotgaudi.wrap.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
@@ -122,7 +123,11 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
             "leave it unset",
         )
     check_bounds(bucketing.prompt, bucketing.decode, environment)
+    merged = bucketing.merged_prefill
+    check_modes(environment, version, unified=bucketing.unified, merged_prefill=merged)
     parts = _Parts.of(setup, bucketing, serving)
+    tokens, block_size = (parts.limits.table[name] for name in ("max_num_batched_tokens", "block_size"))
+    check_attention(environment, version, merged_prefill=merged, tokens=tokens, block_size=block_size)
     named = {one.name for one in bucketing.ignored} | serving.heeded | bucketing.heeded
     others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)
     return parts.spec(setup), Report(

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.wrap.flags import VARIABLES, variable_effect
-from aotgaudi.wrap.values import FALSE_WORDS, TRUE_WORDS, Remark, is_true, parse_integer
+from aotgaudi.wrap.values import FALSE_WORDS, TRUE_WORDS, Remark, is_true, python_integer
 from aotgaudi.wrap.variables import KUBERNETES
 
 _PREFIXES = ("VLLM_", "PT_HPU")
@@ -107,13 +106,10 @@ class VariableReader:
             self._notes.append(f"{name} is {shown(text)}, which upstream reads as false (true is: {words})")
         return value
 
-    def integer(self, name: str, minimum: int, maximum: int | None) -> int | None:
-        """Returns a variable's integer; None if it is unset. Raises SpecError, naming the variable."""
+    def integer(self, name: str) -> int | None:
+        """Returns the integer that Python reads from a variable; None if it is unset. Raises SpecError, naming it."""
         text = self.text(name)
-        if text is None:
-            return None
-        most = LARGEST_LIMIT if maximum is None else maximum
-        return parse_integer(name, text, minimum=minimum, maximum=most)
+        return None if text is None else python_integer(name, text)
 
 
 EnvFileStyle = Literal["docker", "compose"]

@@ -92,19 +92,23 @@ def test_a_strategy_by_name(version: str, name: str, strategy: str) -> None:
     assert parse(version, VLLM_BUCKETING_STRATEGY=name).strategy == strategy
 
 
-@pytest.mark.parametrize("name", ["exponential", "EXP", "", "pad "])
-def test_another_name_is_refused(name: str) -> None:
+@pytest.mark.parametrize("name", ["exponential", "EXP", "", "pad ", "exponential_bucketing"])
+@pytest.mark.parametrize("beside", ["VLLM_BUCKETING_FROM_FILE", "VLLM_EXPONENTIAL_BUCKETING", "X"])
+def test_another_name_is_refused_as_the_plugin_refuses_it(name: str, beside: str) -> None:
     with pytest.raises(SpecError, match=r"VLLM_BUCKETING_STRATEGY: is .* \(one of exp, lin, pad\)"):
-        parse(VLLM_BUCKETING_STRATEGY=name)
+        parse(VLLM_BUCKETING_STRATEGY=name, **{beside: "1"})
 
 
-def test_before_v0_21_the_name_is_ignored() -> None:
-    found = parse(V0_19_1, VLLM_BUCKETING_STRATEGY="pad")
+@pytest.mark.parametrize("version", [V0_19_1, V0_17_1, "vllm-gaudi@v0.11.2"])
+def test_before_v0_21_other_names_exist_and_are_ignored(version: str) -> None:
+    found = parse(version, VLLM_BUCKETING_STRATEGY="linear_bucketing")
 
     assert found.strategy == "exponential"
     assert (
-        reason(found, "VLLM_BUCKETING_STRATEGY") == f"{V0_19_1} chooses by VLLM_EXPONENTIAL_BUCKETING alone"
+        reason(found, "VLLM_BUCKETING_STRATEGY") == f"{version} chooses by VLLM_EXPONENTIAL_BUCKETING alone"
     )
+    with pytest.raises(SpecError, match="is 'lin': the plugin does not start"):
+        parse(version, VLLM_BUCKETING_STRATEGY="lin")
 
 
 @pytest.mark.parametrize(("flag", "strategy"), [("true", "exponential"), ("0", "linear"), ("", "linear")])
@@ -224,7 +228,7 @@ def test_before_it_is_not(version: str) -> None:
 
 
 def test_a_prefill_batch_of_none_is_refused() -> None:
-    with pytest.raises(SpecError, match="VLLM_PROMPT_BS_BUCKET_MAX: is '0'"):
+    with pytest.raises(SpecError, match="VLLM_PROMPT_BS_BUCKET_MAX: is 0"):
         parse(VLLM_PROMPT_BS_BUCKET_MAX="0")
 
 
@@ -376,10 +380,14 @@ def test_a_slip_of_a_boolean_is_false_and_noted() -> None:
     assert found.notes[0].startswith("VLLM_CONTIGUOUS_PA is 'ture', which upstream reads as false")
 
 
-@pytest.mark.parametrize("text", ["abc", "1.5", "-3", "10**30"])
-@pytest.mark.parametrize("name", [*BOUNDS, "PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD"])
+READ = [name for name in BOUNDS if not name.endswith("LIMIT")]
+INTEGERS = [*READ, "PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD", "VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE"]
+
+
+@pytest.mark.parametrize("text", ["abc", "1.5", "", "10**30", "0x10"])
+@pytest.mark.parametrize("name", [*INTEGERS, "VLLM_DEFRAG_THRESHOLD", "VLLM_ROW_PARALLEL_CHUNKS"])
 @pytest.mark.parametrize("strategy", ["exp", "lin", "pad"])
-def test_a_malformed_integer_is_refused_by_name_whether_it_counts_or_not(
+def test_what_python_does_not_read_as_an_integer_is_refused_by_name_whether_it_counts_or_not(
     strategy: str, name: str, text: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
@@ -388,13 +396,64 @@ def test_a_malformed_integer_is_refused_by_name_whether_it_counts_or_not(
     assert caught.value.where == name
 
 
-@pytest.mark.parametrize(("name", "text"), [("STEP", "0"), ("PAD_PERCENT", "51")])
-def test_out_of_range_bounds_are_refused_where_they_count(name: str, text: str) -> None:
-    variable = f"VLLM_DECODE_BS_BUCKET_{name}"
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        (NEWEST, "VLLM_DECODE_BLOCK_BUCKET_LIMIT"),
+        (V0_19_1, "VLLM_DECODE_BS_BUCKET_LIMIT"),
+        (V0_19_1, "VLLM_DECODE_BS_BUCKET_PAD_MAX"),
+        (V0_19_1, "VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE"),
+        ("vllm-gaudi@v0.16.0", "VLLM_ROW_PARALLEL_CHUNKS"),
+    ],
+)
+def test_variables_that_a_version_never_reads_may_hold_anything(version: str, name: str) -> None:
+    assert parse(version, **{name: "abc"}).strategy == "exponential"
 
-    assert parse(**{variable: text}).decode.batch_size == AxisBounds()
-    with pytest.raises(SpecError, match=f"^{variable}: is '{text}'"):
-        parse(VLLM_BUCKETING_STRATEGY="pad", **{variable: text})
+
+@pytest.mark.parametrize(
+    ("text", "bound"),
+    [("+5", 5), (" 7 ", 7), ("1_000", 1000), ("007", 7), ("\u0663", 3), ("1" + "0" * 30, 2**31 - 1)],
+)
+def test_numbers_are_read_as_python_reads_them(text: str, bound: int) -> None:
+    assert (
+        parse(VLLM_BUCKETING_STRATEGY="lin", VLLM_PROMPT_CTX_BUCKET_STEP=text).prompt.num_ctx_blocks.step
+        == bound
+    )
+    assert parse(VLLM_DECODE_BS_BUCKET_MIN=text).decode.batch_size == AxisBounds()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "text", "bounds"),
+    [
+        ("exp", "VLLM_PROMPT_CTX_BUCKET_MAX", "-5", AxisBounds(max=0)),
+        ("lin", "VLLM_PROMPT_CTX_BUCKET_STEP", "-5", AxisBounds(step=2**31 - 1)),
+        ("pad", "VLLM_PROMPT_CTX_BUCKET_PAD_MAX", "-5", AxisBounds(pad_max=1)),
+    ],
+)
+def test_a_negative_number_that_the_plugin_takes_has_the_same_effect(
+    strategy: str, name: str, text: str, bounds: AxisBounds
+) -> None:
+    assert parse(VLLM_BUCKETING_STRATEGY=strategy, **{name: text}).prompt.num_ctx_blocks == bounds
+
+
+@pytest.mark.parametrize(
+    ("strategy", "name", "text"),
+    [
+        ("lin", "DECODE_BS_BUCKET_STEP", "0"),
+        ("lin", "DECODE_BS_BUCKET_STEP", "-1"),
+        ("lin", "PROMPT_QUERY_BUCKET_MIN", "-1"),
+        ("lin", "PROMPT_CTX_BUCKET_MAX", "-1"),
+        ("pad", "PROMPT_CTX_BUCKET_STEP", "-1"),
+        ("pad", "DECODE_BS_BUCKET_PAD_PERCENT", "51"),
+        ("pad", "DECODE_BS_BUCKET_PAD_PERCENT", "-1"),
+    ],
+)
+def test_numbers_without_a_table_are_refused_where_they_count(strategy: str, name: str, text: str) -> None:
+    variable = f"VLLM_{name}"
+
+    assert parse(**{variable: text}).strategy == "exponential"
+    with pytest.raises(SpecError, match=f"^{variable}: is {text}: the plugin has no table"):
+        parse(VLLM_BUCKETING_STRATEGY=strategy, **{variable: text})
 
 
 @given(

@@ -155,7 +155,7 @@ def test_prefill_batches_by_version() -> None:
         ("", {"VLLM_ENABLE_BUCKETING": "false"}, "VLLM_ENABLE_BUCKETING"),
         ("", {"PT_HPU_LAZY_MODE": "true"}, "PT_HPU_LAZY_MODE"),
         ("", {"VLLM_GRAPH_RESERVED_MEM": "1"}, "VLLM_GRAPH_RESERVED_MEM"),
-        ("", {"VLLM_DEFRAG_THRESHOLD": "-1"}, "VLLM_DEFRAG_THRESHOLD"),
+        ("", {"VLLM_DEFRAG_THRESHOLD": "none"}, "VLLM_DEFRAG_THRESHOLD"),
         ("", {"VLLM_MULTIMODAL_BUCKETS": "1,x"}, "VLLM_MULTIMODAL_BUCKETS"),
         ("--gpu-memory-utilization 2", {}, "--gpu-memory-utilization"),
         ("--speculative-config []", {}, "--speculative-config"),
@@ -555,6 +555,41 @@ def test_a_prompt_batch_above_the_sequences_is_the_plugins_to_use() -> None:
     found = spec("--max-num-seqs 2", VLLM_PROMPT_BS_BUCKET_MAX="4")
 
     assert (found.limits.max_num_prefill_seqs, found.limits.max_num_seqs) == (4, 2)
+
+
+PAD = {"VLLM_BUCKETING_STRATEGY": "pad"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "where"),
+    [
+        ("--max-num-batched-tokens 1023 --max-num-seqs 8", {}, "--max-num-batched-tokens"),
+        ("--max-num-batched-tokens 1024 --block-size 1024 --max-num-seqs 8", {}, "--max-num-batched-tokens"),
+        ("--block-size 1024", {}, "--block-size"),
+        ("", {"VLLM_EXPONENTIAL_BUCKETING": "false"}, "VLLM_EXPONENTIAL_BUCKETING"),
+        ("", {"VLLM_HPU_FSDPA_SLICE_SEQ_LEN_THLD": "512"}, "VLLM_HPU_FSDPA_SLICE_SEQ_LEN_THLD"),
+        ("", {"VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE": "4096"}, "VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE"),
+        ("", {"VLLM_PROMPT_QUERY_BUCKET_PAD_MAX": "64"}, "VLLM_PROMPT_QUERY_BUCKET_PAD_MAX"),
+    ],
+)
+def test_attention_in_slices_comes_with_pad_and_must_fit(
+    flags: str, environment: dict[str, str], where: str
+) -> None:
+    assert mistake(flags, **PAD, **environment).where == where
+    assert spec(flags, **PAD, **environment, VLLM_HPU_FSDPA_SLICE_ENABLED="0")
+    assert spec(flags, **PAD, **environment, VLLM_MERGED_PREFILL="1")
+
+
+def test_pad_without_slices_takes_few_tokens_in_v0_20_0rc0() -> None:
+    flags = "--max-num-batched-tokens 512 --max-num-seqs 8"
+
+    assert spec(flags, version="vllm-gaudi@v0.20.0rc0", **PAD).bucketing.strategy == "padding_aware"
+
+
+def test_unified_attention_without_merged_prefill_is_refused() -> None:
+    error = mistake(version="vllm-gaudi@v0.17.1", VLLM_UNIFIED_ATTN="1", VLLM_MERGED_PREFILL="0")
+
+    assert error.where == "VLLM_MERGED_PREFILL"
 
 
 def test_vllm_keeps_one_block_for_itself() -> None:
