@@ -7,7 +7,7 @@ defaults of ``layer_types`` and ``layers_block_type``), and ``get_num_layers_by_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Optional
+from typing import Any, Literal, Optional, TypeGuard
 
 LayerKind = Literal["rows", "state", "both", "nothing"]
 
@@ -46,7 +46,7 @@ def layer_kinds(text: Mapping[str, Any]) -> tuple[LayerKind, ...] | None:
             return kinds[:num_layers]
     if any(text.get(name) is not None for name in _STATE_KEYS) or "mamba" in str(text.get("model_type")):
         return None
-    return ("rows",) * (num_layers or 0)
+    return _all("rows", num_layers or 0)
 
 
 def keeps_rows(kind: LayerKind) -> bool:
@@ -57,13 +57,21 @@ def keeps_rows(kind: LayerKind) -> bool:
 Kinds = Optional[tuple[LayerKind, ...]]
 
 
+def _all(kind: LayerKind, num_layers: int) -> tuple[LayerKind, ...]:
+    return (kind,) * num_layers
+
+
+def _kind(name: Any) -> LayerKind:
+    return _OF_TYPE.get(str(name), "rows")
+
+
 def _listed(text: Mapping[str, Any], _num_layers: int | None) -> Kinds:
     """A type for each layer, or a letter in Nemotron-H's pattern."""
     names = ("layer_types", "layers_block_type", "hybrid_override_pattern")
     listed = next(
         (text[name] for name in names if isinstance(text.get(name), (list, str)) and text[name]), None
     )
-    return None if listed is None else tuple(_OF_TYPE.get(str(kind), "rows") for kind in listed)
+    return None if listed is None else tuple(map(_kind, listed))
 
 
 def _numbered(text: Mapping[str, Any], _num_layers: int | None) -> Kinds:
@@ -77,7 +85,7 @@ def _repeated(text: Mapping[str, Any], num_layers: int | None) -> Kinds:
     types = text.get("block_types")
     if not isinstance(types, list) or not types or num_layers is None:
         return None
-    return tuple(_OF_TYPE.get(str(types[layer % len(types)]), "rows") for layer in range(num_layers))
+    return tuple(_kind(types[layer % len(types)]) for layer in range(num_layers))
 
 
 def _without_attention(text: Mapping[str, Any], _num_layers: int | None) -> Kinds:
@@ -95,8 +103,8 @@ def _all_alike(text: Mapping[str, Any], num_layers: int | None) -> Kinds:
     if num_layers is None:
         return None
     if model_type == "falcon_h1":
-        return ("both",) * num_layers
-    return ("state",) * num_layers if model_type in ("mamba", "mamba2", "falcon_mamba") else None
+        return _all("both", num_layers)
+    return _all("state", num_layers) if model_type in ("mamba", "mamba2", "falcon_mamba") else None
 
 
 def _chosen(text: Mapping[str, Any], num_layers: int | None) -> Kinds:
@@ -135,7 +143,7 @@ def _rules(text: Mapping[str, Any], num_layers: int) -> Iterator[tuple[LayerKind
         )
 
 
-def _is_positive(value: Any) -> bool:
+def _is_positive(value: Any) -> TypeGuard[int]:
     return type(value) is int and value > 0
 
 

@@ -147,8 +147,8 @@ class _Length:
         text = command.values.get("max-model-len")
         served = served_length(facts.length_keys, vllm_release(version))
         if served is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
-            problem = other_state(str(facts.text.get("model_type")))
-            raise SpecError("the model's config.json: model_type", *problem)
+            why = other_state(str(facts.text.get("model_type")))
+            raise SpecError("the model's config.json: model_type", *why)
         if text is not None:
             value = _given_length(text)
             return cls(value, _is_long(value, facts), tuple(_notes_on_length(value, served, facts, serving)))

@@ -9,9 +9,9 @@ a sliding window only under --disable-sliding-window; a spec takes neither.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.model import POSITION_KEYS
@@ -103,26 +103,20 @@ def served_length(text: Mapping[str, Any], release: str) -> ServedLength | None:
         return None
     key, positions = found
     rules = next(one for one in _RULES if one.since <= _numbers(release))
-    base: float = positions
-    what, factor, scaled = key, 1.0, ""
-    ropes = [] if "gemma3" in str(text.get("model_type")) else list(_ropes(text, rules, release))
-    for rope_type, rope in ropes:
-        if rope_type in _UNSCALED or (not rules.yarn_multiplies and rope_type in _UNSCALED_SINCE_0_30):
-            continue
-        factor, scaled = rope.get("factor", factor), rope_type
+    rope_type, rope = _rope(text, rules, release)
+    what, base, factor = key, positions, 1.0
+    if not (rope_type in _UNSCALED or (not rules.yarn_multiplies and rope_type in _UNSCALED_SINCE_0_30)):
+        factor = _factor(rope, rules, release)
         if rope_type == "yarn":
             what, base = _ORIGINAL, _yarn_original(text, rope, rules, positions, release)
-    if factor is None and not rules.standardizes:
-        raise _refused("rope_scaling", "has the factor null", release, "a number")
-    factor = 1.0 if factor is None else factor
-    rule = f"{what} {base:,}" + (f" x factor {factor:g} ({scaled})" if factor != 1 else "")
     most = base * factor
-    original = text.get(_ORIGINAL, _ORIGINAL_BY_DEFAULT.get(str(text.get("model_type"))))
+    rule = f"{what} {base:,}" + (f" x factor {factor:g} ({rope_type})" if factor != 1 else "")
     limit = text.get("model_max_length")
-    most_taken = max(most, limit) if _is_length(limit) else most
-    if rules.longrope_shortens and _is_length(original) and any(name == "longrope" for name, _ in ropes):
-        return ServedLength(release, int(original), most_taken, f"{_ORIGINAL} {original:,} (longrope)", rule)
-    return ServedLength(release, int(most), most_taken, rule, rule)
+    taken = max(most, limit) if _is_length(limit) else most
+    original = text.get(_ORIGINAL, _ORIGINAL_BY_DEFAULT.get(str(text.get("model_type"))))
+    if rope_type == "longrope" and rules.longrope_shortens and _is_length(original):
+        return ServedLength(release, int(original), taken, f"{_ORIGINAL} {original:,} (longrope)", rule)
+    return ServedLength(release, int(most), taken, rule, rule)
 
 
 def _positions(text: Mapping[str, Any]) -> tuple[str, float] | None:
@@ -134,20 +128,27 @@ def _positions(text: Mapping[str, Any]) -> tuple[str, float] | None:
     return key, known[key]
 
 
-def _ropes(
-    text: Mapping[str, Any], rules: LengthRules, release: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the type and the parameters of a config's RoPE. One that is given for each type of layer scales nothing."""
+def _rope(text: Mapping[str, Any], rules: LengthRules, release: str) -> tuple[str, Mapping[str, Any]]:
+    """Returns the type and the parameters of a config's RoPE. One that is given for each type of layer scales nothing."""
     names = ("rope_scaling", "rope_parameters") if rules.reads_parameters else ("rope_scaling",)
-    where = next((name for name in names if text.get(name)), None)
-    if where is None or not isinstance(text[where], dict):
-        return
-    given = text[where]
-    is_nested = all(value is None or isinstance(value, dict) for value in given.values())
-    if is_nested and not rules.standardizes:
-        raise _refused(where, "is given for each type of layer", release, "one set of parameters")
-    if not is_nested:
-        yield _type(given, where, rules, release), given
+    where = next((name for name in names if text.get(name)), "")
+    given = text.get(where)
+    if not isinstance(given, dict) or "gemma3" in str(text.get("model_type")):
+        return "default", {}
+    if all(value is None or isinstance(value, dict) for value in given.values()):
+        if not rules.standardizes:
+            raise _refused(where, "is given for each type of layer", release, "one set of parameters")
+        return "default", {}
+    return _type(given, where, rules, release), given
+
+
+def _factor(rope: Mapping[str, Any], rules: LengthRules, release: str) -> float:
+    factor = rope.get("factor", 1.0)
+    if factor is None and rules.standardizes:
+        return 1.0
+    if not _is_length(factor):
+        raise _refused("rope_scaling", f"has the factor {shown(str(factor))}", release, "a number")
+    return factor
 
 
 def _type(rope: Mapping[str, Any], where: str, rules: LengthRules, release: str) -> str:
@@ -188,7 +189,7 @@ def _refused(where: str, problem: str, release: str, remedy: str) -> SpecError:
     return SpecError(f"{CONFIG}: {where}", f"{problem}: vLLM {release} does not start with that", remedy)
 
 
-def _is_length(value: Any) -> bool:
+def _is_length(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and value > 0
 
 
