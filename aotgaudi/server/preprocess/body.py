@@ -62,7 +62,7 @@ TextOnly = Annotated[object, neutral_only(["text"])]
 
 
 class BodyError(RequestError):
-    """A body is not JSON, or a value is not of the JSON type that its path takes. vLLM calls this otherwise than a wrong value."""
+    """A body is not JSON, or a value is of a type that its path does not take. vLLM tells this apart from a wrong value."""
 
 
 class Body(Value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,27 @@ def test_variables_of_a_request_reach_the_template(preparer: Preparer) -> None:
     prepared = prepare(preparer, messages=TURNS[:1], chat_template_kwargs={"enable_thinking": True})
 
     assert text_of(prepared) == "<user>hi</><assistant>?"
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"reasoning_effort": "low"}, "low?"),
+        ({"reasoning_effort": "none"}, "none"),
+        ({"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False}}, "high"),
+        ({"reasoning_effort": "max", "chat_template_kwargs": {"reasoning_effort": "low"}}, "max?"),
+        ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "low"),
+        ({}, ""),
+    ],
+)
+def test_an_effort_is_a_variable_of_the_template_and_says_whether_to_think(
+    preparer: Preparer, asked: Mapping[str, object], expected: str
+) -> None:
+    template = ChatTemplate("{{ reasoning_effort }}{% if enable_thinking %}?{% endif %}")
+
+    prepared = prepare(replace(preparer, chat_template=template), messages=TURNS[:1], **asked)
+
+    assert text_of(prepared) == expected
 
 
 @pytest.mark.parametrize(
