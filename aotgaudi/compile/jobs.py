@@ -61,6 +61,7 @@ _LONGEST_MESSAGE = 500
 _DROPS_KEYWORDS = re.compile(
     r"missing 1 required keyword-only argument: 'paged'|unexpected keyword argument '(?:paged|logits_to_keep)'"
 )
+_OUR_ATTENTION = "'aotgaudi_paged'"
 _DIFFERS_BY_LAYER = re.compile(r"'(\w+)' is a per-layer attribute")
 _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES})
 """Errors of a store that accepts no more data. The unit is not at fault."""
@@ -164,6 +165,8 @@ def explained(error: Exception, family: str) -> SpecError | None:
         what = (
             "does not hand the keywords of a call on to its attention, and a step's KV cache travels as one"
         )
+    elif _OUR_ATTENTION in text:
+        what = "chooses among attention classes of its own, and takes no other attention"
     elif isinstance(error, KeyError) and text.strip("'").isdecimal():
         what = f"attends more often than its config has layers (in a layer {text})"
     elif found := _DIFFERS_BY_LAYER.search(text):

@@ -191,7 +191,8 @@ class _Case:
         )
         fresh, chunk = PromptEntry(1, _FRESH, 0), PromptEntry(2, _CHUNK, len(sequences[0].table))
         decodes = [DecodeEntry(_NUM_ROWS, 1, num_blocks)] if model.generates else []
-        programs = {entry: trace(entry, model, limits, dialect) for entry in (fresh, chunk, *decodes)}
+        entries: tuple[PromptEntry | DecodeEntry, ...] = (fresh, chunk, *decodes)
+        programs = {entry: trace(entry, model, limits, dialect) for entry in entries}
         return cls(model, programs, limits, sequences)
 
     @property
@@ -253,15 +254,16 @@ class _Case:
         return ProgramRunner(table, self.limits.block_size)
 
     def _steps(self) -> Iterator[tuple[str, Step, list[Span]]]:
-        """Yields steps with their names, and what their rows have."""
-        fresh, chunk, *decodes = self.programs
+        """Yields steps with their names, and what their rows have. Batch-invariant chunks begin with a block."""
+        is_uneven = not self.model.batch_invariant
+        fresh, chunk, *decodes = self.programs  # In the order of `of`.
         num_decodes = _NUM_DECODES if decodes else 0
         ends = [len(each.tokens) - num_decodes for each in self.sequences]
         at = [0 for _ in ends]
-        yield "a prompt", self._prompt(fresh, [(0, 0, _FRESH - 5)]), [(0, 0, _FRESH - 5)]
-        at[0] = _FRESH - 5
+        at[0] = _FRESH - 5 * is_uneven
+        yield "a prompt", self._prompt(fresh, [(0, 0, at[0])]), [(0, 0, at[0])]
         while rows := [n for n in range(len(at)) if at[n] < ends[n]][: chunk.batch_size]:
-            spans = [(n, at[n], min(ends[n], at[n] + _CHUNK - (at[n] + n) % 3)) for n in rows]
+            spans = [(n, at[n], min(ends[n], at[n] + _CHUNK - (at[n] + n) % 3 * is_uneven)) for n in rows]
             yield "a prompt's chunk", self._prompt(chunk, spans), spans
             for n, _, end in spans:
                 at[n] = end

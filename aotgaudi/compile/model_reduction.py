@@ -61,7 +61,7 @@ def reduced_model(model: ModelSpec, make: Make) -> ReducedModel:
     lengths = {**LENGTHS, **_MOST_CHOSEN}
     full = full_config(config)
     reduced = {name: most for name, most in lengths.items() if _size(full, name) > most}
-    config = _updated(config, reduced)
+    config = _without_other_parts(_updated(config, reduced), make)
     while (before := _num_parameters(config, make)) > MOST_PARAMETERS:
         for changes in _smaller_sizes(full_config(config)):
             small = _updated(config, changes)
@@ -75,6 +75,18 @@ def reduced_model(model: ModelSpec, make: Make) -> ReducedModel:
         reduced[_LAYERS] = num_layers
     small_model = model.model_copy(update={"config": config, "dtype": "float32"})
     return ReducedModel(small_model, tuple(_names(config, make)), dict(sorted(reduced.items())))
+
+
+def _without_other_parts(config: dict[str, Any], make: Make) -> dict[str, Any]:
+    """Returns the config with one layer in each part that reads images or sound: text does not pass through them."""
+    names = ("num_hidden_layers", "num_layers", "depth")
+    parts = {
+        name: {**part, **{key: 1 for key in names if type(part.get(key)) is int}}
+        for name, part in config.items()
+        if isinstance(part, dict) and name.endswith("_config") and name != _TEXT
+    }
+    small = {**config, **parts}
+    return small if parts and _num_parameters(small, make, otherwise=-1) > 0 else config
 
 
 def full_config(config: Mapping[str, Any]) -> Any:

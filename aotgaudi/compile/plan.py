@@ -104,6 +104,10 @@ class Estimates:
         """Returns the expected work of compiling this unit."""
         return (Part(_kind(label), self.unit_seconds(label)),)
 
+    def of_model_check(self) -> Work:
+        """Returns the expected work of comparing graphs with the model."""
+        return (Part("check", MODEL_CHECK_SECONDS),)
+
     def of_entry(self, entry: Entry) -> Work:
         """Returns the expected work for an untraced entry: the trace, and the units that it may produce."""
         is_step = entry.kind in ("prompt", "decode")
@@ -288,9 +292,11 @@ class Plan:
 
         Raises ValueError for an invalid name.
         """
-        states = (*self.programs, *([self.model_check] if self.model_check else []))
-        recorded = (state.key.hex for state in states if state.row is not None)
-        return Root(name=name, keys=frozenset((*recorded, *self.units)), objects=frozenset(self.digests()))
+        programs = (state.key.hex for state in self.programs if state.row is not None)
+        check = self.model_check
+        checks = [] if check is None or check.row is None else [check.key.hex]
+        keys = frozenset((*programs, *self.units, *checks))
+        return Root(name=name, keys=keys, objects=frozenset(self.digests()))
 
     def estimate_seconds(self, workers: int) -> float:
         """Returns a wall-clock estimate. The work of an untraced program is guessed from its kind of entry."""

@@ -51,13 +51,14 @@ from aotgaudi.compile.keys import (
     UnitSource,
     read_units,
 )
-from aotgaudi.compile.plan import MODEL_CHECK_SECONDS, Part, Plan, ProgramState, TimeLeft, Work
+from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
 from aotgaudi.digest import Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import (
     AotGaudiError,
     CardError,
+    CompileError,
     ManifestError,
     SpecError,
     StoreError,
@@ -385,6 +386,9 @@ class _Run:
             self._trace_again(key_of(job))
         elif attempt.number < ATTEMPTS:
             self._push(job, attempt.number + 1, known=True)
+        elif isinstance(job, ModelCheckJob):  # Without it no unit is compiled.
+            what = _describe(error, job.label)
+            self.fatal = self.fatal or CompileError(f"{job.label}: {what} (log: {job.log_path})")
         else:
             self._num_done += 1
             self.failures.append(Failure(job.label, _describe(error, job.label), job.log_path))
@@ -392,7 +396,7 @@ class _Run:
     def _push(self, job: BuildJob, number: int = 1, *, known: bool = False) -> None:
         estimates = self._plan.estimates
         if isinstance(job, ModelCheckJob):
-            work, cost = (Part("check", MODEL_CHECK_SECONDS),), _CHECK_COST
+            work, cost = estimates.of_model_check(), _CHECK_COST
         elif isinstance(job, TraceJob):
             work, cost = estimates.of_entry(job.entry), _TRACE_COST
             self._is_tracing = True

@@ -209,7 +209,7 @@ def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
 
 _MAX_BYTES = 64 << 20
 _WANTED = "what `aotgaudi build SPEC --json`, or `build cache`, printed"
-_WORK = {"trace": "tracing", "compile": "compiling"}
+_WORK = {"check": "comparing with transformers", "trace": "tracing", "compile": "compiling"}
 
 Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,31}\z")]

@@ -257,6 +257,10 @@ def dump_bundle(pointer: Pointer, digests: Iterable[Digest]) -> bytes:
 def dump_record_manifest(record: Digest, digests: Iterable[Digest]) -> bytes:
     """Returns the artifact manifest of a record and the objects that it names."""
     layers = [descriptor(BUNDLE_OBJECT_TYPE, digest) for digest in sorted_digests(digests)]
+    if (
+        not layers
+    ):  # Not every registry takes a manifest without layers (opencontainers/image-spec v1.1, manifest.md).
+        layers = [descriptor(RECORD_TYPE, record)]
     return dump_manifest(descriptor(RECORD_TYPE, record), layers, {}, RECORD_TYPE)
 
 

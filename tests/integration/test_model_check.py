@@ -74,6 +74,10 @@ def test_weights_in_8_bits_are_compared_with_what_they_stand_for() -> None:
     assert compared(quantized).layers
 
 
+def test_batch_invariant_graphs_agree() -> None:
+    assert compared(spec_of(reference("llama"), batch_invariant=True).model).layers
+
+
 @pytest.mark.parametrize("pooling_type", ["LAST", "CLS", "MEAN"])
 def test_embeddings_agree(pooling_type: str) -> None:
     config = model_of("llama").config
@@ -197,6 +201,7 @@ def test_a_family_whose_layers_drop_keywords_is_refused_in_words(family: str, tm
     ("error", "words"),
     [
         (KeyError("2"), "attends more often than its config has layers"),
+        (SpecError("x", "not supported: 'aotgaudi_paged'", "y"), "attention classes of its own"),
         (ValueError("'head_dim' is a per-layer attribute and may vary"), "layers that differ in head_dim"),
         (SpecError("model (x)", "does not export: data-dependent", "y"), None),
         (KeyError("weight"), None),
