@@ -158,11 +158,6 @@ class ChatTemplate:
         self._tokens = dict(tokens or {})
         self._knows_developer = "developer" in source
 
-    @property
-    def takes_tools(self) -> bool:
-        """Whether it shows the tools of a request to the model."""
-        return self._tool_template is not None
-
     @classmethod
     def load(cls, model: ModelDirectory, file: Path | None = None) -> ChatTemplate | None:
         """Returns the template in `file`, or else in ``chat_template.jinja`` or ``tokenizer_config.json``, or None.
