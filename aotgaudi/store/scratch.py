@@ -100,11 +100,8 @@ def sweep_temporary_files(root: Path) -> SweepReport:
 
 @contextlib.contextmanager
 def locked_directory(root: Path) -> Iterator[Path]:
-    """Yields a private directory in ``tmp/``, which is removed at the end, or by a sweep if we die. Raises StoreError."""
-    try:
-        path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
-    except OSError as error:
-        raise store_error("make a directory in", root / "tmp", error) from error
+    """Yields a private directory in ``tmp/``, which is removed at the end, or by a sweep if we die. Raises OSError."""
+    path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
     with try_lock_directory(path):  # Without locks, a sweep goes by age.
         try:
             yield path
