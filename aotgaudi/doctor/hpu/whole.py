@@ -51,7 +51,11 @@ def _whole(lab: Lab) -> Iterator[LineFinding]:
 WHOLE_CHECKS = (
     # If another line was refuted, that is the cause. `--only H-26` runs this check all the same.
     HpuCheck(
-        "H-26", "a unit, then another process", (_LINE,), _whole, tuple(line for line in LINES if line != _LINE)
+        "H-26",
+        "a unit, then another process",
+        (_LINE,),
+        _whole,
+        tuple(line for line in LINES if line != _LINE),
     ),
 )
 
