@@ -34,7 +34,7 @@ class Function(Body):
 class Tool(Body):
     """One tool."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
 
     @model_validator(mode="before")
