@@ -341,11 +341,11 @@ class Session:
         return replace(found, added=tuple(path for path in found.added if path not in passing))
 
     def _passing(self, seconds: float) -> frozenset[str]:
+        if self._watcher is None:
+            return frozenset()
         self.log.read()  # An agent reports a file before inotify does.
-        watcher, relative = self._watcher, self.plan.rules.relative
-        return (
-            frozenset() if watcher is None else watcher.passing(seconds) & {*map(relative, self.log.written)}
-        )
+        root, written = self.plan.rules.root, self.log.written
+        return frozenset(path for path in self._watcher.passing(seconds) if f"{root}/{path}" in written)
 
     def _await_passing(self) -> None:
         """Waits until each new file has gone, or has been there for so long that it will stay."""
