@@ -76,9 +76,10 @@ class FileRules:
         """Every file that must be there unchanged."""
         return {**self.sealed, **self.agent}
 
-    def is_held(self, path: str) -> bool:
-        """Whether a path, as the server sees it, is that of a file that must be there unchanged."""
-        return self.relative(path) in self.held
+    def holds_bytes(self, path: str) -> bool:
+        """Whether a path, as the server sees it, is that of a sealed file with content. An empty one may be a lock."""
+        digest = self.held.get(self.relative(path) or "")
+        return digest is not None and digest.size_bytes > 0
 
     @property
     def has_sealed(self) -> bool:

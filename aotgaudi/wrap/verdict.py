@@ -109,11 +109,11 @@ def finding_of(event: Event, rules: FileRules, *, is_watched: bool = False) -> F
 
     An event of an unknown type is a finding, because the agent and this module have the same version. With `is_watched`,
     inotify tells what opening a file led to, so that the opening itself is no finding: libraries probe folders, and take
-    locks. A sealed file is another matter, because nobody sees what is written to it through memory.
+    locks. A sealed file with content is another matter, because nobody sees what is written to it through memory.
     """
     if event.kind in _SILENT:
         return None
-    if event.kind == "write" and is_watched and rules.has_sealed and not rules.is_held(event.path):
+    if event.kind == "write" and is_watched and rules.has_sealed and not rules.holds_bytes(event.path):
         return None
     read = _READERS.get(event.kind)
     if read is None:

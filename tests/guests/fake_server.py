@@ -70,6 +70,7 @@ FAULTS = {
     "builds-by-script": "a script of its runs a compiler at start, below its model's directory",
     "loads-what-it-made": "a program that is no known compiler makes a library there, and it is loaded",
     "probes": "probes its cache's folders, at start and in each request, and leaves nothing",
+    "keeps-a-lock": "holds a lock, by a file of its cache that stays and has no name of a lock",
     "runs-what-it-removes": "maps a library of its cache in C code, and removes the file",
     "loads-from-memory": "loads a library from a memfd",
     "loads-from-shm": "loads a library from /dev/shm that it made",
@@ -131,6 +132,8 @@ class Worker:
             self.load_or_compile()
         else:
             self.compile_all()
+        if has("keeps-a-lock"):
+            self.lock = (self.root / "busy").open("a")
         if has("probes"):
             self.probe()
         self.misbehave()

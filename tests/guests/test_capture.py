@@ -297,7 +297,7 @@ def test_a_start_sends_what_was_proved_to_be_enough_or_all(
 
 
 def test_a_server_that_probes_its_folders_and_leaves_nothing_is_captured(fresh: Bench) -> None:
-    built = fresh.build(FAKE_FAULTS="probes")
+    built = fresh.build(FAKE_FAULTS="probes,keeps-a-lock")
 
     assert built.bundle.require_capture().proof.counts["new_files"] == 0
 
