@@ -559,7 +559,10 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
     told = CliRunner().invoke(cli, [*command, "--", *bench.words()])
 
     assert told.exit_code == 0, told.output
-    launch, gap, sealed = told.output.splitlines()
+    launch, gap, start, sealed = told.output.splitlines()
+    assert re.fullmatch(
+        r"start      \d+ warm-up requests, [\d,]+ tokens, about \d+ s before it is ready", start
+    )
     assert gap.startswith("not asked  prompts in chunks: --max-num-batched-tokens is not given")
     assert re.fullmatch(
         r"launch     fake \(cpu\), 0 flags, \d+ variables?, model .*, id [0-9a-f]{12}\.\.\.", launch
