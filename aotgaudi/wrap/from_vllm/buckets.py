@@ -409,8 +409,6 @@ def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | N
     if not (rules.has_sliding and reader.boolean(SLIDING_SWITCH)):
         return None
     slice_len, threshold = (reader.integer(name) for name in SLIDING_VARIABLES)
-    if slice_len == 0:
-        raise SpecError(SLIDING_VARIABLES[0], "is 0: the plugin divides by it", "the tokens of a slice")
     given = {"slice_len": None if slice_len is None else abs(slice_len), "threshold": threshold}
     return SlidingSpec(
         **{name: min(max(value, 1), LARGEST_LIMIT) for name, value in given.items() if value is not None}

@@ -12,6 +12,7 @@ from math import ceil
 
 from aotgaudi.bucketing.versions import BucketingVersion, find_version
 from aotgaudi.errors import SpecError, shown
+from aotgaudi.spec.bucketing import SlidingSpec
 from aotgaudi.wrap.values import is_true, python_integer
 
 _AXES = ("PROMPT_BS", "PROMPT_QUERY", "PROMPT_SEQ", "PROMPT_CTX", "DECODE_BS", "DECODE_BLOCK")
@@ -22,6 +23,7 @@ _OLD_STRATEGIES = ("exponential_bucketing", "linear_bucketing")
 
 _SLICED, _THRESHOLD = "VLLM_HPU_FSDPA_SLICE_ENABLED", "VLLM_HPU_FSDPA_SLICE_SEQ_LEN_THLD"
 _CHUNK, _QUERY_PAD = "VLLM_HPU_FSDPA_SLICE_CHUNK_SIZE", "VLLM_PROMPT_QUERY_BUCKET_PAD_MAX"
+_SLICE = "PT_HPU_SDPA_BC_FACTOR"
 _V0_13_0, _V0_17_1, _V0_21_0 = "2026-01-09", "2026-03-31", "2026-06-01"
 _CHUNK_MULTIPLE = 1024
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -46,7 +48,7 @@ def _readers(row: BucketingVersion) -> Iterator[tuple[str, Callable[[str, str], 
     if "padding_aware" in row.strategies:
         parameters += ["PAD_MAX", "PAD_PERCENT"]
     integers = [f"VLLM_{axis}_BUCKET_{parameter}" for axis in _AXES for parameter in parameters]
-    integers += ["PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD", "VLLM_DEFRAG_THRESHOLD"]
+    integers += [_SLICE, "VLLM_FUSEDSDPA_SLIDE_THLD", "VLLM_DEFRAG_THRESHOLD"]
     if row.environment.strategy == "flag":
         integers.append("VLLM_DECODE_BLOCK_BUCKET_LIMIT")
     if row.date >= _V0_17_1:
@@ -89,6 +91,12 @@ def check_modes(environment: Mapping[str, str], version: str, *, unified: bool, 
         text = shown(environment.get("VLLM_MERGED_PREFILL", ""))
         problem = f"is {text} with VLLM_UNIFIED_ATTN: the plugin does not start"
         raise SpecError("VLLM_MERGED_PREFILL", problem, "leave it unset")
+
+
+def check_slices(environment: Mapping[str, str], sliding: SlidingSpec | None, tokens: int) -> None:
+    """Raises SpecError if the plugin divides by a slice of 0 tokens, which it does for queries from the threshold on."""
+    if sliding is not None and tokens >= sliding.threshold and _given(environment, _SLICE, 1) == 0:
+        raise SpecError(_SLICE, "is 0: the plugin divides by it", "the tokens of a slice")
 
 
 def check_attention(

@@ -25,7 +25,7 @@ from aotgaudi.wrap.from_vllm.command import VllmCommand
 from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
 from aotgaudi.wrap.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
 from aotgaudi.wrap.from_vllm.model_len import CONFIG
-from aotgaudi.wrap.from_vllm.plugin_start import check_attention, check_modes
+from aotgaudi.wrap.from_vllm.plugin_start import check_attention, check_modes, check_slices
 from aotgaudi.wrap.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
@@ -127,6 +127,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     check_modes(environment, version, unified=bucketing.unified, merged_prefill=merged)
     parts = _Parts.of(setup, bucketing, serving)
     tokens, block_size = (parts.limits.table[name] for name in ("max_num_batched_tokens", "block_size"))
+    check_slices(environment, bucketing.sliding, tokens)
     check_attention(environment, version, merged_prefill=merged, tokens=tokens, block_size=block_size)
     named = {one.name for one in bucketing.ignored} | serving.heeded | bucketing.heeded
     others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)

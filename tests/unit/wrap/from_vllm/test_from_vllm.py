@@ -580,6 +580,13 @@ def test_attention_in_slices_comes_with_pad_and_must_fit(
     assert spec(flags, **PAD, **environment, VLLM_MERGED_PREFILL="1")
 
 
+def test_a_slice_of_no_tokens_is_refused_where_the_plugin_divides_by_it() -> None:
+    slices = {"PT_HPU_SDPA_QKV_SLICE_MODE_FWD": "1", "PT_HPU_SDPA_BC_FACTOR": "0"}
+
+    assert mistake("--max-num-batched-tokens 8192", **slices).where == "PT_HPU_SDPA_BC_FACTOR"
+    assert spec("--max-num-batched-tokens 4096", **slices)
+
+
 def test_pad_without_slices_takes_few_tokens_in_v0_20_0rc0() -> None:
     flags = "--max-num-batched-tokens 512 --max-num-seqs 8"
 
