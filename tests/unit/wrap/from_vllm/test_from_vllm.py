@@ -587,6 +587,15 @@ def test_a_slice_of_no_tokens_is_refused_where_the_plugin_divides_by_it() -> Non
     assert spec("--max-num-batched-tokens 4096", **slices)
 
 
+def test_an_empty_decode_range_under_contiguous_attention_is_refused_in_a_sentence() -> None:
+    bounds = {"MIN": "200", "STEP": "128", "MAX": "200"}
+    environment = {f"VLLM_DECODE_BLOCK_BUCKET_{name}": value for name, value in bounds.items()}
+    found = spec(VLLM_BUCKETING_STRATEGY="lin", VLLM_CONTIGUOUS_PA="1", **environment)
+
+    with pytest.raises(SpecError, match="leave no decode bucket"):
+        enumerate_entries(found)
+
+
 def test_pad_without_slices_takes_few_tokens_in_v0_20_0rc0() -> None:
     flags = "--max-num-batched-tokens 512 --max-num-seqs 8"
 
