@@ -166,7 +166,7 @@ def with_row(kind: str, row: list[Any]) -> bytes:
         (DATA.replace(b'"query_len", ', b'"length", ', 1), "entries.prompt.columns.1: is 'length'"),
         (DATA.replace(b'"max_num_seqs": 2', b'"max_num_seqs": 3'), "the content hashes to"),
         (DATA.replace(b'"num_blocks": 24', b'"num_blocks": 2'), "spec.limits.num_blocks: is 2, too few"),
-        (DATA.replace(b"1e-05", b"1e999"), "spec.model.config: "),
+        (DATA.replace(b"1e-05", b"1e999"), "spec.model.config.eps: "),
         (DATA.replace(b'"threshold": 32', b'"threshold": NaN'), "spec.defrag.threshold: is nan"),
     ],
 )
