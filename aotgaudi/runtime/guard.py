@@ -14,6 +14,8 @@ from __future__ import annotations
 import _posixsubprocess  # noqa: F401 - so that its entry point can be replaced
 import functools
 import logging
+import os
+import re
 import sys
 import threading
 from collections import Counter
@@ -92,6 +94,8 @@ def is_compiler(module: str) -> bool:
 
 logger = logging.getLogger(__name__)
 
+_MEMORY = re.compile(r"/?/proc/[^/]+(/task/[^/]+)?/mem")
+
 Cause = Literal["first_use", "process", "kernel", "import", "torchscript", "dynamo", "backend"]
 Layer = Literal["seccomp", "hook"]
 LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
@@ -100,7 +104,7 @@ Seccomp = Literal["auto", "require", "off"]
 
 CAUSES: Mapping[Cause, str] = {
     "first_use": "units compiled by the builder that was started for an entry that was missing",
-    "process": "attempts of Python code to start a process, refused",
+    "process": "attempts of Python code to start a process, or to write to the memory of one, refused",
     "kernel": "system calls of other code to start a process or a program, refused by the kernel",
     "import": "attempts to import a compiler, refused",
     "torchscript": "attempts to trace, compile or load TorchScript, refused",
@@ -225,6 +229,9 @@ class Guard:
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "import":
             self.check_import(args[0])
+        elif event == "open":
+            if _writes_memory(*args) and self._is_in_force():
+                self._refuse("process", f"to write to a process's memory ({args[0]!r})")
         elif event in PROCESS_EVENTS:
             self._check("process", f"{event} {args[0] if args else ''!r}")
         elif event.startswith("ctypes.dlsym") and _text(args[1]) in PROCESS_SYMBOLS:
@@ -274,6 +281,14 @@ class _Finder:
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         """Part of the import system's protocol."""
         self._guard.check_import(name)
+
+
+def _writes_memory(path: object, mode: object, flags: object) -> bool:
+    """Whether a file is opened that is the memory of a process (``/proc/1/mem``), for more than reading."""
+    del mode
+    if not isinstance(path, (str, bytes)) or not isinstance(flags, int):
+        return False
+    return bool(flags & (os.O_WRONLY | os.O_RDWR)) and bool(_MEMORY.fullmatch(os.path.normpath(_text(path))))
 
 
 def _text(name: str | bytes) -> str:

@@ -84,6 +84,29 @@ def test_starting_a_process_is_refused_and_counted(attempt: str) -> None:
     assert count == "1 1"
 
 
+def test_writing_to_the_memory_of_a_process_is_refused_and_reading_is_not() -> None:
+    printed = in_a_process(
+        """
+        guard = Guard()
+        open("/proc/self/mem", "r+b").close()
+        guard.arm()
+        for path in (f"/proc/{os.getppid()}/mem", b"/proc/self/mem", "//proc/1/../1/task/1/mem", "/proc/thread-self/mem"):
+            print(refused(lambda: os.open(path, os.O_RDWR)))
+        print(refused(lambda: open(f"/proc/{os.getpid()}/mem", "wb", buffering=0)))
+        open("/proc/self/mem", "rb").close()
+        os.close(os.open("/dev/null", os.O_RDWR))
+        print(guard.compilations()["process"])
+        """
+    )
+
+    *messages, count = printed.splitlines()
+    assert all(
+        line.startswith("refused while serving: an attempt to write to a process's memory (")
+        for line in messages
+    )
+    assert (len(messages), count) == (5, "5")
+
+
 @pytest.mark.parametrize(
     "module",
     [
