@@ -221,13 +221,18 @@ def constants_of(program: Program) -> frozenset[str]:
 
 
 def tensor_names(data: bytes) -> frozenset[str]:
-    """Returns the names in a safetensors object's header; empty if the header is malformed."""
+    """Returns the names in a safetensors object's header; empty if the header is malformed or its data has another size."""
     size = int.from_bytes(data[:_SAFETENSORS_LENGTH_BYTES], "little")
+    start = _SAFETENSORS_LENGTH_BYTES + size
     try:
-        header = json.loads(data[_SAFETENSORS_LENGTH_BYTES : _SAFETENSORS_LENGTH_BYTES + size])
-    except (ValueError, RecursionError):
+        header = json.loads(data[_SAFETENSORS_LENGTH_BYTES:start])
+        header.pop("__metadata__", None)
+        spans = sorted(tuple(value["data_offsets"]) for value in header.values())
+        borders = [0, *(end for _, end in spans)]
+        is_whole = [begin for begin, _ in spans] == borders[:-1] and start + borders[-1] == len(data)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return frozenset()
-    return frozenset(header) if isinstance(header, dict) else frozenset()
+    return frozenset(header) if is_whole else frozenset()
 
 
 def _tensor_problems(kind: str, specs: Iterable[TensorSpec | CacheSpec]) -> Iterator[str]:

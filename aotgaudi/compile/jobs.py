@@ -67,8 +67,6 @@ _STORE_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS,
 """Errors of a store that accepts no more data. The unit is not at fault."""
 
 _NO_SPACE = os.strerror(errno.ENOSPC)
-_FULL_BYTES = 16 << 20
-"""With less than this, a compiler cannot have written its files: they were removed when it failed."""
 
 
 @dataclass(frozen=True)
@@ -378,7 +376,7 @@ def _errors_of(job: _Placed) -> Iterator[None]:
         raise CompileError(f"{job.label}: {error}") from error
     except (Exception, SystemExit) as error:
         if not isinstance(error, StoreError) and _NO_SPACE in str(error):  # A compiler's own words.
-            full = job.store_root if _is_full(job.store_root) else Path(tempfile.gettempdir())
+            full = min((job.store_root, Path(tempfile.gettempdir())), key=_free_bytes)
             raise store_error("build in", full, OSError(errno.ENOSPC, _NO_SPACE)) from error
         if isinstance(error, AotGaudiError):
             raise
@@ -386,11 +384,11 @@ def _errors_of(job: _Placed) -> Iterator[None]:
         raise CompileError(f"{job.label}: {type(error).__name__}: {text[:_LONGEST_MESSAGE]}") from error
 
 
-def _is_full(folder: Path) -> bool:
+def _free_bytes(folder: Path) -> int:
     try:
-        return shutil.disk_usage(folder).free < _FULL_BYTES
+        return shutil.disk_usage(folder).free
     except OSError:
-        return True
+        return 0
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from aotgaudi.backends.base import Executable, Room, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import CorruptError, SpecError, first_line
 from aotgaudi.graphs.program import WEIGHT, CacheSpec, Program, TensorSpec, rebound
 from aotgaudi.graphs.quantization import quantization_of
 from aotgaudi.machine import available_cores
@@ -221,7 +222,12 @@ class Loader:
             return {}
         digest = Digest.parse(program.constants)
         if digest not in self._constants:
-            tensors = load_tensors(artifacts.read(digest))
+            try:
+                tensors = load_tensors(artifacts.read(digest))
+            except (SafetensorError, KeyError, ValueError) as error:
+                raise CorruptError(
+                    f"object {digest}: is no file of constants: {first_line(error)}"
+                ) from error
             put = self._runtime.placement.put
             self._constants[digest] = {f"const:{name}": put(value) for name, value in tensors.items()}
         return self._constants[digest]

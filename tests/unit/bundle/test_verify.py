@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -443,6 +444,29 @@ def test_constants_that_are_bound_and_not_there_are_found(sealed: Sealed) -> Non
     (bad,) = run_by(sealed, sealed.entries[1], **changes).corrupt
 
     assert "its constants lack 'inv_freq'" in bad.reason
+
+
+@pytest.mark.parametrize(
+    ("offsets", "num_bytes", "is_sound"),
+    [
+        ([0, 4], 4, True),
+        ([0, 4], 3, False),
+        ([0, 4], 5, False),
+        ([1, 4], 4, False),
+        ("x", 4, False),
+        (None, 4, False),
+    ],
+)
+def test_constants_that_no_server_could_read_are_found(
+    sealed: Sealed, offsets: object, num_bytes: int, is_sound: bool
+) -> None:
+    header = json.dumps({"inv_freq": {"dtype": "F32", "shape": [1], "data_offsets": offsets}}).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+    changes = {"calls": calls((("const:inv_freq",), ("0.0",)))}
+
+    report = run_by(sealed, sealed.entries[1], **changes, constants=str(sealed.objects.put_bytes(data)))
+
+    assert (report.corrupt == ()) == is_sound
 
 
 def test_programs_that_name_other_caches_are_found(sealed: Sealed) -> None:
