@@ -169,7 +169,7 @@ def capture(
         ready_seconds=settings.ready_seconds,
         given=shaped.files,
         sharding=settings.sharding(place, words),
-        live_graphs=shaped.live_graphs,
+        live_graphs=shaped.live_graphs(launch.exercise),
     )
     try:
         if settings.shard is not None:

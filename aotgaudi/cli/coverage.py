@@ -148,7 +148,7 @@ def live_graph_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         sorted(rows, key=lambda row: list(_WORDS).index(row["state"]), reverse=True)
     ):
         if number == 0:
-            yield "what traffic compiles although `build capture --shapes` captured the server:"
+            yield "traffic on a server that `build capture --shapes` captured:"
         yield f"  {_WORDS[row['state']]}: {row['kind']}: {row['text']}"
 
 

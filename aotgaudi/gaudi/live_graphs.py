@@ -29,8 +29,12 @@ if TYPE_CHECKING:  # A run reads rows from a receipt, and makes none.
 State = Literal["closed", "bounded", "open"]
 DEFAULT_MAX_LOGPROBS = 20
 """vLLM's ``--max-logprobs`` unless it is given (vllm/config/model.py)."""
-_MOST_ROWS = 32
-"""How many rows of batches of all sizes are requested, for all widths together. Each row stands for about 49 requests."""
+_MOST_ROWS = 6
+"""The most rows of batches of all sizes that are requested with log-probabilities, for all widths together.
+
+vllm-gaudi lets Dynamo keep ``1 + 5 * number of buckets`` graphs of a function (hpu_model_runner.py 6132). After that many
+the sampler runs without graphs, which no start shows. Each row stands for up to 25 graphs and 49 requests.
+"""
 
 
 class LiveGraphs(Value):
@@ -91,6 +95,17 @@ def not_closed(rows: Iterable[LiveGraphs]) -> tuple[str, ...]:
     return tuple(str(row) for row in rows if row.state == "open")
 
 
+def unrequested(rows: Iterable[LiveGraphs], level: str) -> tuple[LiveGraphs, ...]:
+    """Returns the rows for a capture whose exercise has no requests for shapes, so that nothing is closed by them."""
+    return tuple(
+        row.model_copy(update={"state": "open", "text": f"{row.text} ({level} requests none)"})
+        if row.state == "closed" and row.kind != _IGNORED
+        else row
+        for row in rows
+    )
+
+
+_IGNORED = "min_p, logit_bias, min_tokens"
 _Row = tuple[State, str]
 
 
@@ -106,7 +121,10 @@ def _chunks(situation: Situation) -> _Row | None:
 
 
 def _preemption(situation: Situation) -> _Row:
-    """A resumed request is a prompt with logits for each token that it had generated (hpu_model_runner.py 2620-2634)."""
+    """A resumed request may be a prompt with logits for each token that it had generated (hpu_model_runner.py 2620-2634).
+
+    It is not if it begins anew and is not interrupted: then its tokens count as a prompt (hpu_input_batch.py 274).
+    """
     limits, needed = situation.spec.limits, situation.blocks_needed
     hold = (
         f"{counted(limits.max_num_seqs, 'sequence')} of {limits.max_model_len} tokens and vLLM's null block"
@@ -120,8 +138,8 @@ def _preemption(situation: Situation) -> _Row:
             f"{needed} blocks would hold {hold}, and there are {limits.num_blocks}: --num-gpu-blocks-override"
         )
     return "open", (
-        "logits and a sampler graph for each number of tokens that a preempted request had generated when it is"
-        f" resumed ({why})"
+        "logits and a sampler graph for each number of tokens that a preempted request had generated, if it is resumed"
+        f" after cached blocks, or between two chunks ({why})"
     )
 
 
@@ -191,7 +209,7 @@ _ROWS: tuple[tuple[str, Callable[[Situation], _Row | None]], ...] = (
     ),
     ("n", _always("closed", "its sequences are rows like those of other requests")),
     (
-        "min_p, logit_bias, min_tokens",
+        _IGNORED,
         # hpu_input_batch.py 552: the state of vLLM's logits processors is never updated.
         _always("closed", "vllm-gaudi ignores them, so they reach no graph"),
     ),

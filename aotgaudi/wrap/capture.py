@@ -25,7 +25,7 @@ from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
-from aotgaudi.gaudi.live_graphs import LiveGraphs
+from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
@@ -426,10 +426,10 @@ class Shaped:
         """Path below the sandbox's root -> text of files that must exist before the cold run."""
         return {} if self.shapes is None else self.shapes.files
 
-    @property
-    def live_graphs(self) -> tuple[LiveGraphs, ...]:
-        """Whether traffic compiles graphs of a kind although all shapes are captured; nothing without shapes."""
-        return () if self.shapes is None else self.shapes.live_graphs
+    def live_graphs(self, asked: WarmUp) -> tuple[LiveGraphs, ...]:
+        """Returns whether traffic compiles graphs of a kind although the shapes are captured; nothing without shapes."""
+        rows = () if self.shapes is None else self.shapes.live_graphs
+        return rows if asked.level == "shapes" else unrequested(rows, f"--exercise {asked.level}")
 
     def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
         """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""

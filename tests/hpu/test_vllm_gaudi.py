@@ -121,7 +121,7 @@ class Bench:
             self.folder / "out",
             ready_seconds=ready,
             given=given.files,
-            live_graphs=given.live_graphs,
+            live_graphs=given.live_graphs(launch.exercise),
         )
 
     @property

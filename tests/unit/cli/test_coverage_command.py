@@ -155,7 +155,7 @@ def test_of_a_vllm_server_both_tables_are_judged_and_what_is_left_out_is_named(c
         "open",
         "open",
     )
-    first = lines.index("what traffic compiles although `build capture --shapes` captured the server:")
+    first = lines.index("traffic on a server that `build capture --shapes` captured:")
     assert [line.split(": ")[0].strip() for line in lines[first + 1 :]] == [
         {"open": "not closed"}.get(state, state)
         for state in sorted(kinds.values(), key=("open", "bounded", "closed").index)

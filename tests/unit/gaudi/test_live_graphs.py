@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.gaudi.live_graphs import LiveGraphs, Situation, live_graphs, not_closed
+from aotgaudi.gaudi.live_graphs import LiveGraphs, Situation, live_graphs, not_closed, unrequested
 from aotgaudi.manifest.coverage import live_graphs_of, situation_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
@@ -57,12 +57,12 @@ def test_blocks_of_several_kinds_of_layers_bound_no_preemption() -> None:
 @pytest.mark.parametrize(
     ("num_seqs", "max_logprobs", "widths", "says"),
     [
-        (4, 3, 4, "each number up to --max-logprobs 3"),
-        (4, 4, 0, "closes it for --max-logprobs 3 or less"),
-        (4, None, 0, "up to 20"),
-        (4, -1, 0, "up to the vocabulary"),
-        (4, 0, 1, "up to --max-logprobs 0"),
-        (64, 0, 0, "--max-logprobs N refuses more than N"),
+        (2, 1, 2, "each number up to --max-logprobs 1"),
+        (2, 2, 0, "closes it for --max-logprobs 1 or less"),
+        (2, None, 0, "up to 20"),
+        (2, -1, 0, "up to the vocabulary"),
+        (1, 5, 6, "up to --max-logprobs 5"),
+        (4, 0, 0, "--max-logprobs N refuses more than N"),
     ],
 )
 def test_each_number_of_logprobs_is_requested_while_there_are_few(
@@ -76,11 +76,11 @@ def test_each_number_of_logprobs_is_requested_while_there_are_few(
     row = rows_of(spec, max_logprobs)["logprobs"]
     assert row.state == ("closed" if widths else "open")
     assert says in row.text
-    assert ("closes it" in row.text) == (not widths and num_seqs == 4)
+    assert ("closes it" in row.text) == (not widths and num_seqs < 4)
 
 
 def test_the_server_s_own_number_of_logprobs_is_that_of_the_spec_unless_it_is_given() -> None:
-    spec = spec_of(scheduler={"max_logprobs": 2})
+    spec = spec_of(2, scheduler={"max_logprobs": 1})
 
     assert rows_of(spec)["logprobs"].state == "closed"
     assert rows_of(spec, 20)["logprobs"].state == "open"
@@ -100,6 +100,14 @@ def test_what_is_open_for_every_server_and_what_some_add() -> None:
     assert {kind for kind, row in always.items() if row.state == "open"} == ALWAYS_OPEN
     assert set(more) - set(always) == {"several prompts", "speculative decoding"}
     assert not_closed(always.values()) == tuple(str(always[kind]) for kind in always if kind in ALWAYS_OPEN)
+
+
+def test_without_the_exercise_of_shapes_what_it_would_close_is_open() -> None:
+    rows = unrequested(rows_of(spec_of(2), 0).values(), "--exercise smoke")
+
+    changed = {row.kind: row for row in rows if row.text.endswith("(--exercise smoke requests none)")}
+    assert set(changed) == {"sampling", "logprobs", "n", "structured outputs", "unfinished prompts"}
+    assert {row.state for row in changed.values()} == {"open"}
 
 
 @pytest.mark.parametrize(
