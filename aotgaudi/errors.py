@@ -271,19 +271,24 @@ def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0
     return StoreError(f"cannot {doing} {path}: {reason}" + (f" ({remedy})" if remedy else ""))
 
 
+_REMEDIES: Mapping[int, str] = MappingProxyType(
+    {
+        errno.EROFS: "the file system is read-only: remount it, or use another place",
+        errno.EMFILE: "too many open files: raise `ulimit -n`",
+        errno.ENFILE: "too many open files: raise `ulimit -n`",
+        errno.ENAMETOOLONG: "a path has at most 4,095 bytes, and a name 255: use a shorter one",
+        errno.EIO: "the device failed: check it before trusting what it holds",
+    }
+)
+
+
 def _remedy(code: int | None, needed_bytes: int) -> str:
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         needed = f"{needed_bytes} bytes are needed: " if needed_bytes else ""
         return f"{needed}free space there, or use another place"
     if code in (errno.EACCES, errno.EPERM):
         return f"make it accessible to uid {os.geteuid()}, or use another place"
-    if code == errno.EROFS:
-        return "the file system is read-only: remount it, or use another place"
-    if code in (errno.EMFILE, errno.ENFILE):
-        return "too many open files: raise `ulimit -n`"
-    if code == errno.EIO:
-        return "the device failed: check it before trusting what it holds"
-    return ""
+    return _REMEDIES.get(code or 0, "")
 
 
 _NO_THREAD, _NO_MEMORY = "can't start new thread", "can't allocate memory"
@@ -310,5 +315,5 @@ def _system_error(error: OSError) -> AotGaudiError:
         return StoreError(f"the system refused: {error.strerror}{remedy}")
     path = Path(os.fsdecode(error.filename))
     if error.errno == errno.ENAMETOOLONG:  # Even checking whether such a file exists raises it.
-        return SpecError(str(path), "is too long a name for a file")
+        return SpecError(str(path), "is too long a name for a file", _remedy(error.errno, 0))
     return store_error("use", path, error)

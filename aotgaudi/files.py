@@ -174,6 +174,29 @@ def make_directories(path: Path) -> None:
         fsync_dir(path.parent)
 
 
+def own_directory(path: Path) -> bool:
+    """Makes a directory that only we can enter, or takes one of ours. Returns False if `path` is anything else.
+
+    It is looked at through its descriptor. So if others may write to the directory above, they cannot put another there
+    between the look and the change of its mode. Raises OSError.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
+            return False
+        raise
+    try:
+        if os.fstat(descriptor).st_uid != os.geteuid():
+            return False
+        os.fchmod(descriptor, 0o700)
+        return True
+    finally:
+        os.close(descriptor)
+
+
 def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
     """Renames `temporary` to `path`, replacing any file there, and makes the name durable.
 

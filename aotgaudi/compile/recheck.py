@@ -22,6 +22,7 @@ from aotgaudi.compile.workers import Done, JobTimeoutError, WorkerDiedError
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CompileError, NotWarmError
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.store.scratch import plain_path
 from aotgaudi.store.store import Store
 
 _POLL_SECONDS = 1.0
@@ -146,4 +147,4 @@ def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:
 
 def _scratch_root(store: Store) -> Path | None:
     """Returns a directory in the store, where later builders clean up; else None (the system's choice)."""
-    return None if store.read_only else store.root / "tmp"
+    return None if store.read_only else plain_path(store.root) / "tmp"

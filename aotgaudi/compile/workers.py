@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from aotgaudi.child import die_with_parent, python_command, travels
 from aotgaudi.errors import AotGaudiError, CardError, CompileError
+from aotgaudi.store.scratch import plain_path
 
 UNIT_TIMEOUT_SECONDS = 900.0
 _GARBAGE_THRESHOLD = 70_000
@@ -293,7 +295,7 @@ def main() -> None:
 
 
 def start_worker(cache_dir: str) -> None:
-    """Prepares a new process before torch is imported: one thread, signals left to the parent, a cache directory.
+    """Prepares a new process before torch is imported: one thread, signals left to the parent, directories with plain paths.
 
     It removes the user's settings of torch, so that one key means one set of bytes in any environment. Ctrl-C or a
     supervisor's SIGTERM reaches the whole process group. Only the parent acts on it, so that the running unit is finished
@@ -306,7 +308,13 @@ def start_worker(cache_dir: str) -> None:
     for name in [name for name in os.environ if name.startswith(_TORCH_SETTINGS)]:
         del os.environ[name]
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), "1")
-    os.environ.update(threads, TORCHINDUCTOR_CACHE_DIR=cache_dir, TOKENIZERS_PARALLELISM="false")
+    tempfile.tempdir = str(plain_path(Path(tempfile.gettempdir())))  # Inductor compiles a header there.
+    os.environ.update(
+        threads,
+        TMPDIR=tempfile.tempdir,
+        TORCHINDUCTOR_CACHE_DIR=str(plain_path(Path(cache_dir))),
+        TOKENIZERS_PARALLELISM="false",
+    )
 
 
 def _outcome(job: Job) -> tuple[Any, Exception | None]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -25,8 +26,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.errors import store_error
-from aotgaudi.files import open_descriptor, temporary_file, try_lock_directory
+from aotgaudi.digest import sha256_bytes
+from aotgaudi.errors import StoreError, store_error
+from aotgaudi.files import (
+    make_directories,
+    open_descriptor,
+    own_directory,
+    temporary_file,
+    try_lock_directory,
+)
 
 SCRATCH_PREFIX = "unit-"
 """Prefix of directories that their users lock (`locked_directory`)."""
@@ -35,6 +43,11 @@ GRACE_SECONDS = 3600.0
 """Longer than any unit takes to compile, so older files without a lock are abandoned."""
 
 INCOMING_NAME = "incoming"
+_PLAIN = re.compile(r"[A-Za-z0-9._/+@-]*", re.ASCII)
+_LONGEST_PLAIN = 1024
+"""Leaves room for the names that a compiler makes below (PATH_MAX has 4,096 bytes)."""
+_SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a directory of ours alone is made there
+
 _ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
 
 
@@ -100,13 +113,49 @@ def sweep_temporary_files(root: Path) -> SweepReport:
 
 @contextlib.contextmanager
 def locked_directory(root: Path) -> Iterator[Path]:
-    """Yields a private directory in ``tmp/``, which is removed at the end, or by a sweep if we die. Raises OSError."""
-    path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=root / "tmp"))
+    """Yields a private directory in ``tmp/``, which is removed at the end, or by a sweep if we die. Its path is plain.
+
+    Raises OSError, and StoreError like `plain_path`.
+    """
+    path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=plain_path(root) / "tmp"))
     with try_lock_directory(path):  # Without locks, a sweep goes by age.
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def plain_path(path: Path) -> Path:
+    """Returns a path to the directory `path` that may stand in a compiler's command line: `path` itself, or a link to it.
+
+    Inductor splits commands at spaces, and what reads the paths that it prints knows no quotes. The link lies in a directory
+    of ours, and is the same in every process and every build, because precompiled headers are found by commands that contain
+    it. Raises StoreError if no link can be made.
+    """
+    path = path.absolute()
+    if _is_plain(str(path)):
+        return path
+    for place in dict.fromkeys((tempfile.gettempdir(), *_SHORT_PLACES)):
+        folder = Path(place) / f"aotgaudi-paths-{os.geteuid()}"
+        with contextlib.suppress(OSError):
+            if _is_plain(place) and own_directory(folder):
+                return _linked(folder / sha256_bytes(os.fsencode(path))[:16], path)
+    raise StoreError(
+        f"{path}: compilers take letters, digits and ._/+@- in a path of at most {_LONGEST_PLAIN} bytes, and no link to it"
+        f" can be made in {', '.join(_SHORT_PLACES)} (use another place, or make one of these writable)"
+    )
+
+
+def _is_plain(text: str) -> bool:
+    return len(text) <= _LONGEST_PLAIN and _PLAIN.fullmatch(text) is not None
+
+
+def _linked(link: Path, path: Path) -> Path:
+    """Makes the link if it is missing, whoever else makes it now, and what it leads to. Raises OSError."""
+    make_directories(path)  # Torch would take a link that leads nowhere for a file.
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(path, target_is_directory=True)
+    return link
 
 
 def _tree_bytes(path: Path) -> int:

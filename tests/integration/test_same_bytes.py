@@ -96,11 +96,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Another unit, then the same one, then the same one for AVX2, where all that should not matter differs."""
-    folder = tmp_path_factory.mktemp("another-place")
-    (folder / "temporary").mkdir()
+    folder = tmp_path_factory.mktemp("another-place") / 'with a "lönger" path' / "than it's"
+    (folder / "temporary").mkdir(parents=True)
     jobs = [(BEST, OTHER), (BEST, LAYER), ("avx2", LAYER)]
     return build(
-        folder / "with" / "a" / "longer" / "path" / "than" / "the" / "first",
+        folder / "the" / "fir$t, a=b;",
         jobs,
         0o077,
         PYTHONHASHSEED="2",
