@@ -121,7 +121,7 @@ def build_plan(
     if manifest_path is None or is_capture(manifest_path):
         _plan_captures(manifest_path, place, settings, as_json=as_json)
         return
-    manifest, store = load_manifest_or_spec(manifest_path), place.open()
+    manifest, store = load_manifest_or_spec(manifest_path), place.read()
     extent = asked.of(manifest)
     plan = plan_manifest(manifest, store, None if extent is None else extent.entries, described)
     if settings:
@@ -140,7 +140,7 @@ def _plan_captures(
         raise click.UsageError(
             "Missing argument 'MANIFEST', or option '--what-if', which captures are asked for."
         )
-    store = place.open(create=False) if place.root.is_dir() else None
+    store = place.read()
     document, lines = captures_what_if(settings, built_captures(bundle_path, store))
     emit(document, as_json, lines)
 

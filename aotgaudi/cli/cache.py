@@ -36,7 +36,7 @@ from aotgaudi.wrap.capture_records import capture_key
 @json_option("Print the figures as JSON.")
 def stats(place: StorePlace, as_json: bool) -> None:
     """Count what the store holds."""
-    store = place.open(create=False)
+    store = place.read()
     usage = measure_store(store)
     document = {"store": str(store.root), **_usage_document(usage)}
     emit(document, as_json, [f"store      {store.root}", *_usage_lines(usage)])

@@ -125,7 +125,7 @@ def explain_programs(
     if against is not None:
         target = find_target(manifest.spec.target, described)
         return _against(manifest, entries, target, against, place)
-    store = place.open()
+    store = place.read()
     plan = plan_manifest(manifest, store, entries, described)
     is_one = entry_text is not None and len(entries) == 1
     return _with_store(manifest, entries, plan, store, is_one=is_one)
@@ -223,8 +223,8 @@ def _entry_lines(document: dict[str, Any]) -> Iterator[str]:
 def _against(
     manifest: Manifest, entries: tuple[Entry, ...], target: Target, path: Path, place: StorePlace
 ) -> tuple[dict[str, Any], list[str]]:
-    store = place.open(create=False) if place.root.exists() else None
-    history = History.of_store(store) if store else History()
+    store = place.read()
+    history = History.of_store(store)
     sealed = read_sealed(path, manifest, store, history)
     keys = ProgramKeys(manifest.spec, target)
     found = reasons(findings := explain_against(entries, keys, sealed.programs))

@@ -48,6 +48,15 @@ class StorePlace:
             trust_others=self.trust_others,
         )
 
+    def read(self) -> Store:
+        """Opens the store to look into it. One that is not there, or is empty, is an empty one, and nothing is made.
+
+        Raises StoreError like `Store.open`.
+        """
+        if self.root.is_dir() and any(self.root.iterdir()):
+            return self.open(create=False)
+        return Store.open_absent(self.root, self.lower, trust_others=self.trust_others)
+
 
 store_options = options_of(StorePlace, "place", root=STORE)
 """``--store``, ``--lower`` and ``--allow-unsafe-store``. The command gets `place`, a `StorePlace`."""

@@ -154,7 +154,7 @@ class Collection:
 def measure_store(store: Store) -> StoreUsage:
     """Counts the contents of `store`, without its lower layers. Files that disappear meanwhile are not counted."""
     kinds = dict.fromkeys((*KINDS, "scratch"), Usage())
-    for path in store.root.iterdir():
+    for path in store.root.iterdir() if store.root.is_dir() else ():
         kind = path.name if path.name in KINDS else "scratch"
         kinds[kind] += _usage(path)
     stamps = [store.actions.records.stamp(key) for key in store.actions]

@@ -35,16 +35,19 @@ NETWORK_FILE_SYSTEMS = frozenset(
 def default_store_root() -> Path:
     """Returns ``$XDG_CACHE_HOME/aotgaudi`` or ``~/.cache/aotgaudi``, or a directory for this uid if it has no home.
 
-    A container may run as a uid that has neither $HOME nor an entry in the password file.
+    A container may run as a uid without an entry in the password file. Then it has no $HOME, or ``/``, which is root's.
     """
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache:
         return Path(cache) / "aotgaudi"
     try:
-        return Path.home() / ".cache" / "aotgaudi"
+        home = Path.home()
     except RuntimeError:
-        temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
-        return Path(temporary) / f"aotgaudi-{os.geteuid()}"
+        home = Path("/")
+    if home != Path("/"):
+        return home / ".cache" / "aotgaudi"
+    temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - not probed (it may be read-only); owner checked
+    return Path(temporary) / f"aotgaudi-{os.geteuid()}"
 
 
 def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
@@ -56,6 +59,11 @@ def file_system(path: Path, mounts: Path = _MOUNTS) -> str:
         if inside and len(mount_point) >= len(best):
             best, found = mount_point, kind
     return found
+
+
+def is_mount_point(path: Path, mounts: Path = _MOUNTS) -> bool:
+    """Returns whether something is mounted at `path`, a bind mount of the same file system included."""
+    return os.path.ismount(path) or str(path) in {place for place, _ in _mount_points(mounts)}
 
 
 def _mount_points(mounts: Path) -> Iterator[tuple[str, str]]:

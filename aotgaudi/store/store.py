@@ -260,16 +260,23 @@ class Store:
         """
         if create and not read_only:
             _create(root.absolute())
-        layers = tuple(lower)
-        for layer in layers:
-            _check_layer(layer)
+        layers = _checked_layers(lower, trust_others=trust_others)
         _check_format(root)
         if not trust_others:
-            for place in (root, *layers):
-                refuse_unsafe(place)
+            refuse_unsafe(root)
         if not read_only:
             _check_writable(root)
         return cls(root, layers, read_only=read_only)
+
+    @classmethod
+    def open_absent(cls, root: Path, lower: Iterable[Path] = (), *, trust_others: bool = False) -> Store:
+        """Returns the empty store that a store which is not there is to a reader, with its lower layers. Makes nothing.
+
+        Raises StoreError for a layer, like `open`.
+        """
+        if os.path.lexists(root) and not root.is_dir():
+            _check_format(root)
+        return cls(root, _checked_layers(lower, trust_others=trust_others), read_only=True)
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
@@ -359,6 +366,15 @@ def _check_format(root: Path) -> None:
     if found != STORE_FORMAT:
         remedy = f"this aotgaudi reads {STORE_FORMAT!r}: use another directory"
         raise StoreError(f"store at {root} has format {found!r} ({remedy})")
+
+
+def _checked_layers(lower: Iterable[Path], *, trust_others: bool) -> tuple[Path, ...]:
+    layers = tuple(lower)
+    for layer in layers:
+        _check_layer(layer)
+        if not trust_others:
+            refuse_unsafe(layer)
+    return layers
 
 
 def _check_layer(layer: Path) -> None:

@@ -77,8 +77,9 @@ def restore(bundle: Bundle, into: Path) -> Restored:
 def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> Restored:
     """Copies each file to its path below `into`, hashing it on the way. The paths are those of a receipt.
 
-    `into` must be our directory with mode 0700. Directories may exist there, but none of the files. Files get mode 0444
-    (0555 if they were executable), and new directories 0755. On an error, everything made here is removed.
+    `into` must be our directory with mode 0700, or have such a folder for each path. Directories may exist there, but none
+    of the files. Files get mode 0444 (0555 if they were executable), and new directories 0755. On an error, everything made
+    here is removed.
 
     Raises:
         UntrustedError: Other users may enter `into`, or `source` refuses a file.
@@ -91,7 +92,7 @@ def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> 
     except OSError as error:
         raise store_error("restore into", into, error) from error
     try:
-        _require_private(into, descriptor)
+        _require_private(into, descriptor, files)
         _require_room(into, descriptor, files)
         tree = _Tree(into, descriptor)
         try:
@@ -105,14 +106,29 @@ def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> 
     return Restored(len(files), num_bytes, time.monotonic() - started)
 
 
-def _require_private(into: Path, descriptor: int) -> None:
+def _require_private(into: Path, descriptor: int, files: Iterable[CapturedFile]) -> None:
+    """Requires that `into` is ours alone, or that each folder in it that gets files is."""
     status = os.fstat(descriptor)
+    tops = {file.path.partition("/")[0] for file in files}
+    if _is_private(status) or (tops and all(_has_private(descriptor, name) for name in tops)):
+        return
     mode = stat.S_IMODE(status.st_mode)
-    if status.st_uid != os.geteuid() or mode != _PRIVATE_MODE:
-        raise UntrustedError(
-            f"{into} belongs to uid {status.st_uid} and has mode {mode:04o}: others may put code there"
-            f" (it must belong to uid {os.geteuid()} and have mode {_PRIVATE_MODE:04o})"
-        )
+    raise UntrustedError(
+        f"{into} belongs to uid {status.st_uid} and has mode {mode:04o}: others may put code there"
+        f" (it, or each folder in it, must belong to uid {os.geteuid()} and have mode {_PRIVATE_MODE:04o})"
+    )
+
+
+def _has_private(descriptor: int, name: str) -> bool:
+    try:
+        return _is_private(os.stat(name, dir_fd=descriptor, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _is_private(status: os.stat_result) -> bool:
+    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_ours and stat.S_IMODE(status.st_mode) == _PRIVATE_MODE
 
 
 def _require_room(into: Path, descriptor: int, files: Iterable[CapturedFile]) -> None:

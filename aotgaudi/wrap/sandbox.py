@@ -17,6 +17,9 @@ we take a sibling directory (``<root>.1`` ...), which the server sees at the roo
 change anything, we check who could write there, whether libraries can be loaded from there, how much room is left, and
 whether a socket's path fits (unix(7): 107 bytes).
 
+The root is ours alone (mode 0700), or one of root's to which we may write, such as the ``emptyDir`` of a pod (0777, with
+fsGroup 2777). Then each folder in it is ours alone.
+
 The server starts through `aotgaudi.wrap.exec_shim`, which dies with us. If we are killed, the reaper
 (`aotgaudi.wrap.process_tree`) ends everything that the server started.
 """
@@ -30,14 +33,15 @@ import shutil
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from aotgaudi.child import python_command
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
-from aotgaudi.store.access import replaceable_in
+from aotgaudi.files import own_directory
+from aotgaudi.store.access import belongs_to_root, replaceable_in
 from aotgaudi.wrap.output import Relay
 from aotgaudi.wrap.process_tree import GOODBYE, ProcessTree, adopt_orphans, send
 from aotgaudi.wrap.programs import ProgramWatch
@@ -47,6 +51,8 @@ DEFAULT_ROOT = Path("/run/aotgaudi")
 MARK = "AOTGAUDI_PLACE"
 """The variable that marks all processes of a wrapped server. Its value is the sandbox's directory as we see it."""
 FOLDERS = ("cache", "tmp", "home", "witness", "events")
+_NAMES = (*FOLDERS, "model", "state", "allowed")
+"""What we make in a root. In one that is not ours alone, nothing else is touched."""
 
 _MAX_SOCKET_BYTES, _SOCKET_NAME_BYTES = 107, 1 + 3 + 1 + 36
 """The size of sun_path in unix(7), and what servers put below the root: ``/tmp/`` and, in vLLM, a UUID."""
@@ -121,16 +127,16 @@ def open_sandbox(
         _check_file_system(sandbox.here, needed_bytes)
         ProcessTree(None, sandbox.mark).end(0.0)  # A server that outlived its supervisor and its reaper.
         try:
-            _empty(sandbox.here, everything=True)
+            _empty(sandbox.here, _NAMES if sandbox.here.stat().st_uid != os.geteuid() else None)
             for name in FOLDERS:
-                (sandbox.here / name).mkdir(mode=0o700)
+                _make_folder(sandbox.here / name)
         except OSError as error:
             raise store_error("prepare", sandbox.here, error) from error
         try:
             yield sandbox
         finally:
             with contextlib.suppress(OSError):
-                _empty(sandbox.here, everything=False)
+                _empty(sandbox.here, ("cache", "tmp", "home"))
 
 
 def check_path(root: Path) -> None:
@@ -149,6 +155,10 @@ def check_path(root: Path) -> None:
         )
     if b":" in text or not str(root).isprintable():
         raise SpecError(where, "has a colon or a character that cannot be printed", "it is put on PYTHONPATH")
+    if any(character in " ,'\"\\" for character in str(root)):
+        raise SpecError(
+            where, "has a space, a comma, a quote or a backslash", "servers put it into commands of compilers"
+        )
 
 
 def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Sandbox:
@@ -187,27 +197,34 @@ def _take_sibling(root: Path, stack: contextlib.ExitStack) -> Sandbox:
 
 
 def _prepare(root: Path) -> None:
-    """Makes the directory, or checks that only we can use it."""
+    """Makes the directory, or checks that only we can use it, or that it is a volume of root's."""
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            root.mkdir(mode=0o700)
+        is_ours = own_directory(root)
         status = root.lstat()
         if not stat.S_ISDIR(status.st_mode):
             raise SpecError(f"--root {root}", "is not a directory", "a directory, or a name that is free")
-        if status.st_uid != os.geteuid():
+        is_shared = bool(status.st_mode & (stat.S_IWOTH | stat.S_IWGRP))
+        if not is_ours and not (belongs_to_root(root, status) and is_shared):
             raise UntrustedError(
-                f"{root} belongs to uid {status.st_uid}, who could put code there; it must belong to uid {os.geteuid()}"
-                f" (chown it, or take another --root)"
+                f"{root} belongs to uid {status.st_uid}, who could put code there; it must belong to uid {os.geteuid()},"
+                f" or to root and be writable (chown it, or take another --root)"
             )
-        parent = replaceable_in(root)
+        parent = replaceable_in(root, belongs_to_root)
         if parent is not None:
             raise UntrustedError(
                 f"everybody may replace {root}, for everybody may write to {parent} (chmod o-w {parent}, or +t)"
             )
-        os.chmod(root, 0o700)
     except OSError as error:
         raise store_error("make", root, error) from error
+
+
+def _make_folder(path: Path) -> None:
+    if not own_directory(path):
+        raise UntrustedError(
+            f"{path} is not a directory of uid {os.geteuid()}: others could put code there"
+            " (empty the volume, or take another --root)"
+        )
 
 
 def _lock(root: Path) -> int | None:
@@ -253,9 +270,10 @@ def _check_file_system(here: Path, needed_bytes: int) -> None:
         )
 
 
-def _empty(here: Path, *, everything: bool) -> None:
+def _empty(here: Path, names: Collection[str] | None) -> None:
+    """Removes the entries with these `names`; None: all but the lock."""
     for entry in list(os.scandir(here)):
-        if entry.name == "lock" or not (everything or entry.name in ("cache", "tmp", "home")):
+        if entry.name == "lock" or (names is not None and entry.name not in names):
             continue
         if entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path)

@@ -291,9 +291,9 @@ MISUSES: dict[str, tuple[Callable[[Place], list[Any]], str]] = {
         lambda place: ["cache", place.spec, "--receipt", place.store],
         "store: cannot be written: it is a directory",
     ),
-    "store is a file": (lambda place: ["plan", place.spec, "--store", place.spec], "is not writable"),
+    "store is a file": (lambda place: ["cache", place.spec, "--store", place.spec], "is not writable"),
     "store cannot be made": (
-        lambda place: ["plan", place.spec, "--store", place.spec / "store"],
+        lambda place: ["cache", place.spec, "--store", place.spec / "store"],
         "store is not writable: cannot write to",
     ),
     "store is another folder": (

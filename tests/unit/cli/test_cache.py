@@ -231,7 +231,7 @@ def test_fsck_quarantines_names_what_to_rebuild_and_a_build_mends(place: Place) 
     assert run.document("cache", "fsck", "--store", place.root)["rebuild"] == []
 
 
-@pytest.mark.parametrize("verb", [["stats"], ["fsck"], ["gc", "--max-size", "1GB"], ["root", "list"]])
+@pytest.mark.parametrize("verb", [["fsck"], ["gc", "--max-size", "1GB"], ["root", "list"]])
 def test_a_place_that_is_no_store_is_one_line_and_nothing_is_made(tmp_path: Path, verb: list[str]) -> None:
     result = run("cache", *verb, "--store", tmp_path / "nothing")
 
@@ -239,6 +239,16 @@ def test_a_place_that_is_no_store_is_one_line_and_nothing_is_made(tmp_path: Path
     assert result.stderr.splitlines()[-1].startswith("error: ")
     assert "is not a store" in result.stderr
     assert not (tmp_path / "nothing").exists()
+
+
+@pytest.mark.parametrize("words", ["cache stats", "build plan {spec}", "explain {spec}"])
+def test_to_a_reader_a_store_that_is_not_there_is_empty_and_nothing_is_made(place: Place, words: str) -> None:
+    nothing = place.folder / "nothing"
+
+    result = run(*words.format(spec=place.spec).split(), "--store", nothing)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not nothing.exists()
 
 
 def test_a_root_of_what_is_not_there_is_refused(place: Place) -> None:

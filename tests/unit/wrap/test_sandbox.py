@@ -137,6 +137,64 @@ def test_a_directory_of_another_user_is_refused(root: Path, monkeypatch: pytest.
         pass
 
 
+AS_A_POD = """
+import os, sys
+from pathlib import Path
+from aotgaudi.errors import AotGaudiError
+from aotgaudi.wrap.sandbox import open_sandbox
+os.setgroups([]); os.setgid(54321); os.setuid(54321)
+try:
+    with open_sandbox(Path(sys.argv[1])) as sandbox:
+        for path in (sandbox.here, *sorted(sandbox.here.iterdir())):
+            print(path.name, path.lstat().st_uid, oct(path.lstat().st_mode & 0o7777))
+except AotGaudiError as error:
+    sys.exit(f"{error.exit_code} {error}")
+"""
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+def in_a_pod(root: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", AS_A_POD, str(root)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@needs_root
+@pytest.mark.parametrize("below", ["", "below", "further/below"])
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o2777])
+def test_a_volume_of_roots_holds_folders_of_ours_alone(root: Path, mode: int, below: str) -> None:
+    """As the emptyDir of a pod that does not run as root; what others left there is not touched."""
+    root.parent.chmod(0o755)
+    root.mkdir()
+    (root / "lost+found").mkdir(mode=0o700)
+    root.chmod(mode)
+
+    done = in_a_pod(root / below)
+
+    rows = {line.split()[0]: tuple(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert done.returncode == 0, done.stderr
+    assert {rows[name] for name in FOLDERS} == {("54321", "0o700")}
+    assert (root / "lost+found").exists()
+    assert rows[(root / below).name] == (("54321", "0o700") if below else ("0", oct(mode)))
+
+
+@needs_root
+@pytest.mark.parametrize("planted", ["folder", "link"])
+def test_a_folder_of_another_user_in_a_volume_is_refused(root: Path, planted: str) -> None:
+    root.parent.chmod(0o755)
+    root.mkdir()
+    if planted == "folder":
+        (root / "cache").mkdir(mode=0o777)
+    else:
+        (root / "cache").symlink_to("/tmp")
+        os.chown(root / "cache", 12345, 12345, follow_symlinks=False)
+    root.chmod(0o1777)
+
+    done = in_a_pod(root)
+
+    assert done.returncode == 1
+    assert done.stderr[0] in "24"
+
+
 System = namedtuple("System", "f_flag f_bavail f_frsize")
 
 
