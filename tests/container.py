@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -25,8 +26,13 @@ _READ_ANYTHING = ("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_searc
 """For an interpreter that lies in root's home, as pyenv's may."""
 
 
-def contained(command: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Returns what runs `command` so, with `environment` and nothing else. Skips the test where that cannot be."""
+def contained(
+    command: Sequence[str], environment: Mapping[str, str], volumes: Mapping[Path, int] = MappingProxyType({})
+) -> list[str]:
+    """Returns what runs `command` so, with `environment` and nothing else. Skips the test where that cannot be.
+
+    `volumes` are directories where root's memory is mounted with a mode, as an ``emptyDir`` is.
+    """
     variables = {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(Path(aotgaudi.__file__).parents[1]),
@@ -34,7 +40,20 @@ def contained(command: Sequence[str], environment: Mapping[str, str]) -> list[st
     }
     settings = [f"{name}={value}" for name, value in variables.items()]
     inner = shlex.join([*drop_privileges(), "env", "-i", *settings, *command])
-    return ["unshare", "-m", "bash", "-c", _READ_ONLY + inner]
+    mounted = (f"mount -t tmpfs -o mode={mode:o} none {path} && " for path, mode in volumes.items())
+    return ["unshare", "-m", "bash", "-c", _reachable() + "".join(mounted) + _READ_ONLY + inner]
+
+
+def _reachable() -> str:
+    """Mounts this interpreter, if it lies in a home that others may not enter, so that they may run it."""
+    base = Path(sys.base_prefix)
+    private = [path for path in base.parents if not path.stat().st_mode & 0o001]
+    if not private:
+        return ""
+    return (
+        f"mount --bind {base} /mnt && mount -t tmpfs -o mode=0755 none {private[-1]} && mkdir -p {base}"
+        f" && mount --bind /mnt {base} && "
+    )
 
 
 @cache
