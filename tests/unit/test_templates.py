@@ -251,8 +251,9 @@ def wrapped(words: list[str]) -> dict[str, str]:
     return dict(word.removeprefix("--").partition("=")[::2] for word in ours)
 
 
-def test_a_wrapped_server_differs_by_the_prefix_the_bundle_and_the_probes() -> None:
-    by_kind = {document["kind"]: document for document in documents("vllm-kubernetes.yaml")}
+@pytest.mark.parametrize("name", ["vllm-kubernetes.yaml", "vllm-gaudi-kubernetes.yaml"])
+def test_a_wrapped_server_differs_by_the_prefix_the_bundle_and_the_probes(name: str) -> None:
+    by_kind = {document["kind"]: document for document in documents(name)}
     pod = by_kind["Deployment"]["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     options = wrapped(container["command"])
@@ -261,11 +262,14 @@ def test_a_wrapped_server_differs_by_the_prefix_the_bundle_and_the_probes() -> N
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
 
     assert "require-warm" in options
-    assert options["bundle"] == mounts["bundle"]["mountPath"]
-    assert mounts["bundle"]["subPath"] == BUNDLE_ROOT
-    assert mounts["bundle"]["readOnly"] is True
+    assert options["bundle"] == f"/{BUNDLE_ROOT}"
+    assert ("bundle" in mounts) is ("gaudi" not in name)  # That of a Gaudi is in the image.
+    if "bundle" in mounts:
+        assert options["bundle"] == mounts["bundle"]["mountPath"]
+        assert mounts["bundle"]["subPath"] == BUNDLE_ROOT
+        assert mounts["bundle"]["readOnly"] is True
+        assert re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", volumes["bundle"]["image"]["reference"])
     assert options["trusted-key"].startswith(mounts["key"]["mountPath"])
-    assert re.fullmatch(r"[^@]+@sha256:[0-9a-f]{64}", volumes["bundle"]["image"]["reference"])
     probes = {name: container[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")}
     assert {name: probe["path"] for name, probe in probes.items()} == {
         "startup": "/ready",
@@ -281,10 +285,49 @@ def test_a_wrapped_server_differs_by_the_prefix_the_bundle_and_the_probes() -> N
     assert mounts["place"]["mountPath"] == str(DEFAULT_ROOT)
     assert "readOnly" not in mounts["place"]
     assert volumes["place"]["emptyDir"]["medium"] == "Memory"
-    assert container["securityContext"]["runAsUser"] == 0  # Who owns an emptyDir.
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     labels = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
     assert pod["metadata"]["labels"] == labels == by_kind["Service"]["spec"]["selector"]
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(TEMPLATES.glob("*.yaml")):
+        for document in documents(path.name):
+            if document.get("kind") in ("Deployment", "Job"):
+                yield f"{path.name}-{document['kind']}", document["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("pod", [pod for _, pod in pods()], ids=[name for name, _ in pods()])
+def test_a_pod_is_a_user_of_its_own_with_the_capability_that_a_card_needs(pod: dict[str, Any]) -> None:
+    (container,) = pod["containers"]
+    has_card = "habana.ai/gaudi" in container["resources"]["limits"]
+    can_write = any("emptyDir" in volume for volume in pod["volumes"])
+
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert ("fsGroup" in pod["securityContext"]) is can_write
+    assert "runAsUser" not in container["securityContext"]
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    needed = {"drop": ["ALL"], "add": ["SYS_NICE"]} if has_card else {"drop": ["ALL"]}
+    assert container["securityContext"]["capabilities"] == needed
+    assert "--cap-add=sys_nice" in (ROOT / "docs" / "how-to" / "run-on-gaudi.md").read_text(encoding="utf-8")
+
+
+def test_every_template_with_a_schema_is_held_against_it() -> None:
+    checked = (ROOT / "ci" / "schemas").read_text(encoding="utf-8")
+    patterns = [word for word in checked.split() if word.endswith((".yaml", ".yml"))]
+
+    for path in (*TEMPLATES.glob("*.yaml"), *TEMPLATES.glob("*-*.yml")):
+        assert any(path.match(pattern) for pattern in patterns), path.name
+
+
+def test_the_images_and_the_pipelines_install_torch_from_one_index() -> None:
+    """A bundle is served only by the torch that it was built with, down to ``+cpu``."""
+    (github,), (gitlab,) = documents("github-actions.yml"), documents("gitlab-ci.yml")
+    built_with = {github["env"]["TORCH_INDEX"], gitlab["variables"]["TORCH_INDEX"]}
+    _, server, _ = dockerfile()
+    served_with = {rest for name, rest in server.lines if name == "ARG" and rest.startswith("TORCH_INDEX=")}
+
+    assert served_with == {f"TORCH_INDEX={index}" for index in built_with}
 
 
 def test_the_compose_file_starts_the_same_and_lets_restored_libraries_be_loaded() -> None:
@@ -298,7 +341,9 @@ def test_the_compose_file_starts_the_same_and_lets_restored_libraries_be_loaded(
     assert set(mounted.values()) == {"ro"}
     (place,) = service["tmpfs"]
     assert place.startswith(f"{DEFAULT_ROOT}:")
-    assert {"exec", "mode=0700"} <= set(place.partition(":")[2].split(","))
+    uid, gid = service["user"].split(":")
+    assert {"exec", "mode=0700", f"uid={uid}", f"gid={gid}"} <= set(place.partition(":")[2].split(","))
+    assert int(uid) > 0
     assert service["healthcheck"]["test"][0] == "CMD"
     compile(service["healthcheck"]["test"][-1], "healthcheck", "exec")
     assert f":{options['listen'].partition(':')[2]}/ready" in service["healthcheck"]["test"][-1]
