@@ -7,14 +7,16 @@ No image is pulled: the base is this machine's root file system under an overlay
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import venv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,6 +50,9 @@ class Image:
     arguments: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     user: tuple[str, ...] = ()
+    pip: Mapping[str, str] = field(
+        default_factory=lambda: {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_NO_COMPILE": "1"}
+    )
     entry: list[str] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
 
@@ -72,8 +77,7 @@ class Image:
     def inside(self, command: Sequence[str]) -> list[str]:
         """What runs `command` in the image, as its user, with its variables and nothing else."""
         variables = {"PATH": f"{self.python.parent}:/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-        offline = {"PIP_CONFIG_FILE": "/dev/null", "PIP_NO_INDEX": "1", "PIP_NO_COMPILE": "1"}
-        everything = {**variables, **offline, **self.arguments, **self.environment}
+        everything = {**variables, **self.pip, **self.arguments, **self.environment}
         settings = [f"{name}={value}" for name, value in everything.items()]
         return ["chroot", "/mnt/root", *self.user, "env", "-i", *settings, *command]
 
@@ -198,3 +202,50 @@ def test_the_deployment_mounts_a_signed_bundle_into_the_server_without_one(
         image.copy(volumes[mount["name"]] / mount.get("subPath", ""), mount["mountPath"])
 
     assert answer_of(image, [*container["command"], *container["args"]], place, api_key="a-secret")
+
+
+@pytest.mark.nightly
+def test_the_torch_that_the_dockerfile_installs_serves_what_the_pipelines_build(
+    image: Image, workplace: Workplace, place: Path
+) -> None:
+    """Both by pip, as their steps say: the bundle in an environment of the pipeline's, from the same sources of torch."""
+    _, server, model = dockerfile()
+    (pipeline,) = documents("gitlab-ci.yml")
+    found = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "HOME", "SSL_"))}
+    pip = {**found, "PIP_NO_COMPILE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    index = pipeline["variables"]["TORCH_INDEX"] if answers(pipeline["variables"]["TORCH_INDEX"]) else ""
+    venv.create(place / "builder", with_pip=True)
+    variables = {
+        "PATH": f"{place}/builder/bin:{os.environ['PATH']}",
+        "AOTGAUDI": str(ROOT),
+        "EXTRAS": "[build]",
+    }
+    build = f"aotgaudi build {workplace.spec} -o b --store store --lower {workplace.store}"
+    script = "\n".join(["set -eu", *pipeline["default"]["before_script"], build])
+    subprocess.run(
+        ["sh", "-c", script],
+        cwd=place,
+        env={**pip, **variables, "TORCH_INDEX": index},
+        check=True,
+        timeout=1800,
+    )
+    venv.create(place / "bare", with_pip=True)
+    image.python, image.pip = place / "bare" / "bin" / "python", pip
+    image.contexts["bundle"] = place / "sealed"
+    copy_bundle(place / "b", place / "sealed" / "opt" / "aotgaudi" / "bundle")
+    lines = (
+        ("ARG", f"TORCH_INDEX={index}") if "TORCH_INDEX=" in row[1][:12] else row for row in server.lines
+    )
+    image.build(replace(server, lines=tuple(lines)))
+    image.build(model)
+    image.copy(workplace.model, "/model")
+
+    assert answer_of(image, [*image.entry, *image.command], place)
+
+
+def answers(index: str) -> bool:
+    """Whether an index of packages can be reached from here."""
+    try:
+        return httpx.head(f"{index}/torch/", timeout=10, follow_redirects=True).status_code < 400
+    except httpx.HTTPError:
+        return False
