@@ -166,7 +166,7 @@ def test_settings_of_the_users_torch_do_not_reach_a_worker() -> None:
     }
     code = (
         "import json, os\nfrom aotgaudi.compile.workers import start_worker\n"
-        "start_worker('ours')\nprint(json.dumps(dict(os.environ)))"
+        "start_worker('/ours')\nprint(json.dumps(dict(os.environ)))"
     )
 
     done = subprocess.run(
@@ -176,7 +176,7 @@ def test_settings_of_the_users_torch_do_not_reach_a_worker() -> None:
     environment = json.loads(done.stdout)
     found = {name: environment[name] for name in theirs if name in environment}
     assert found == {
-        "TORCHINDUCTOR_CACHE_DIR": "ours",
+        "TORCHINDUCTOR_CACHE_DIR": "/ours",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TORCH_LOGS": "+inductor",
     }
