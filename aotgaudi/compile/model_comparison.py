@@ -24,7 +24,13 @@ from torch import Tensor, nn
 from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.receipt import ModelCheck
 from aotgaudi.compile.jobs import ModelDiffersError
-from aotgaudi.compile.model_reduction import LENGTHS, ReducedModel, full_config, reduced_model
+from aotgaudi.compile.model_reduction import (
+    LENGTHS,
+    MOST_PARAMETERS,
+    ReducedModel,
+    full_config,
+    reduced_model,
+)
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import GREEDY_ROW, DecodeRow, DecodeStep, PromptRow, PromptStep, Step
 from aotgaudi.entries import DecodeEntry, PromptEntry
@@ -50,6 +56,7 @@ _CHOOSING = ("aten.topk.", "aten.argmax.", "aotgaudi.choose_entries.")
 """Operators that choose. Where two scores are equal but for rounding, right graphs may choose otherwise than the model, and
 all that follows differs. That happens with some weights, not with all, so only what differs with each seed is wrong."""
 
+_MOST_PARAMETERS_AGAIN = 8 * MOST_PARAMETERS
 _SEEDS = (0, 1, 2)
 _GAIN, _GAIN_OF_TOKENS, _NOISE, _NOISE_OF_BUFFERS = 1.25, 2.0, 0.2, 0.1
 _BLOCK_SIZE, _SHORTEST = 16, 20
@@ -61,8 +68,21 @@ Span = tuple[int, int, int]
 
 def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -> ModelCheck:
     """Returns what was compared. Raises ModelDiffersError, and SpecError like `trace`."""
-    small = _reduced(model)
-    difference = _difference(small.model, dialect, has_tail_pages)
+    small = _reduced(model, MOST_PARAMETERS)
+    try:
+        return _compared(small, dialect, has_tail_pages)
+    except ModelDiffersError:
+        raise
+    except Exception:  # Perhaps the model does not work in sizes as small as these.
+        larger = _reduced(model, _MOST_PARAMETERS_AGAIN)
+        if larger.reduced == small.reduced:
+            raise
+    return _compared(larger, dialect, has_tail_pages)
+
+
+def _compared(small: ReducedModel, dialect: Dialect, has_tail_pages: bool) -> ModelCheck:
+    model = small.model
+    difference = _difference(model, dialect, has_tail_pages)
     if difference is None:
         return ModelCheck(
             transformers=version_of("transformers"),
@@ -83,9 +103,9 @@ def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -
     )
 
 
-def _reduced(model: ModelSpec) -> ReducedModel:
+def _reduced(model: ModelSpec, most_parameters: int) -> ReducedModel:
     try:
-        return reduced_model(model, transformers_model)
+        return reduced_model(model, transformers_model, most_parameters)
     except Exception:
         with torch.device("meta"):
             build_model(model.config, "float32")  # Says in our words what is wrong with the config.

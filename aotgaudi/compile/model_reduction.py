@@ -55,14 +55,14 @@ class ReducedModel:
         return self.model.model_copy(update={"config": config})
 
 
-def reduced_model(model: ModelSpec, make: Make) -> ReducedModel:
+def reduced_model(model: ModelSpec, make: Make, most_parameters: int = MOST_PARAMETERS) -> ReducedModel:
     """Returns the small model. Raises what transformers raises for a config that it cannot use."""
     config = _with_kinds(dict(model.config), make)
     lengths = {**LENGTHS, **_MOST_CHOSEN}
     full = full_config(config)
     reduced = {name: most for name, most in lengths.items() if _size(full, name) > most}
     config = _without_other_parts(_updated(config, reduced), make)
-    while (before := _num_parameters(config, make)) > MOST_PARAMETERS:
+    while (before := _num_parameters(config, make)) > most_parameters:
         for changes in _smaller_sizes(full_config(config)):
             small = _updated(config, changes)
             if _num_parameters(small, make, otherwise=before) < before:

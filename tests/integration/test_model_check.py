@@ -15,6 +15,7 @@ import torch
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.receipt import ModelCheck, Receipt, loads
+from aotgaudi.compile import model_comparison
 from aotgaudi.compile.jobs import ModelDiffersError, explained
 from aotgaudi.compile.model_comparison import compare_model, fill, transformers_model
 from aotgaudi.compile.model_reduction import MOST_PARAMETERS, reduced_model
@@ -314,6 +315,19 @@ def test_a_large_model_is_compared_in_small_with_each_kind_of_layer() -> None:
     with torch.device("meta"):
         model = transformers_model(small.model.config)
     assert sum(each.numel() for each in model.parameters()) < MOST_PARAMETERS
+
+
+def test_a_model_that_does_not_work_in_small_is_compared_in_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_wide(model: ModelSpec, *_: object) -> None:
+        if model.hidden_size < 64:
+            raise RuntimeError("too narrow")
+
+    monkeypatch.setattr(model_comparison, "MOST_PARAMETERS", 10_000)
+    monkeypatch.setattr(model_comparison, "_difference", only_wide)
+
+    assert "hidden_size" not in compared(model_of("llama")).reduced
+    with pytest.raises(RuntimeError, match="too narrow"):
+        compared(model_of("llama", hidden_size=32, head_dim=8, num_attention_heads=2))
 
 
 def test_layers_that_no_list_chooses_are_taken_from_the_first_on() -> None:
