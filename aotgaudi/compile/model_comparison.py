@@ -312,7 +312,8 @@ class _Case:
 def _bounds(model: ModelSpec) -> tuple[list[int], int]:
     """Returns after how many tokens layers of the model compute otherwise, ascending, and a block size that suits them."""
     full, size = full_config(model.config), _BLOCK_SIZE
-    found = {_SHORTEST, *(n for n in (getattr(full, name, None) for name in LENGTHS) if type(n) is int)}
+    said = (getattr(full, name, None) for name in LENGTHS)  # 0 says that there is none (qwen2_moe).
+    found = {_SHORTEST, *(length for length in said if type(length) is int and length > 0)}
     if family_of(model) == "compressed":
         rates = {each.every for each in compressions_of(model) if each is not None}
         size = math.lcm(size, *rates)

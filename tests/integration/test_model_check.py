@@ -60,6 +60,13 @@ def test_graphs_of_supported_families_agree(architecture: str) -> None:
     assert compared(model_of(architecture)).layers
 
 
+def test_a_window_of_no_tokens_is_none() -> None:
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    config = {**LLAMA, **experts, "model_type": "qwen2_moe", "sliding_window": 0, "use_sliding_window": False}
+
+    assert compared(ModelSpec(name="x", dtype="float32", config=config)).layers
+
+
 @pytest.mark.parametrize("dialect", [Dialect("hpu"), Dialect("hpu", is_contiguous=True)])
 def test_graphs_of_a_gaudi_agree(dialect: Dialect) -> None:
     assert compared(model_of("llama"), dialect).layers
