@@ -230,6 +230,7 @@ def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no route\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("aotgaudi.share.hub.os.environ", {})
     result = run_vllm(FLAGS, model="org/model")
 
     assert result.exit_code == 2
