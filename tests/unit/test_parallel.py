@@ -159,8 +159,8 @@ import subprocess, sys, time
 deaf = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)]; print(flush=True); time.sleep(600)"
 parent = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {deaf!r}]).pid, flush=True)"
 orphaned = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, start_new_session=True)
-print(int(orphaned.stdout.readline()), len(orphaned.stdout.readline()), flush=True)
 try:
+    print(int(orphaned.stdout.readline()), len(orphaned.stdout.readline()), flush=True)
     time.sleep(600)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
