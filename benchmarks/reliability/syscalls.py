@@ -76,6 +76,9 @@ class InlinePool:
         except AotGaudiError as error:
             self._done.append(Done(ticket, error=error))
 
+    def withdraw(self) -> list[int]:
+        return []
+
     def wait(self, timeout_seconds: float) -> list[Done]:
         done, self._done = self._done, []
         return done
