@@ -205,6 +205,10 @@ class CompileError(AotGaudiError):
     exit_code = 6
 
 
+class ModelDiffersError(CompileError):
+    """The graphs of a model do not compute what the model computes. No build of it can be right."""
+
+
 class CardError(CompileError):
     """The card to compile on could not be acquired: another process has it, or its driver does not answer."""
 

@@ -152,10 +152,6 @@ class CompileJob:
 BuildJob = Union[ModelCheckJob, TraceJob, CompileJob]
 
 
-class ModelDiffersError(CompileError):
-    """The graphs of a model do not compute what the model computes. No build of it can be right."""
-
-
 def explained(error: Exception, family: str) -> SpecError | None:
     """Returns a trace's error in words that name the family and what it does; None for one that has such words."""
     text = str(error)

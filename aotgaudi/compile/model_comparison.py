@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.receipt import ModelCheck
-from aotgaudi.compile.jobs import ModelDiffersError
 from aotgaudi.compile.model_reduction import (
     LENGTHS,
     MOST_PARAMETERS,
@@ -34,6 +33,7 @@ from aotgaudi.compile.model_reduction import (
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import GREEDY_ROW, DecodeRow, DecodeStep, PromptRow, PromptStep, Step
 from aotgaudi.entries import DecodeEntry, PromptEntry
+from aotgaudi.errors import ModelDiffersError
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.dialect import Dialect
 from aotgaudi.graphs.program import WEIGHT, Call, Program

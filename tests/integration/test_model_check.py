@@ -16,13 +16,13 @@ import torch
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.receipt import ModelCheck, Receipt, loads
 from aotgaudi.compile import model_comparison
-from aotgaudi.compile.jobs import ModelDiffersError, explained
+from aotgaudi.compile.jobs import explained
 from aotgaudi.compile.model_comparison import compare_model, fill, transformers_model
 from aotgaudi.compile.model_reduction import MOST_PARAMETERS, reduced_model
 from aotgaudi.compile.pipeline import build, plan_manifest, seal
 from aotgaudi.compile.why import History
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import ModelDiffersError, SpecError
 from aotgaudi.graphs import masks, step, trace
 from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.mixers import uniform
