@@ -205,15 +205,7 @@ def sampler_batches(
     widths: list[dict[str, JsonValue]] = [{}]
     widths += [{"logprobs": number} for number in logprobs]
     for size in sizes:
-        most = room.max_model_len or size + 2 * _MAX_TOKENS
-        prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
-        greedy: dict[str, JsonValue] = {
-            "prompt": prompt,
-            "max_tokens": min(size + _MAX_TOKENS, most - len(prompt)),
-            "stream": True,
-            "ignore_eos": True,
-            "temperature": 0,
-        }
+        greedy = _greedy(size, room)
         for has_seeds in (True, False):
             for width in widths:
                 yield from _random_batches(size, {**greedy, **width}, has_seeds=has_seeds)
@@ -224,6 +216,19 @@ def sampler_batches(
                 body={**greedy, **width},
                 copies=size,
             )
+
+
+def _greedy(num: int, room: Room) -> dict[str, JsonValue]:
+    """Returns a request that is long enough for `num` of them to run at the same time."""
+    most = room.max_model_len or num + 2 * _MAX_TOKENS
+    prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
+    return {
+        "prompt": prompt,
+        "max_tokens": min(num + _MAX_TOKENS, most - len(prompt)),
+        "stream": True,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
 
 
 def _width_of(body: Mapping[str, JsonValue]) -> str:
@@ -272,15 +277,7 @@ def start_batches(sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()
     for size in sorted(sizes):
         num, num_below = num_below + 1, size
         mixes = [mix for mix in _MIXES if mix[0] < num]
-        most = room.max_model_len or num + 2 * _MAX_TOKENS
-        prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
-        greedy: dict[str, JsonValue] = {
-            "prompt": prompt,
-            "max_tokens": min(num + _MAX_TOKENS, most - len(prompt)),
-            "stream": True,
-            "ignore_eos": True,
-            "temperature": 0,
-        }
+        greedy = _greedy(num, room)
         for index in range(max(len(mixes), len(_CUTS), len(widths))):
             num_greedy, tail = mixes[index % len(mixes)]
             more = {**tail, **_CUTS[index % len(_CUTS)], **widths[index % len(widths)]}
