@@ -6,12 +6,11 @@ import hashlib
 import http.client
 import json
 import re
+import selectors
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from threading import Lock
 
 from pydantic import JsonValue
 
@@ -25,8 +24,12 @@ ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
 _MAX_ANSWER_BYTES = 16 << 20
 _PROBLEM_CHARS = 300
-_NUM_TRIES, _NUM_TOGETHER = 3, 2
-"""For requests that must run at the same time: the tries, and the events that each needs after all have begun."""
+_NUM_TRIES, _NUM_LENGTHS, _NUM_TOGETHER = 12, 3, 2
+"""For requests that must run at the same time: the tries, each cheap because it ended too soon; the lengths that they have,
+each twice the one before; and the events that each answer needs after all have begun."""
+_TOO_LONG = 400
+"""How a server answers a request that was made longer than it takes; a batch's first try was taken."""
+_STATUS = re.compile(rb"HTTP/1\.\d (\d{3})\b")
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, even text that no header can hold."""
 
@@ -110,56 +113,51 @@ def is_healthy(address: Address) -> bool:
 def ask(address: Address, request: WarmUpRequest) -> Answer:
     """Sends all copies of a request at once, and returns how they were answered.
 
-    Several streamed answers must all run at the same time. If one ends too soon for that, all are sent again for twice as
-    many tokens. If the last try fails too, the answer has a `problem`.
+    Several streamed answers must all run at the same time. If one ends too soon for that, all are sent again, for more
+    tokens if the server takes them. If the last try fails too, the answer has a `problem`.
 
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
-    bodies = [*request.bodies]
-    is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
-    num_tries, is_apart = 0, True
-    answers: list[tuple[int, bytes]] = []
-    while is_apart and num_tries < _NUM_TRIES:
-        answers, is_apart = _send(address, request, bodies, is_batch)
-        bodies = [_longer(body) for body in bodies]
-        num_tries += 1
+    is_batch = len(request.bodies) > 1 and all(body.get("stream") is True for body in request.bodies)
+    ran_together = True
+    if is_batch:
+        answers, ran_together = _batch(address, request)
+    else:
+        answers = _send_copies(address, request)
     worst = max(status for status, _ in answers)
-    if is_apart:
-        problem = f"one of its {len(bodies)} answers ended before the last had begun, {_NUM_TRIES} times"
-        return Answer(worst, "", problem)
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
         raise WrappedServerError(
             f"the server answered the request {request.name!r} with {worst}",
             request_id=_request_id(request, first),
         )
+    if worst < 400 and not ran_together:
+        return Answer(
+            worst,
+            "",
+            f"one of its {len(answers)} answers ended before the last had begun, {_NUM_TRIES} times",
+        )
     texts = {_text(data) for status, data in answers if status == 200}
     failed = next((data for status, data in answers if status >= 400), b"")
     return Answer(worst, "\n".join(sorted(texts)), printable(failed.decode(errors="replace"), _PROBLEM_CHARS))
 
 
-class _Batch:
-    """The progress of several streamed answers. Thread-safe."""
-
-    def __init__(self, num: int) -> None:
-        self._lock, self._events = Lock(), [0] * num
-        self._when_all_began: list[int] | None = None
-
-    @property
-    def ran_together(self) -> bool:
-        """Whether every answer had events after all had begun."""
-        began = self._when_all_began
-        return began is not None and all(
-            now >= then + _NUM_TOGETHER for then, now in zip(began, self._events, strict=True)
-        )
-
-    def note(self, copy: int) -> None:
-        """Counts one event of an answer."""
-        with self._lock:
-            self._events[copy] += 1
-            if self._when_all_began is None and all(self._events):
-                self._when_all_began = list(self._events)
+def _batch(address: Address, request: WarmUpRequest) -> tuple[list[tuple[int, bytes]], bool]:
+    """Returns the answers of the first try whose answers ran at the same time, else of the last; and whether they did."""
+    bodies: Sequence[Mapping[str, JsonValue]] = request.bodies
+    num_longer = _NUM_LENGTHS - 1
+    answers, ran_together = _stream_together(address, request, bodies)
+    for _ in range(_NUM_TRIES - 1):
+        if ran_together or max(status for status, _ in answers) >= 400:
+            break
+        longer = [_longer(body) for body in bodies] if num_longer > 0 else bodies
+        again, ran_together = _stream_together(address, request, longer)
+        if longer is not bodies and any(status == _TOO_LONG for status, _ in again):
+            num_longer = 0
+        else:
+            bodies, answers, num_longer = longer, again, num_longer - 1
+    return answers, ran_together
 
 
 def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -167,31 +165,107 @@ def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     return {**body, "max_tokens": 2 * tokens} if isinstance(tokens, int) else dict(body)
 
 
-def _send(
-    address: Address, request: WarmUpRequest, bodies: Sequence[Mapping[str, JsonValue]], is_batch: bool
-) -> tuple[list[tuple[int, bytes]], bool]:
-    """Returns the status and the data of each answer, and whether a batch failed to run at the same time.
-
-    The answers of a batch have no data.
-    """
-    batch = _Batch(len(bodies)) if is_batch else None
+def _send_copies(address: Address, request: WarmUpRequest) -> list[tuple[int, bytes]]:
+    """Returns the status and the data of each copy's answer."""
+    bodies = [*request.bodies]
 
     def send(copy: int) -> tuple[int, bytes]:
         body = json.dumps({"model": address.served_name, **bodies[copy]}).encode()
         request_id = _request_id(request, copy)
-        on_event = None if batch is None else partial(batch.note, copy)
         try:
-            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id, on_event)
+            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id)
         except (OSError, http.client.HTTPException) as error:
-            what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-            raise WrappedServerError(
-                f"the server did not answer the request {request.name!r}: {what}", request_id=request_id
-            ) from error
+            raise _unanswered(request, copy, error) from error
 
     with ThreadPoolExecutor(len(bodies)) as pool:
-        answers = list(pool.map(send, range(len(bodies))))
-    is_served = all(status < 400 for status, _ in answers)
-    return answers, batch is not None and is_served and not batch.ran_together
+        return list(pool.map(send, range(len(bodies))))
+
+
+def _unanswered(request: WarmUpRequest, copy: int, error: Exception) -> WrappedServerError:
+    what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return WrappedServerError(
+        f"the server did not answer the request {request.name!r}: {what}",
+        request_id=_request_id(request, copy),
+    )
+
+
+class _Stream:
+    """A streamed answer as far as it has been read."""
+
+    def __init__(self, connection: http.client.HTTPConnection, copy: int) -> None:
+        self.connection, self.copy, self.is_open = connection, copy, True
+        self._head, self._line, self.num_events, self._is_done = bytearray(), b"", 0, False
+
+    @property
+    def status(self) -> int:
+        found = _STATUS.match(self._head)
+        return int(found[1]) if found else 0
+
+    @property
+    def data(self) -> bytes:
+        """The body of an answer that is no stream of events."""
+        return bytes(self._head.partition(b"\r\n\r\n")[2])
+
+    def read(self) -> None:
+        """Takes what has come. Raises http.client.HTTPException if that was no answer."""
+        try:
+            come = self.connection.sock.recv(_MAX_ANSWER_BYTES)
+        except BlockingIOError:
+            return
+        self.is_open = bool(come)
+        if len(self._head) < _MAX_ANSWER_BYTES and not self.num_events:
+            self._head += come
+        *lines, rest = (self._line + come).split(b"\n")
+        self._line = bytes(rest)
+        self.num_events += sum(line.startswith(b"data: {") for line in lines)
+        self._is_done |= any(line.startswith(b"data: [DONE]") for line in lines)
+        if not self.is_open and not (self._is_done if self.num_events else self.status):
+            raise http.client.RemoteDisconnected("the answer broke off")
+
+
+def _stream_together(
+    address: Address, request: WarmUpRequest, bodies: Sequence[Mapping[str, JsonValue]]
+) -> tuple[list[tuple[int, bytes]], bool]:
+    """Returns the status and the data of each streamed answer, and whether all ran at the same time.
+
+    They did if each had events that came after all had begun. One thread reads them all, because only so it is known which
+    came later: when the last has begun, all that has come of the others by then is read and does not count.
+    """
+    streams, came = [_Stream(_connection(address, ANSWER_SECONDS), copy) for copy in range(len(bodies))], None
+    stream = streams[0]
+    try:
+        with selectors.DefaultSelector() as selector:
+            for stream in streams:
+                stream.connection.connect()
+            for stream in streams:
+                body = json.dumps({"model": address.served_name, **bodies[stream.copy]}).encode()
+                headers = _headers(address, body, _request_id(request, stream.copy))
+                stream.connection.request("POST", request.path, body, headers)
+                stream.connection.sock.setblocking(False)
+                selector.register(stream.connection.sock, selectors.EVENT_READ, stream)
+            while selector.get_map():
+                all_began = all(stream.num_events for stream in streams)
+                ready = [
+                    key.data for key, _ in selector.select(0 if all_began and not came else ANSWER_SECONDS)
+                ]
+                if not ready and (came or not all_began):
+                    raise TimeoutError
+                for stream in ready:
+                    stream.read()
+                    if not stream.is_open:
+                        selector.unregister(stream.connection.sock)
+                if all_began and not came:
+                    came = [stream.num_events for stream in streams]
+    except (OSError, http.client.HTTPException) as error:
+        raise _unanswered(request, stream.copy, error) from error
+    finally:
+        for stream in streams:
+            stream.connection.close()
+    answers = [(stream.status, b"" if stream.num_events else stream.data) for stream in streams]
+    ran_together = came is not None and all(
+        stream.num_events >= then + _NUM_TOGETHER for stream, then in zip(streams, came, strict=True)
+    )
+    return answers, ran_together
 
 
 def _request_id(request: WarmUpRequest, copy: int) -> str:
@@ -210,16 +284,13 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _request(
-    address: Address,
-    method: str,
-    path: str,
-    body: bytes | None,
-    timeout_seconds: float,
-    request_id: str = "",
-    on_event: Callable[[], None] | None = None,
-) -> tuple[int, bytes]:
-    """Returns an answer's status and data. Events that are passed to `on_event` are not in the data."""
+def _connection(address: Address, timeout_seconds: float) -> http.client.HTTPConnection:
+    if address.uds is None:
+        return http.client.HTTPConnection(address.host, address.port, timeout=timeout_seconds)
+    return _UnixConnection(address.uds, timeout_seconds)
+
+
+def _headers(address: Address, body: bytes | None, request_id: str) -> dict[str, str]:
     headers = {"Connection": "close"}
     if request_id:
         headers["X-Request-Id"] = request_id
@@ -227,20 +298,23 @@ def _request(
         headers["Content-Type"] = "application/json"
     if address.authorization:
         headers["Authorization"] = address.authorization
-    connection: http.client.HTTPConnection
-    if address.uds is None:
-        connection = http.client.HTTPConnection(address.host, address.port, timeout=timeout_seconds)
-    else:
-        connection = _UnixConnection(address.uds, timeout_seconds)
+    return headers
+
+
+def _request(
+    address: Address,
+    method: str,
+    path: str,
+    body: bytes | None,
+    timeout_seconds: float,
+    request_id: str = "",
+) -> tuple[int, bytes]:
+    """Returns an answer's status and data."""
+    connection = _connection(address, timeout_seconds)
     try:
-        connection.request(method, path, body, headers)
+        connection.request(method, path, body, _headers(address, body, request_id))
         response = connection.getresponse()
-        if on_event is None or response.status != 200:
-            return response.status, response.read(_MAX_ANSWER_BYTES)
-        while line := response.readline(_MAX_ANSWER_BYTES):
-            if line.startswith(b"data: {"):
-                on_event()
-        return response.status, b""
+        return response.status, response.read(_MAX_ANSWER_BYTES)
     finally:
         connection.close()
 

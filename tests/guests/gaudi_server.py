@@ -33,6 +33,7 @@ import queue
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple
 
 WIDTH = 8
+STEP_SECONDS = 0.003
+"""What a step takes at least. A card takes longer; without it answers are over before their readers have a turn."""
 LIMITS = ("num-gpu-blocks-override", "block-size", "max-model-len", "max-num-batched-tokens", "max-num-seqs")
 Bucket = tuple[int, int, int]
 
@@ -250,6 +253,7 @@ class Engine:
 
     def step(self) -> list[tuple[int, str, bool]]:
         """Runs the next step. Returns for each request that got a token its number, the token, and whether it is done."""
+        time.sleep(STEP_SECONDS)
         left, parts = self._most_tokens, []
         for one in [*self._running, *self._waiting]:
             if not left or (not one.num_computed and len(self._running) == self._most_running):

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -18,11 +19,14 @@ from aotgaudi.wrap.exercise import completion
 
 
 class Streams:
-    """How many events each streamed answer has, and where each waits until all have begun."""
+    """How many events each streamed answer has, where each waits until all have begun, and what is too long for one."""
 
     def __init__(self) -> None:
         self.num_events: Iterator[int] = itertools.repeat(30)
         self.gate = threading.Barrier(1)
+        self.most_tokens = 1000
+        self.breaks_off, self.pause_seconds = False, 0.002
+        self.turn: AbstractContextManager[object] = nullcontext()
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -56,6 +60,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.request_ids.append(self.headers["X-Request-Id"])
         if self.server.status == 0:
             self.close_connection = True
+        elif self.server.asked[-1].get("max_tokens", 0) > self.server.streams.most_tokens:
+            self.reply(400, {})
         elif self.server.status == 200 and self.server.asked[-1].get("stream"):
             self.stream(self.server.streams)
         else:
@@ -69,6 +75,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def stream(self, streams: Streams) -> None:
+        with streams.turn:
+            self.stream_now(streams)
+
+    def stream_now(self, streams: Streams) -> None:
         num = next(streams.num_events)
         self.send_response(200)
         self.end_headers()
@@ -76,7 +86,9 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(b'data: {"choices": []}\n\n')
             if number == 0 and num > 1:
                 streams.gate.wait(30)
-            time.sleep(0.002)
+            time.sleep(streams.pause_seconds)
+        if streams.breaks_off:
+            return
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *values: object) -> None:
@@ -133,13 +145,38 @@ def test_streamed_copies_are_sent_again_until_they_run_at_the_same_time(server: 
     assert [body["max_tokens"] for body in server.asked] == [8, 8, 16, 16]
 
 
+def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_sent_again(server: FakeServer) -> None:
+    """The first is over before the second begins, but nobody has read it by then."""
+    server.streams.turn, server.streams.pause_seconds = threading.Lock(), 0
+
+    answer = ask(server.address, batch(2))
+
+    assert answer.problem
+
+
+def test_a_streamed_answer_that_breaks_off_is_an_error(server: FakeServer) -> None:
+    server.streams.gate, server.streams.breaks_off = threading.Barrier(2), True
+
+    with pytest.raises(WrappedServerError, match="the request 'batch': the answer broke off") as raised:
+        ask(server.address, batch(2))
+    assert raised.value.request_id in server.request_ids
+
+
 def test_copies_that_never_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:
     server.streams.num_events = itertools.repeat(1)
 
     answer = ask(server.address, batch(2))
 
-    assert answer == Answer(200, "", "one of its 2 answers ended before the last had begun, 3 times")
-    assert len(server.asked) == 6
+    assert answer == Answer(200, "", "one of its 2 answers ended before the last had begun, 12 times")
+    assert [body["max_tokens"] for body in server.asked[::2]] == [8, 16, *[32] * 10]
+
+
+def test_copies_are_made_no_longer_than_the_server_takes(server: FakeServer) -> None:
+    server.streams.num_events = itertools.chain([1, 1, 1, 1], itertools.repeat(30))
+    server.streams.gate, server.streams.most_tokens = threading.Barrier(2), 8
+
+    assert ask(server.address, batch(2)) == Answer(200, "")
+    assert [body["max_tokens"] for body in server.asked] == [8, 8, 16, 16, 8, 8, 8, 8]
 
 
 def test_each_copy_has_another_id_whatever_a_launch_calls_it(server: FakeServer) -> None:
