@@ -23,9 +23,9 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from aotgaudi.compile.jobs import ModelDiffersError, explained
+from aotgaudi.compile.jobs import explained
 from aotgaudi.compile.model_comparison import compare_model
-from aotgaudi.errors import AotGaudiError
+from aotgaudi.errors import AotGaudiError, ModelDiffersError
 from aotgaudi.graphs.dialect import ATEN
 from aotgaudi.spec.model import ModelSpec
 

@@ -9,7 +9,6 @@ together.
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import zlib
@@ -46,6 +45,7 @@ from aotgaudi.runtime.load import bind_weights
 from aotgaudi.spec.cache_rows import compressions_of, family_of
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.parse import json_floats
 from aotgaudi.spec.quantization import WeightsDtype
 
 TOLERANCE = 1e-4
@@ -68,13 +68,24 @@ Span = tuple[int, int, int]
 
 def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -> ModelCheck:
     """Returns what was compared. Raises ModelDiffersError, and SpecError like `trace`."""
-    small = _reduced(model, MOST_PARAMETERS)
+    try:
+        return _smallest(model, dialect, has_tail_pages)
+    except ModelDiffersError:
+        raise
+    except Exception:
+        with torch.device("meta"):
+            build_model(json_floats(model.config), "float32")  # Says in our words what is wrong with the config.
+        raise
+
+
+def _smallest(model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> ModelCheck:
+    small = reduced_model(model, transformers_model, MOST_PARAMETERS)
     try:
         return _compared(small, dialect, has_tail_pages)
     except ModelDiffersError:
         raise
     except Exception:  # Perhaps the model does not work in sizes as small as these.
-        larger = _reduced(model, _MOST_PARAMETERS_AGAIN)
+        larger = reduced_model(model, transformers_model, _MOST_PARAMETERS_AGAIN)
         if larger.reduced == small.reduced:
             raise
     return _compared(larger, dialect, has_tail_pages)
@@ -103,21 +114,12 @@ def _compared(small: ReducedModel, dialect: Dialect, has_tail_pages: bool) -> Mo
     )
 
 
-def _reduced(model: ModelSpec, most_parameters: int) -> ReducedModel:
-    try:
-        return reduced_model(model, transformers_model, most_parameters)
-    except Exception:
-        with torch.device("meta"):
-            build_model(model.config, "float32")  # Says in our words what is wrong with the config.
-        raise
-
-
 def transformers_model(config: Mapping[str, Any]) -> Any:
     """Returns transformers' own model of a config.json, in float32, with the weights that transformers gives it."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(**copy.deepcopy(dict(config))), dtype=torch.float32, attn_implementation="eager"
+        AutoConfig.for_model(**json_floats(dict(config))), dtype=torch.float32, attn_implementation="eager"
     ).eval()
 
 

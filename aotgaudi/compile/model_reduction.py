@@ -8,7 +8,6 @@ Other *sizes* stay, unless the model would have more than `MOST_PARAMETERS` para
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -19,6 +18,7 @@ from torch import nn
 
 from aotgaudi.graphs.layer_reuse import LAYER
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.parse import json_floats
 
 MOST_PARAMETERS = 64_000_000
 """With this many, making random weights and a few steps take seconds on one core, and less than 1 GB."""
@@ -93,7 +93,7 @@ def full_config(config: Mapping[str, Any]) -> Any:
     """Returns transformers' configuration of the language model, with all defaults."""
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(**copy.deepcopy(dict(config))).get_text_config()
+    return AutoConfig.for_model(**json_floats(dict(config))).get_text_config()
 
 
 def _size(full: Any, name: str) -> int:

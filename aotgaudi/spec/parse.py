@@ -29,6 +29,7 @@ else:
 _V = TypeVar("_V", bound=SpecValue)
 
 _MAX_CONFIG_BYTES = 32 << 20
+_FLOAT_TAG, _SPECIAL_FLOATS = "__float__", ("Infinity", "-Infinity", "NaN")
 
 
 def load_spec(path: Path) -> BuildSpec:
@@ -137,8 +138,18 @@ def finite_json(value: Any) -> Any:
     if isinstance(value, list):
         return [finite_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return {"__float__": json.dumps(value)}
+        return {_FLOAT_TAG: json.dumps(value)}
     return value
+
+
+def json_floats(value: Any) -> Any:
+    """Returns what `finite_json` was given: the numbers that transformers' own configurations hold."""
+    if isinstance(value, dict):
+        tag = value.get(_FLOAT_TAG)
+        if len(value) == 1 and tag in _SPECIAL_FLOATS:
+            return float(tag)
+        return {name: json_floats(item) for name, item in value.items()}
+    return [json_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def json_sha256(path: Path, where: str) -> str:

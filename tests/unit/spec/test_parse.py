@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import finite_json, load_spec, parse_spec, read_config, spec_from_json
+from aotgaudi.spec.parse import finite_json, json_floats, load_spec, parse_spec, read_config, spec_from_json
 
 LIMITS = {
     "max_num_seqs": "2",
@@ -254,6 +254,15 @@ def test_a_config_is_read_as_python_reads_it(tmp_path: Path) -> None:
         "d": {"__float__": "-Infinity"},
         "e": {"__float__": "Infinity"},
     }
+
+
+@given(
+    st.recursive(
+        st.floats(allow_nan=False) | st.text(), lambda item: st.lists(item) | st.dictionaries(st.text(), item)
+    )
+)
+def test_numbers_that_are_not_finite_come_back(config: object) -> None:
+    assert json_floats(finite_json(config)) == config
 
 
 def test_a_value_that_has_no_canonical_form_is_named(tmp_path: Path) -> None:
