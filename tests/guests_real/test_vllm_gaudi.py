@@ -360,15 +360,11 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
         state = get(port, "/ready")[1]
         preempted = metric_of(guest, "vllm:num_preemptions_total")
     log = "".join(capfd.readouterr())
-    logging.getLogger(__name__).info("%s: %s, %g preempted", name, compiled, preempted)
+    print(f"{name}: {dict(compiled)} recipes compiled live, {preempted:g} preempted")
     assert set(TRAFFIC) == set(rows)
     closed = {kind for kind, row in rows.items() if row.state != "open"}
     assert {kind: compiled[kind] for kind in closed} == dict.fromkeys(closed, 0)
-    assert (
-        {"penalties", "prompt_logprobs"}
-        <= {kind for kind, num in compiled.items() if num}
-        <= set(rows) - closed
-    )
+    assert {"prompt_logprobs"} <= {kind for kind, num in compiled.items() if num} <= set(rows) - closed
     assert (rows["preemption"].state == "open") == (preempted > 0)
     assert [line for line in state.splitlines() if line.startswith("not closed: ")] == [
         f"not closed: {line}" for line in not_closed(receipt.live_graphs)
@@ -462,7 +458,7 @@ TRAFFIC: Mapping[str, Callable[[random.Random, Case], Bodies]] = {
     "prompt_logprobs": _of_each(prompt_logprobs=lambda _: 1),
     "penalties": _of_each(repetition_penalty=lambda _: 1.1, presence_penalty=lambda draws: draws.random()),
 }
-"""Kind of traffic -> requests: 302 in all. Penalties come last: after so many graphs Dynamo makes no more of the sampler."""
+"""Kind of traffic -> requests: 302 in all. Penalties come last: after so many graphs Dynamo may make no more."""
 ALONE = frozenset({"bad_words"})
 """Two such requests in a step end the engine of vllm-gaudi 0.26.0 (an IndexError)."""
 MAY_FAIL = frozenset({"structured outputs"})
