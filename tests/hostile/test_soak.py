@@ -40,7 +40,6 @@ REFUSALS: tuple[dict[str, Any], ...] = (
     {"top_p": 0},
     {"prompt": [VOCAB_SIZE]},
     {"stop": [""]},
-    {"max_token": 3},
     {"logprobs": 6},
     {"n": 129},
     {"best_of": 2},
