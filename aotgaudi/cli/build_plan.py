@@ -164,6 +164,7 @@ def _document(plan: Plan, jobs: int) -> dict[str, Any]:
             {"unit": key, "label": label, "why": "no artifact with this key in the store"}
             for key, label in plan.missing_units.items()
         ],
+        "compare_model": not plan.is_checked,
         "num_jobs": jobs,
         "estimate_seconds": plan.estimate_seconds(jobs) if _can_estimate(plan) else None,
     }
@@ -178,6 +179,10 @@ def _lines(document: dict[str, Any]) -> list[str]:
         others = f" (and {row['num_entries'] - 1} entries like it)" if row["num_entries"] > 1 else ""
         lines.append(f"  trace    {row['entry']}{others}: {row['why']}")
     lines += [f"  compile  {row['label']}: {row['why']}" for row in document["compile"]]
+    if document["compare_model"]:
+        lines.insert(
+            1, "  compare  the graphs with transformers' model: no comparison with this key in the store"
+        )
     if len(lines) == 1:
         return [*lines, "nothing to do"]
     if document["estimate_seconds"] is None:

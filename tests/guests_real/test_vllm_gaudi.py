@@ -343,7 +343,6 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
     assert receipt.start.requests < receipt.proof.counts["requests"], (
         "HTTP requests, fewer than the build's batches"
     )
-    print(f"{receipt.proof.counts['requests']} batches in the build; a start sends {receipt.start}")
     port, guest = free_port(), free_port()
     capfd.readouterr()
     with logged_to(folder / "supervisor.log"), running(bench, port, guest) as process:
@@ -360,6 +359,7 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
         state = get(port, "/ready")[1]
         preempted = metric_of(guest, "vllm:num_preemptions_total")
     log = "".join(capfd.readouterr())
+    print(f"{receipt.proof.counts['requests']} batches in the build; a start sends {receipt.start}")
     print(f"{name}: {dict(compiled)} recipes compiled live, {preempted:g} preempted")
     assert set(TRAFFIC) == set(rows)
     closed = {kind for kind, row in rows.items() if row.state != "open"}

@@ -29,6 +29,7 @@ from aotgaudi.graphs.mixers import uniform
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.store.store import Store
+from tests.command import Command
 from tests.integration.models import ARCHITECTURES, reference, spec_of
 from tests.integration.test_build import LLAMA, aotgaudi, environment, write_spec
 
@@ -275,6 +276,10 @@ def test_units_from_before_are_sealed_without_it_and_the_next_build_makes_it(
     assert "model_check" not in before.model_dump(mode="json")
     verified = aotgaudi(tmp_path, "verify", "before.bundle", "--no-target")
     assert "graphs    not compared with transformers" in verified.stdout
+    planned = Command("build", "plan")(spec, "--store", store.root)
+    assert planned.stdout.splitlines()[1].startswith("  compare  the graphs with transformers' model"), (
+        planned.output
+    )
     again = build(manifest, tmp_path / "after.bundle", store=store, jobs=1)
     assert (again.outcome.num_traced, again.outcome.compiled) == (0, ())
     after = open_bundle(tmp_path / "after.bundle").require_programs()
