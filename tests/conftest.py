@@ -15,13 +15,17 @@ import pytest
 from hypothesis import settings
 
 from aotgaudi.machine import available_cores
-from tests.parallel import escaped, turn
+from tests.parallel import ProcessWatch, escaped, turn
 
 settings.register_profile("aotgaudi", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("aotgaudi")
 
 _TURNS = "aotgaudi_turns"
 _TURNS_KEY = pytest.StashKey[str]()
+_TESTS = Path(__file__).parent
+_WITHOUT_PROCESSES = frozenset({"unit", "property", "golden"})
+"""Folders whose tests start no process, unless they are marked `process`; all tests of other folders are."""
 _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
 
 
@@ -81,9 +85,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = next((item.nodeid for item in items if " object at 0x" in item.nodeid), None)
     if named is not None:
         raise pytest.UsageError(f"{named}: give its parameters ids")
+    for item in items:
+        if item.path.relative_to(_TESTS).parts[0] not in _WITHOUT_PROCESSES:
+            item.add_marker("process")
     if _turns(config):
         slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
         items.sort(key=lambda item: (_place(item), item.path not in slow))
+
+
+_processes = ProcessWatch()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Forgets what was started before this test and the fixtures that are made for it."""
+    _processes.forget()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fails a test that started a process and is not marked `process`: `ci/test` would run it each time."""
+    result = yield
+    if _processes.started and item.get_closest_marker("process") is None:
+        pytest.fail(f"it starts a process ({_processes.started}): mark it `process`", pytrace=False)
+    return result
 
 
 def _place(item: pytest.Item) -> int:

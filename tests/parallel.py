@@ -6,14 +6,18 @@ nothing here waits.
 
 from __future__ import annotations
 
+import _posixsubprocess
 import fcntl
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 
 
 def is_parallel() -> bool:
@@ -45,6 +49,29 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[], object])
             failed.write_text(repr(error), encoding="utf-8")
             raise
         done.touch()
+
+
+class ProcessWatch:
+    """Notes the processes that this process starts, by whatever way. Its audit hook stays, as all do."""
+
+    def __init__(self) -> None:
+        self.started, self._pid, self._fork_exec = "", os.getpid(), _posixsubprocess.fork_exec
+        sys.addaudithook(self._on_audit)
+        _posixsubprocess.fork_exec = (
+            self._noting_fork_exec
+        )  # By which multiprocessing spawns, without an event.
+
+    def forget(self) -> None:
+        """Forgets what was started."""
+        self.started = ""
+
+    def _on_audit(self, event: str, _: object) -> None:
+        if event in _STARTS and os.getpid() == self._pid:
+            self.started = event
+
+    def _noting_fork_exec(self, *arguments: Any) -> Any:
+        self.started = "multiprocessing"
+        return self._fork_exec(*arguments)
 
 
 def escaped(report: Any) -> Any:

@@ -40,6 +40,7 @@ def test_building_again_compiles_nothing_and_leaves_the_bundle_alone(workplace: 
     assert snapshot(workplace.bundle) == before
 
 
+@pytest.mark.smoke
 def test_the_bundle_verifies(workplace: Workplace) -> None:
     done = workplace.run("verify", workplace.bundle)
 

@@ -120,6 +120,7 @@ def test_the_witness_sees_a_process_and_an_import(witness: Witness, tmp_path: Pa
     assert "torch._inductor" in {seen.what for seen in witness.seen("loaded")}
 
 
+@pytest.mark.smoke
 def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
     workplace: Workplace, witness: Witness, empty_path: str
 ) -> None:

@@ -104,6 +104,7 @@ def tree(root: Path) -> dict[str, int]:
     return {str(path.relative_to(root)): path.stat().st_mtime_ns for path in root.rglob("*")}
 
 
+@pytest.mark.smoke
 def test_what_is_sealed_was_proved(bench: Bench, built: Built, receipt: CaptureReceipt) -> None:
     assert built.is_new
     assert receipt.proof.counts == EXACT

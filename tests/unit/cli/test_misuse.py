@@ -57,6 +57,7 @@ def refusal(*words: str) -> str:
     return said[-1]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [*FILES, "folder", "not there", "a" * 300, "pipe/x"])
 @pytest.mark.parametrize(
     "command",
@@ -89,6 +90,7 @@ def test_a_start_that_is_to_be_timed_says_what_is_wrong_with_its_bundle(name: st
     assert name in refusal("bench", "startup", "--bundle", name, "--model", "folder")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "command",
     [

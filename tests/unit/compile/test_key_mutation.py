@@ -393,6 +393,7 @@ def test_an_edit_of_what_compiles_is_another_target_and_of_what_does_not_is_not(
     assert {module for module, digest in digests.items() if digest() != before[module]} == compiles[folder]
 
 
+@pytest.mark.process
 def test_the_code_that_compiles_is_in_the_toolchain_of_every_target() -> None:
     probed = (inductor_probe.probe("native"), fake_probe.probe())
 

@@ -112,6 +112,7 @@ store.actions.put("ab" * 32, {"object": str(digest)})
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "name", ["open", "write", "fchmod", "fsync", "rename", "link", "mkdir", "unlink", "close"]
 )
