@@ -113,7 +113,6 @@ COMMANDS = _table(
     sign=("sign:sign", "Sign a bundle."),
     key=("sign:key", "Make keys that sign bundles."),
     doctor=("doctor:doctor", "Say what this machine can build and serve."),
-    bench=("verbs:bench", "Measure on this machine."),
 )
 
 BUILD_COMMANDS = _table(
@@ -135,10 +134,6 @@ CACHE_COMMANDS = _table(
     pull=("push_pull:pull", "Fetch a bundle, or what a manifest needs."),
 )
 
-BENCH_COMMANDS = _table(
-    startup=("bench:bench_startup", "Where the seconds of a start go, beside the floor."),
-)
-
 
 @click.group(cls=BuildGroup, lazy=BUILD_COMMANDS)
 def build() -> None:
@@ -148,8 +143,3 @@ def build() -> None:
 @click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
 def cache() -> None:
     """Inspect, shrink, check and share the store, and choose what it keeps."""
-
-
-@click.group(cls=LazyGroup, lazy=BENCH_COMMANDS)
-def bench() -> None:
-    """Measure on this machine."""

@@ -57,7 +57,6 @@ VERBS: Mapping[tuple[str, ...], str] = {
     ("sign",): "{bundle} --sign-key {absent}",
     ("key", "generate"): "{new}",
     ("doctor",): "--no-trial",
-    ("bench", "startup"): "--bundle {absent} --model {model}",
 }
 """Each verb, as it is used: where that would take long, with something missing."""
 
