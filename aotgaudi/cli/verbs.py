@@ -100,7 +100,6 @@ def _table(**rows: tuple[str, str]) -> Mapping[str, LazyCommand]:
 COMMANDS = _table(
     build=("verbs:build", "Enumerate, compile and seal what a spec needs."),
     serve=("serve:serve", "Serve a model from a bundle."),
-    generate=("generate:generate", "Answer a file of requests from a bundle."),
     run=("run:run", "Run a server that is not ours from its sealed caches."),
     model=("model:model", "Make a model directory that `serve` reads."),
     diff=("diff:diff", "Show what differs between manifests, and why."),
