@@ -2,7 +2,7 @@
 
 Three comparisons, each alternating in one run:
 
-* the floor (aotgaudi/bench/floor.py): what any server must do (imports, mapping, hashing, tokenizer). Target: ready <= 1.5 x
+* the floor (floor.py): what any server must do (imports, mapping, hashing, tokenizer). Target: ready <= 1.5 x
   of it.
 * the same start where everything has to be compiled first, into an empty store. Target: >= 20 x ready.
 * many buckets against one bucket of the tiny model (--many-one). Target: within 10 %.
@@ -11,16 +11,17 @@ Three comparisons, each alternating in one run:
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import harness
 import tiny
-from harness import Spread, Table, verdict
-
-from aotgaudi.bench.startup import Subject, run_floor, run_start
+from harness import ROOT, Spread, Table, verdict
 
 FLOOR_TARGET, COLD_TARGET, MANY_TARGET = 1.5, 20.0, 1.1
 
@@ -64,13 +65,13 @@ def _arguments() -> argparse.Namespace:
 
 def measure_ready(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any], list[Table]]:
     """Ready against the floor, alternating, and against a cold start."""
-    subject = _subject(args.bundle, args.model, args.threads)
-    run_floor(subject)  # Fills the page cache; not counted.
-    run_start(subject)
+    subject = args.bundle, args.model, args.threads
+    run_floor(*subject)  # Fills the page cache; not counted.
+    run_start(*subject)
     floors, readies = [], []
     for _ in range(args.runs):
-        floors.append(run_floor(subject))
-        readies.append(run_start(subject).ready_seconds)
+        floors.append(run_floor(*subject))
+        readies.append(run_start(*subject))
     floor, ready = Spread(tuple(floors)), Spread(tuple(readies))
     ratio = ready.median / floor.median
     rows = [
@@ -91,6 +92,27 @@ def measure_ready(args: argparse.Namespace, work: Path) -> tuple[dict[str, Any],
     ]
 
 
+def run_floor(bundle: Path, model: Path, threads: int) -> float:
+    """Returns the seconds from the start of the floor's process to its printed line."""
+    command = [sys.executable, ROOT / "benchmarks" / "floor.py", bundle.resolve(), model.resolve()]
+    started = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, env=harness.process_environment(threads)
+    ) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        seconds = time.perf_counter() - started
+    if not line or process.returncode:
+        sys.exit(f"the floor ended with {process.returncode}")
+    return seconds
+
+
+def run_start(bundle: Path, model: Path, threads: int) -> float:
+    """Returns the seconds from the start of a server's process to its first 200 of /ready."""
+    with harness.serving(bundle, model, threads) as server:
+        return server.ready_seconds
+
+
 def measure_cold(args: argparse.Namespace, work: Path) -> float:
     """Compiles all of the bundle's manifest into an empty store. Returns the seconds of the whole process."""
     with tempfile.TemporaryDirectory(prefix="cold-", dir=work) as store:
@@ -109,7 +131,7 @@ def measure_many_one(args: argparse.Namespace, work: Path) -> tuple[dict[str, An
     samples: dict[str, list[float]] = {which: [] for which in bundles}
     for number in range(args.runs + 1):
         for which, bundle in bundles.items():
-            seconds = run_start(_subject(bundle, model, args.threads)).ready_seconds
+            seconds = run_start(bundle, model, args.threads)
             if number:  # The first fills the page cache.
                 samples[which].append(seconds)
     many, one = Spread(tuple(samples["many"])), Spread(tuple(samples["one"]))
@@ -145,11 +167,6 @@ def count_entries(bundle: Path) -> str:
 
 def _tiny_model(folder: Path) -> Path:
     return folder if (folder / "config.json").exists() else tiny.write_model(folder)
-
-
-def _subject(bundle: Path, model: Path, threads: int) -> Subject:
-    environment = harness.process_environment(threads)
-    return Subject(bundle.resolve(), model.resolve(), environment, ("--threads", str(threads)))
 
 
 if __name__ == "__main__":

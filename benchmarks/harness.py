@@ -24,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import aotgaudi
-from aotgaudi.bench.startup import Spread  # noqa: F401 - what benchmarks take from here
 
 SCHEMA = "aotgaudi.benchmark/1"
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +41,32 @@ THREAD_VARIABLES = (
     "GOMP_SPINCOUNT",
     "MALLOC_ARENA_MAX",
 )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Samples of one figure, at least one."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return median(self.samples)
+
+    def text(self, digits: int = 2, scale: float = 1.0) -> str:
+        """Returns ``median (min to max)``, each times `scale`."""
+        low, high = min(self.samples) * scale, max(self.samples) * scale
+        return f"{self.median * scale:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+    def json(self) -> dict[str, Any]:
+        """Returns the figures and all samples as a JSON value."""
+        return {
+            "n": len(self.samples),
+            "median": self.median,
+            "min": min(self.samples),
+            "max": max(self.samples),
+            "samples": list(self.samples),
+        }
 
 
 @dataclass(frozen=True)

@@ -148,17 +148,6 @@ def _hpu_target(spec: TargetSpec) -> Target:
     return probe(os.environ, default_store_root(), front_end=spec.frontend)
 
 
-def with_isa(target: Target, isa: str) -> Target:
-    """Returns `target` for a machine of level `isa`. Raises SpecError for an unknown level."""
-    if target.backend == "hpu":
-        raise SpecError("target.isa", f"is {isa!r}, and a Gaudi has no instruction sets to choose from")
-    if target.backend != "cpu":
-        return target.model_copy(update={"isa": tuple(isa.split())})
-    from aotgaudi.backends.inductor.probe import at_level
-
-    return at_level(target, isa)
-
-
 def make_compiler(target: Target) -> Compiler:
     """Returns the compiler for a probed target."""
     if target.backend == "fake":

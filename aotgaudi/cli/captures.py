@@ -1,8 +1,8 @@
-"""The output of ``explain``, ``diff`` and ``build plan --what-if`` about captures of wrapped servers."""
+"""The output of ``explain`` and ``diff`` about captures of wrapped servers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +10,9 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.cli.store_options import StorePlace
-from aotgaudi.errors import AotGaudiError, NotWarmError, SpecError, counted
-from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture_records import capture_key, captures, find_capture, read_documents
-from aotgaudi.wrap.explain import (
-    BuiltCapture,
-    CaptureDifference,
-    Rebuilt,
-    capture_difference,
-    explain_run,
-    rebuilt,
-)
+from aotgaudi.errors import NotWarmError, SpecError, counted
+from aotgaudi.wrap.capture_records import capture_key, find_capture
+from aotgaudi.wrap.explain import CaptureDifference, capture_difference, explain_run
 from aotgaudi.wrap.launch import describe_here
 from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
 
@@ -173,59 +165,3 @@ def _difference_lines(found: CaptureDifference) -> Iterator[str]:
             yield from (f"        {path}" for path in paths[:_SHOWN_FILES])
             if len(paths) > _SHOWN_FILES:
                 yield f"        and {len(paths) - _SHOWN_FILES} more (--json)"
-
-
-def built_captures(bundle_path: Path | None, store: Store | None) -> tuple[BuiltCapture, ...]:
-    """Returns the capture of a bundle, or every capture in the store if no bundle is given."""
-    if bundle_path is not None:
-        launch = open_bundle(bundle_path).launch
-        row = None if store is None else find_capture(store, capture_key(launch).hex)
-        return (_built(launch, None if row is None else row.build_seconds),)
-    return tuple(_recorded(store)) if store is not None else ()
-
-
-def captures_what_if(
-    settings: Sequence[str], built: tuple[BuiltCapture, ...]
-) -> tuple[dict[str, Any], list[str]]:
-    """Returns the captures that the settings would build again, as a JSON value and in lines. Raises SpecError."""
-    found = rebuilt(settings, built)
-    document = {
-        "num_captures": len(built),
-        "captures": [
-            {
-                "launch": one.capture.launch_id,
-                "model": one.capture.label,
-                "seconds": one.capture.seconds,
-                "changes": [{"component": n, "old": old, "new": new} for n, old, new in one.changes],
-            }
-            for one in found
-        ],
-    }
-    return document, list(_what_if_lines(found, len(built)))
-
-
-def _built(launch: Launch, seconds: float | None) -> BuiltCapture:
-    return BuiltCapture(launch.id, launch.model.name, dict(launch.components()), seconds)
-
-
-def _recorded(store: Store) -> Iterator[BuiltCapture]:
-    for _, row in captures(store):
-        try:
-            launch, _ = read_documents(store, row)
-        except AotGaudiError:
-            continue  # Damaged documents: it is built again in any case.
-        yield _built(launch, row.build_seconds)
-
-
-def _what_if_lines(found: Sequence[Rebuilt], num_captures: int) -> Iterator[str]:
-    if not num_captures:
-        yield "the store has no captures"
-        return
-    yield f"{len(found)} of {counted(num_captures, 'capture')} would be built anew"
-    for one in found:
-        took = "" if one.capture.seconds is None else f", which took {one.capture.seconds:.0f} s"
-        yield f"  {one.capture.launch_id[:12]}  {one.capture.label}{took}"
-        yield from (f"      {name}: {old} -> {new}" for name, old, new in one.changes)
-    timed = [one.capture.seconds for one in found if one.capture.seconds is not None]
-    if len(timed) > 1:
-        yield f"together {sum(timed):.0f} s, one after the other"

@@ -301,13 +301,13 @@ def reason_document(reason: Reason, history: History) -> dict[str, Any]:
         "examples": [finding.label for finding in reason.findings[:_EXAMPLES]],
         "keys": [finding.key.hex for finding in reason.findings],
         "nearest": _nearest(first),
-        "changes": changes_document(first.changes),
+        "changes": _changes_document(first.changes),
         "graph_lines": first.lines,
-        "invalidated": cost_document(reason.cost(history), is_certain=reason.is_certain),
+        "invalidated": _cost_document(reason.cost(history), is_certain=reason.is_certain),
     }
 
 
-def cost_document(cost: Cost, *, is_certain: bool) -> dict[str, Any]:
+def _cost_document(cost: Cost, *, is_certain: bool) -> dict[str, Any]:
     """Returns a cost as a JSON value. `is_certain`: the units are compiled again, whatever tracing finds."""
     return {
         "num_units": cost.num_units,
@@ -317,7 +317,7 @@ def cost_document(cost: Cost, *, is_certain: bool) -> dict[str, Any]:
     }
 
 
-def changes_document(changes: Iterable[Change]) -> list[dict[str, Any]]:
+def _changes_document(changes: Iterable[Change]) -> list[dict[str, Any]]:
     """Returns changes as JSON values."""
     return [{"component": change.name, "old": change.old, "new": change.new} for change in changes]
 

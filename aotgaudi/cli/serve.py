@@ -21,22 +21,13 @@ from aotgaudi.cli.options import (
     ABOVE_ZERO,
     POSITIVE,
     STORE,
-    FiniteRange,
     GroupedCommand,
     heading_of,
     option,
     options_of,
     said,
 )
-from aotgaudi.cli.served_model import (
-    OTEL,
-    ModelChoice,
-    Outside,
-    Seccomp,
-    begun_engine,
-    parsers_options,
-    require_packages,
-)
+from aotgaudi.cli.served_model import OTEL, Serving, begun_engine, require_packages
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.server.options import (
@@ -50,7 +41,6 @@ from aotgaudi.server.options import (
     read_key_digests,
 )
 from aotgaudi.server.tls import TlsFiles
-from aotgaudi.spec.policy import Policy
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -87,53 +77,6 @@ class _ServeCommand(GroupedCommand):
                     f"{error.option_name} is not supported: {_NOT_YET[error.option_name]}", ctx
                 ) from error
             raise
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Serving(ModelChoice):
-    """What to serve from a bundle of programs, and how."""
-
-    drain_delay: float = option(
-        "How long to answer 503 after SIGTERM, before the socket closes.",
-        default=5.0,
-        type=FiniteRange(min=0),
-        metavar="SECONDS",
-    )
-    stall_seconds: float | None = option(
-        "When /health says 503: requests wait, and no step has ended for so long.  "
-        "[default: 60 with --require-warm, else never]",
-        default=None,
-        type=ABOVE_ZERO,
-        metavar="SECONDS",
-    )
-    policy: Policy | None = option(
-        "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
-        default=None,
-    )
-    outside: Outside | None = option(
-        "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
-        "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
-        default=None,
-    )
-    seccomp: Seccomp = option(
-        "Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
-        default="auto",
-    )
-
-    def check(self, *, require_warm: bool) -> None:
-        """Raises UsageError for options that contradict each other."""
-        _ = self.given_model
-        if self.outside is not None and require_warm is (self.outside == "first-use"):
-            goes = (
-                "compiles while requests wait: it excludes"
-                if require_warm
-                else "serves what is warm: it needs"
-            )
-            raise click.UsageError(f"--outside {self.outside} {goes} --require-warm")
-        if self.seccomp == "require" and not require_warm:
-            raise click.UsageError(
-                "--seccomp require goes with --require-warm: else a builder may have to start"
-            )
 
 
 def _parse_root_path(text: str) -> str:
@@ -237,7 +180,7 @@ class _Clients:
     "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
 )
 @acceptance_options
-@options_of(_Serving, "serving", heading=_PROGRAMS, store_root=STORE)
+@options_of(Serving, "serving", heading=_PROGRAMS, store_root=STORE)
 @options_of(
     Listening,
     "listening",
@@ -275,7 +218,18 @@ class _Clients:
     ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
     ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
 )
-@parsers_options(_PROGRAMS)
+@options_of(
+    ReplyParsers,
+    "parsers",
+    heading=_PROGRAMS,
+    enable_auto_tool_choice=said("Let the model decide whether it calls tools."),
+    tool_call_parser=said(
+        "How the model writes calls of tools: hermes (Hermes, Qwen), llama3_json (Llama 3), mistral."
+    ),
+    reasoning_parser=said(
+        "How the model writes what it thinks, which answers then have apart from what it says."
+    ),
+)
 @options_of(_Clients, "clients", heading=_PROGRAMS)
 @options_of(
     AdmissionLimits,
@@ -308,7 +262,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     bundle: Path,
     require_warm: bool,
     acceptance: TrustPolicy,
-    serving: _Serving,
+    serving: Serving,
     listening: Listening,
     tls_files: TlsFiles,
     parsers: ReplyParsers,

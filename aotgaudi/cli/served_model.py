@@ -1,4 +1,4 @@
-"""The options for the served model, and the start of its engine process, which `serve` and `generate` share."""
+"""The options for the served model, and the start of its engine process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from aotgaudi.cli.config_file import JSON_METAVAR
-from aotgaudi.cli.options import POSITIVE, CommandT, option, options_of, said
+from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, FiniteRange, option
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.errors import MissingPackageError
-from aotgaudi.server.options import ReplyParsers
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
@@ -55,8 +54,8 @@ def _parse_override(text: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelChoice:
-    """A model of a bundle of programs, and how to run it. A command that offers the last four fields describes them."""
+class Serving:
+    """What to serve from a bundle of programs, and how."""
 
     model: str | None = option(
         "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
@@ -101,10 +100,33 @@ class ModelChoice:
         default=None,
     )
 
-    policy: Policy | None = None
-    outside: Outside | None = None
-    seccomp: Seccomp = "auto"
+    policy: Policy | None = option(
+        "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
+        default=None,
+    )
+    outside: Outside | None = option(
+        "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
+        "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
+        default=None,
+    )
+    seccomp: Seccomp = option(
+        "Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
+        default="auto",
+    )
     store_root: Path = Path()
+    drain_delay: float = option(
+        "How long to answer 503 after SIGTERM, before the socket closes.",
+        default=5.0,
+        type=FiniteRange(min=0),
+        metavar="SECONDS",
+    )
+    stall_seconds: float | None = option(
+        "When /health says 503: requests wait, and no step has ended for so long.  "
+        "[default: 60 with --require-warm, else never]",
+        default=None,
+        type=ABOVE_ZERO,
+        metavar="SECONDS",
+    )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,21 +140,20 @@ class ModelChoice:
             raise click.UsageError("Missing option '--model'.")
         return self.model
 
-
-def parsers_options(heading: str = "") -> Callable[[CommandT], CommandT]:
-    """Adds the formats of tool calls and of reasoning. The command gets `parsers`, a `ReplyParsers`."""
-    return options_of(
-        ReplyParsers,
-        "parsers",
-        heading=heading,
-        enable_auto_tool_choice=said("Let the model decide whether it calls tools."),
-        tool_call_parser=said(
-            "How the model writes calls of tools: hermes (Hermes, Qwen), llama3_json (Llama 3), mistral."
-        ),
-        reasoning_parser=said(
-            "How the model writes what it thinks, which answers then have apart from what it says."
-        ),
-    )
+    def check(self, *, require_warm: bool) -> None:
+        """Raises UsageError for options that contradict each other."""
+        _ = self.given_model
+        if self.outside is not None and require_warm is (self.outside == "first-use"):
+            goes = (
+                "compiles while requests wait: it excludes"
+                if require_warm
+                else "serves what is warm: it needs"
+            )
+            raise click.UsageError(f"--outside {self.outside} {goes} --require-warm")
+        if self.seccomp == "require" and not require_warm:
+            raise click.UsageError(
+                "--seccomp require goes with --require-warm: else a builder may have to start"
+            )
 
 
 def served_name(model: str) -> str:
@@ -153,13 +174,13 @@ def require_packages(extras: Mapping[str, str] = _SERVE) -> None:
 
 @contextmanager
 def begun_engine(
-    choice: ModelChoice,
+    choice: Serving,
     bundle: Path,
     acceptance: TrustPolicy,
     phases: Phases,
-    log_format: LogFormat = "text",
+    log_format: LogFormat,
     *,
-    require_warm: bool = True,
+    require_warm: bool,
 ) -> Iterator[tuple[EngineProcess, Threads]]:
     """Yields the engine process, which has begun to start, and its threads. Ends the process.
 

@@ -100,7 +100,6 @@ def _table(**rows: tuple[str, str]) -> Mapping[str, LazyCommand]:
 COMMANDS = _table(
     build=("verbs:build", "Enumerate, compile and seal what a spec needs."),
     serve=("serve:serve", "Serve a model from a bundle."),
-    generate=("generate:generate", "Answer a file of requests from a bundle."),
     run=("run:run", "Run a server that is not ours from its sealed caches."),
     model=("model:model", "Make a model directory that `serve` reads."),
     diff=("diff:diff", "Show what differs between manifests, and why."),
@@ -113,7 +112,6 @@ COMMANDS = _table(
     sign=("sign:sign", "Sign a bundle."),
     key=("sign:key", "Make keys that sign bundles."),
     doctor=("doctor:doctor", "Say what this machine can build and serve."),
-    bench=("verbs:bench", "Measure on this machine."),
 )
 
 BUILD_COMMANDS = _table(
@@ -135,10 +133,6 @@ CACHE_COMMANDS = _table(
     pull=("push_pull:pull", "Fetch a bundle, or what a manifest needs."),
 )
 
-BENCH_COMMANDS = _table(
-    startup=("bench:bench_startup", "Where the seconds of a start go, beside the floor."),
-)
-
 
 @click.group(cls=BuildGroup, lazy=BUILD_COMMANDS)
 def build() -> None:
@@ -148,8 +142,3 @@ def build() -> None:
 @click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
 def cache() -> None:
     """Inspect, shrink, check and share the store, and choose what it keeps."""
-
-
-@click.group(cls=LazyGroup, lazy=BENCH_COMMANDS)
-def bench() -> None:
-    """Measure on this machine."""

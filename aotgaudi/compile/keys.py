@@ -19,7 +19,6 @@ recorded.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 from collections.abc import Iterable, Iterator, Mapping
@@ -96,24 +95,15 @@ class ProgramKeys:
     def __init__(self, spec: BuildSpec, target: Target, builder: Mapping[str, str] | None = None) -> None:
         """`builder` holds the versions of the code that traces (``builder_versions``); by default, those installed here."""
         self._splits = StepSplits.of(spec)
-        self._keep((*_spec_components(spec, target), *_builder_components(builder), *target.components()))
+        self._common = Key.of(
+            (*_spec_components(spec, target), *_builder_components(builder), *target.components())
+        ).components
+        self._framed_common = framed(self._common)
 
     @property
     def common(self) -> tuple[tuple[str, str], ...]:
         """The components that all entries share."""
         return self._common
-
-    def replacing(self, changed: Mapping[str, str]) -> ProgramKeys:
-        """Returns these keys with some common components replaced. Raises KeyError for an unknown name."""
-        for name in changed.keys() - dict(self._common).keys():
-            raise KeyError(name)
-        other = copy.copy(self)
-        other._keep((name, changed.get(name, value)) for name, value in self._common)
-        return other
-
-    def _keep(self, components: Iterable[tuple[str, str]]) -> None:
-        self._common = Key.of(components).components
-        self._framed_common = framed(self._common)
 
     def of(self, entry: Entry) -> Key:
         """Returns the key of the program of `entry`."""

@@ -117,7 +117,7 @@ def upgrades_of(held: Holdings) -> tuple[Upgrade, ...]:
     """Returns which built results a change of the compiling or of the tracing components would invalidate.
 
     Every program's key contains both, so all programs are traced again. A unit's key contains the target and the text of its
-    graph, which only tracing reveals (``explain/what_if.py``).
+    graph, which only tracing reveals.
     """
     used = {key for program in held.programs for key in program.units}
     common = [Component(name=name, value=value) for name, value in held.keys.common]

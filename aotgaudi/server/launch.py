@@ -51,43 +51,34 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartOptions:
-    """Options of a service: the names of the model, what to admit, and how to guard.
+class ServeOptions:
+    """Options of the API server: its model, how it listens, admits clients, guards, is observed and stops.
 
     ``/health`` fails once no step has ended for `stall_seconds`. None stands for 60 under `require_warm`, and otherwise for
     no limit, since a step that builds an entry on first use may take any time. `chat_template` is a file; None stands for
-    the model's template. `model_root` is where the model comes from, as reported to clients.
+    the model's template. `model_root` is where the model comes from, as reported to clients. With `tls`, it speaks HTTPS.
     """
 
     require_warm: bool
     threads: Threads
     served_model_names: tuple[str, ...]
+    listening: Listening
     model_root: str = ""
     admission: AdmissionLimits = UNLIMITED
     seccomp: Seccomp = "auto"
     stall_seconds: float | None = None
     chat_template: Path | None = None
     parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
+    stop_times: StopTimes = DEFAULT_STOP_TIMES
+    observability: Observability = Observability()  # noqa: RUF009 - a frozen value
+    access: Access = OPEN_ACCESS
+    tls: ssl.SSLContext | None = None
 
     @property
     def longest_step_seconds(self) -> float:
         """How long a step may take before the engine counts as stuck."""
         default = DEFAULT_STALL_SECONDS if self.require_warm else math.inf
         return default if self.stall_seconds is None else self.stall_seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions(StartOptions):
-    """Options of the API server: those of a service, and how it listens, admits clients, is observed and stops.
-
-    With `tls`, it speaks HTTPS.
-    """
-
-    listening: Listening
-    stop_times: StopTimes = DEFAULT_STOP_TIMES
-    observability: Observability = Observability()  # noqa: RUF009 - a frozen value
-    access: Access = OPEN_ACCESS
-    tls: ssl.SSLContext | None = None
 
 
 def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> None:
@@ -110,7 +101,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         _traces(options.observability) as traces,
     ):
         leave_others_alone()  # The engine's process and the pool run already, so they are among the others.
-        service, engine = start_service(options, process, preprocessor, phases)
+        service, engine = _start_service(options, process, preprocessor, phases)
         logger.info("%s", options.threads)
         armed = phases.clock()
 
@@ -186,8 +177,8 @@ def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:
         )
 
 
-def start_service(
-    options: StartOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
+def _start_service(
+    options: ServeOptions, process: EngineProcess, preprocessor: PreprocessorPool, phases: Phases
 ) -> tuple[Service, EngineClient]:
     """Waits until the engine runs and requests can be prepared, and arms the guard. Raises what `launch` does.
 

@@ -112,14 +112,6 @@ def record_unproven(store: Store, key: str, row: UnprovenRow) -> None:
     store.actions.put(key, _json(row))
 
 
-def captures(store: Store) -> Iterator[tuple[str, CaptureRow]]:
-    """Yields every capture in the store, with its key."""
-    for key in store.actions:
-        row = find_capture(store, key)
-        if row is not None:
-            yield key, row
-
-
 def read_documents(store: Store, row: CaptureRow) -> tuple[Launch, CaptureReceipt]:
     """Returns the launch and the receipt of a capture. Raises StoreError, CorruptError, ManifestError."""
     receipt = load_document(store.objects.read(row.receipt), CaptureReceipt, "receipt")

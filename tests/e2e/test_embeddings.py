@@ -300,20 +300,6 @@ def test_the_python_api_gives_the_servers_embeddings(
         _agree(one.embedding, item.embedding)
 
 
-def test_a_file_of_requests_is_answered(embedding_place: Workplace, tmp_path: Path) -> None:
-    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    body = {"input": TEXTS}
-    request = {"custom_id": "one", "method": "POST", "url": "/v1/embeddings", "body": body}
-    source.write_text(json.dumps(request) + "\n", encoding="utf-8")
-
-    place = embedding_place
-    done = place.run("generate", "--bundle", place.bundle, "--model", place.model, "-i", source, "-o", out)
-
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(out.read_text(encoding="utf-8"))["response"]["body"]
-    assert [len(item["embedding"]) for item in answer["data"]] == [HIDDEN_SIZE] * 4
-
-
 def test_every_command_about_bundles_knows_it(embedding_place: Workplace, tmp_path: Path) -> None:
     place = embedding_place
     commands = (

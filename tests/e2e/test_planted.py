@@ -122,7 +122,6 @@ def test_no_verb_runs_the_python_of_a_model_even_when_every_question_is_answered
         ),
         ("verify", workplace.bundle, "--model", model),
         ("serve", *served, "--port", "0", "--require-warm"),
-        ("generate", *served, "--requests", tmp_path / "requests.jsonl", "-o", tmp_path / "answers.jsonl"),
     ):
         done = subprocess.run(
             command_line(*words), cwd=tmp_path, env=environment(tmp_path / "cache"),

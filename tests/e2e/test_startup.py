@@ -1,16 +1,15 @@
-"""A start explains itself: in the log, in /metrics, and beside the floor."""
+"""A start explains itself in the log and in /metrics."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import re
-from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from aotgaudi.bench.startup import phases_in
-from tests.e2e.harness import Server, Workplace
+from aotgaudi.phases import Phase
+from tests.e2e.harness import Server
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +21,18 @@ PHASES = {
 }  # fmt: skip
 
 
+def phases_of(server: Server) -> dict[str, Phase]:
+    edges: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(server.client.get("/metrics").text):
+        if family.name.startswith("aotgaudi_start_phase_"):
+            edges[family.name] = {sample.labels["phase"]: sample.value for sample in family.samples}
+    begin, end = (edges[f"aotgaudi_start_phase_{edge}_seconds"] for edge in ("begin", "end"))
+    assert begin.keys() == end.keys()
+    return {name: Phase(name, begin[name], end[name]) for name in begin}
+
+
 def test_every_phase_is_in_the_metrics_and_lies_within_the_start(server: Server) -> None:
-    phases = {phase.name: phase for phase in phases_in(server.client.get("/metrics").text)}
+    phases = phases_of(server)
     ready = server.metric("aotgaudi_time_to_ready_seconds")
 
     assert phases.keys() == PHASES
@@ -31,7 +40,7 @@ def test_every_phase_is_in_the_metrics_and_lies_within_the_start(server: Server)
 
 
 def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
-    phases = {phase.name: phase for phase in phases_in(server.client.get("/metrics").text)}
+    phases = phases_of(server)
     order = (
         "process",
         "engine_import",
@@ -53,7 +62,7 @@ def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
 
 def test_the_phases_explain_the_start(server: Server) -> None:
     """No more than a quarter of it is in no phase at all."""
-    phases = phases_in(server.client.get("/metrics").text)
+    phases = phases_of(server).values()
     ready = server.metric("aotgaudi_time_to_ready_seconds")
 
     unexplained = covered_to = 0.0
@@ -67,28 +76,3 @@ def test_the_log_has_them_on_one_line(server: Server) -> None:
     (line,) = [line for line in server.log.splitlines() if " start: " in line]
 
     assert set(re.findall(r"(\w+) \d+\.\d\d-\d+\.\d\d", line)) == PHASES
-
-
-def test_starts_are_measured_beside_the_floor(workplace: Workplace) -> None:
-    where = ("--bundle", workplace.bundle, "--model", workplace.model, "--runs", "1")
-
-    done = workplace.run("bench", "startup", *where, "--json", "--", "--seccomp", "off")
-
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert {row["phase"] for row in found["phases"]} == PHASES
-    assert found["runs"] == found["ready"]["n"] == found["floor"]["n"] == 1
-    assert found["ready_to_floor"] == found["ready"]["median"] / found["floor"]["median"]
-
-
-def test_a_start_that_is_refused_ends_the_measurement_with_its_exit_code(
-    workplace: Workplace, tmp_path: Path
-) -> None:
-    where = ("--bundle", workplace.bundle, "--model", workplace.model, "--runs", "1")
-    assert workplace.run("key", "generate", tmp_path / "release").returncode == 0
-
-    done = workplace.run("bench", "startup", *where, "--", "--trusted-key", tmp_path / "release.pub")
-
-    assert done.returncode == 4
-    assert "error: the server ended with 4: " in done.stderr
-    assert "Traceback" not in done.stderr

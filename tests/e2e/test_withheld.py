@@ -37,7 +37,6 @@ VERBS: Mapping[tuple[str, ...], str] = {
     ("build", "capture"): "-o {new} --store {store} -- /no/such/server",
     ("build", "image"): "{bundle} -o {new}",
     ("serve",): "--bundle {absent} --model {model} --require-warm",
-    ("generate",): "--bundle {bundle} --model {model} -i {spec} -o {new}",
     ("run",): "--bundle {bundle} -- vllm serve",
     ("model", "import"): "{absent} {new}",
     ("diff",): "{spec} {spec}",
@@ -57,7 +56,6 @@ VERBS: Mapping[tuple[str, ...], str] = {
     ("sign",): "{bundle} --sign-key {absent}",
     ("key", "generate"): "{new}",
     ("doctor",): "--no-trial",
-    ("bench", "startup"): "--bundle {absent} --model {model}",
 }
 """Each verb, as it is used: where that would take long, with something missing."""
 

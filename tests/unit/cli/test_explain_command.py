@@ -1,4 +1,4 @@
-"""``aotgaudi explain`` and ``build plan --what-if``: what they print, and what misuse gives."""
+"""``aotgaudi explain``: what it prints, and what misuse gives."""
 
 from __future__ import annotations
 
@@ -241,48 +241,13 @@ def test_entries_that_are_not_in_a_receipt_are_new(place: Place) -> None:
     )
 
 
-def test_what_if_says_what_it_would_cost(place: Place) -> None:
-    result = run("build", "plan", place.spec, "--store", place.store, "--what-if", "torch=2.14")
-
-    assert result.exit_code == 0
-    assert result.stdout.splitlines() == [
-        "what if:",
-        "    target.toolchain.torch: none -> 2.14",
-        "5 entries, 4 programs would be traced again",
-        "3 units would be compiled again, which took 7.5 s: the target is in the key of every unit",
-    ]
-
-
-def test_what_if_of_transformers_says_what_is_not_certain(place: Place) -> None:
-    arguments = ("build", "plan", place.spec, "--store", place.store, "--what-if", "transformers=6")
-
-    assert "3 units at most would be compiled again" in run(*arguments).stdout
-    assert run.document(*arguments)["units"]["certain"] is False
-
-
-def test_what_if_of_what_is_there_changes_nothing(place: Place) -> None:
-    result = run("build", "plan", place.spec, "--store", place.store, "--what-if", "torch=none")
-
-    assert result.stdout == "what if: that is what there is now; nothing changes\n"
-
-
-def test_what_if_of_an_empty_store(place: Place) -> None:
-    result = run("build", "plan", place.spec, "--store", "empty", "--what-if", "torch=2.14")
-
-    assert result.stdout.splitlines()[2:] == [
-        "nothing that is built now would be invalidated",
-        "4 programs not built now either (aotgaudi explain)",
-    ]
-
-
-def test_neither_writes_to_the_store(place: Place) -> None:
+def test_nothing_is_written_to_the_store(place: Place) -> None:
     def files() -> dict[str, bytes]:
         return {str(p): p.read_bytes() for p in place.store.rglob("*") if p.is_file()}
 
     before = files()
     run("explain", place.other, "--store", place.store)
     run("explain", place.other, "--against", place.bundle, "--store", place.store)
-    run("build", "plan", place.spec, "--store", place.store, "--what-if", "torch=2.14")
 
     assert files() == before
 
@@ -301,14 +266,6 @@ MISUSES: dict[str, tuple[list[str], str]] = {
     ),
     "against a folder": (["explain", "tiny.toml", "--against", "."], "no bundle at ."),
     "against, and no store": (["explain", "tiny.toml", "--store", "tiny.bundle"], "is not a store"),
-    "what-if of nothing": (
-        ["build", "plan", "tiny.toml", "--what-if", "tourch=2"],
-        "'tourch' is in no key (known: ",
-    ),
-    "what-if without a value": (
-        ["build", "plan", "tiny.toml", "--what-if", "torch"],
-        "NAME=VALUE, e.g. torch=2.14",
-    ),
 }
 
 

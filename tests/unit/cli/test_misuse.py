@@ -85,11 +85,6 @@ def test_a_file_that_is_none_of_its_kind_is_named(command: str, name: str) -> No
     assert name[:40] in said or name.rpartition("/")[2] in said
 
 
-@pytest.mark.parametrize("name", ["folder", "absent"])
-def test_a_start_that_is_to_be_timed_says_what_is_wrong_with_its_bundle(name: str) -> None:
-    assert name in refusal("bench", "startup", "--bundle", name, "--model", "folder")
-
-
 @pytest.mark.process
 @pytest.mark.parametrize(
     "command",
@@ -120,7 +115,6 @@ def test_what_must_be_a_file_and_is_a_pipe_is_not_waited_for(command: str) -> No
         "report x.toml --json --memory-budget",
         "build cache x.toml --budget",
         "serve --bundle folder --model folder --drain-delay",
-        "bench startup --bundle folder --model folder --runs",
         "run --bundle folder --ready-timeout",
     ],
 )
@@ -138,7 +132,6 @@ def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) ->
         ("tune trace.csv", "--from"),
         ("tune --from x.toml", "TRACE"),
         ("report", "BUNDLE|MANIFEST|SPEC"),
-        ("bench startup --bundle folder", "--model"),
         ("serve --bundle folder", "--model"),
         ("tune trace.csv --from x.toml --bytes-per-entry 4MB", "--graph-memory as well"),
         ("tune trace.csv --from x.toml --seconds-per-entry 4", "--build-seconds as well"),

@@ -105,16 +105,6 @@ def test_what_was_sealed_for_other_libraries_is_explained_by_their_name(spec: Pa
     assert changes == ["target.toolchain.kernels"]
 
 
-def test_an_upgrade_can_be_asked_about(spec: Path) -> None:
-    answer = run("build", "plan", spec, "--target", TARGET, "--what-if", "synapse=1.25.0", "--json")
-
-    (change,) = json.loads(answer.stdout)["changes"]
-    assert change["component"] == "target.toolchain.synapse"
-    assert "no instruction sets" in refused(
-        "build", "plan", spec, "--target", TARGET, "--what-if", "isa=avx2"
-    )
-
-
 @pytest.mark.parametrize(
     "command", ["build", "build cache", "build bundle", "build plan", "explain", "explain --against x"]
 )

@@ -8,9 +8,6 @@ import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import close
-from aotgaudi.compile.keys import ProgramKeys
-from aotgaudi.compile.plan import make_plan
-from aotgaudi.compile.what_if import parse_changes, what_if
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.manifest.coverage import coverage_of, reachable_of
 from aotgaudi.manifest.manifest import Manifest
@@ -23,7 +20,7 @@ from tests.specs import spec_of
 from tests.unit.compile.conftest import store
 from tests.unit.compile.explaining import SECONDS
 from tests.unit.report.reports import report_on, report_on_bundle, report_on_store, sealed_bundle
-from tests.workload import FAKE, tiny_spec
+from tests.workload import tiny_spec
 
 __all__ = ["store"]
 
@@ -118,16 +115,13 @@ def test_a_store_says_what_is_built_and_how_long_it_took(store: Store) -> None:
     assert all(point.is_warm for plane in found.planes for point in plane.points)
 
 
-def test_an_upgrade_costs_what_what_if_says(store: Store) -> None:
-    found = report_on_store(store)
-    spec = tiny_spec()
-    plan = make_plan(Manifest.of(spec).entries, spec, FAKE, store)
+def test_an_upgrade_costs_all_that_is_built(store: Store) -> None:
+    compiling, tracing = report_on_store(store).upgrades
 
-    for upgrade, setting in zip(found.upgrades, ("torch=2.99", "transformers=99"), strict=True):
-        answer = what_if(parse_changes([setting], ProgramKeys(spec, FAKE), FAKE), plan, spec, store)
-        assert (upgrade.num_entries, upgrade.num_programs) == (answer.num_entries, answer.num_programs)
-        assert (upgrade.num_units, upgrade.num_untimed) == (answer.units.num_units, answer.units.num_untimed)
-        assert (upgrade.compile_seconds, upgrade.is_certain) == (answer.units.seconds, answer.is_certain)
+    for upgrade in (compiling, tracing):
+        assert (upgrade.num_entries, upgrade.num_programs) == (5, 4)
+        assert (upgrade.num_units, upgrade.num_untimed, upgrade.compile_seconds) == (4, 0, 4 * SECONDS)
+    assert (compiling.is_certain, tracing.is_certain) == (True, False)
 
 
 def test_a_bundle_has_no_times_and_the_builders_store_has(store: Store, tmp_path: Path) -> None:

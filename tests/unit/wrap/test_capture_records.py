@@ -14,7 +14,6 @@ from aotgaudi.wrap.capture_records import (
     CaptureRow,
     UnprovenRow,
     capture_key,
-    captures,
     find_capture,
     find_unproven,
     read_documents,
@@ -52,7 +51,6 @@ def test_what_is_recorded_is_found_with_its_documents(store: Store) -> None:
     row = record_capture(store, KEY, row_of(store))
 
     assert find_capture(store, KEY) == row
-    assert list(captures(store)) == [(KEY, row)]
     launch, receipt = read_documents(store, row)
     assert (launch, receipt.manifest_id) == (LAUNCH, LAUNCH.id)
 
@@ -79,7 +77,6 @@ def test_a_row_of_another_kind_or_shape_is_a_miss(store: Store) -> None:
 
     assert find_capture(store, KEY) is None
     assert find_unproven(store, KEY) is not None
-    assert list(captures(store)) == []
 
 
 def test_a_receipt_of_another_launch_is_not_believed(store: Store) -> None:

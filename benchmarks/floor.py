@@ -1,4 +1,4 @@
-"""Does the least that any server of a bundle and a model must do before it can answer. `startup` times this process.
+"""Does the least that any server of a bundle and a model must do before it can answer. bench_ready.py times this process.
 
 It imports torch, Starlette and uvicorn, maps the weights without touching them, reads and hashes every file of the bundle,
 loads the tokenizer, and prints one line. Nothing overlaps, so the time is the plain sum.
@@ -32,3 +32,7 @@ def main() -> None:
     kept.append(Tokenizer.from_file(str(model / "tokenizer.json")))
     sys.stdout.write(f"{len(kept)} {len(digests)}\n")
     sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

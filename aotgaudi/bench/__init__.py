@@ -1,1 +1,0 @@
-"""Measures processes on this machine from the outside, as a user would."""
