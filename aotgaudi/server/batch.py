@@ -239,6 +239,4 @@ def _num_tokens(body: Mapping[str, Any]) -> int:
     usage = body.get("usage")
     if not isinstance(usage, dict):
         return 0
-    return int(
-        usage.get("completion_tokens") or usage.get("output_tokens") or 0
-    )  # /v1/responses calls them output_tokens.
+    return int(usage.get("completion_tokens") or 0)
