@@ -4,7 +4,6 @@
 ``GET /v1/models``, ``/v1/models/ID``  the served models
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
-``POST /v1/responses``                 items in, items out; streamed on request
 ``POST /v1/embeddings``                texts or token ids in, embeddings out; the only one of these that a pooling model has
 ``GET /health``                        200 while engine and preprocessor pool live and steps end; else 503 and the reason
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
@@ -67,11 +66,8 @@ from aotgaudi.server.preprocess.body import Body
 from aotgaudi.server.preprocess.embedding_request import EmbeddingRequest, embedding_item
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
 from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
-from aotgaudi.server.preprocess.response_request import ResponsesRequest
 from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, TokenizeRequest
 from aotgaudi.server.reply.message import ReadMessage
-from aotgaudi.server.reply.plan import ReplyPlan
-from aotgaudi.server.reply.response import ResponseWriter
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,
@@ -91,7 +87,6 @@ _REF = "#/components/schemas/{model}"
 BODIES: Mapping[str, type[Body]] = {
     "/v1/completions": CompletionRequest,
     "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/responses": ResponsesRequest,
     "/v1/embeddings": EmbeddingRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
@@ -173,7 +168,6 @@ def _routes(api: Api) -> list[Route]:
     return [
         Route("/v1/completions", api.complete, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
-        Route("/v1/responses", api.respond, methods=["POST"]),
         Route("/v1/embeddings", api.embed, methods=["POST"]),
         Route("/v1/models", api.list_models),
         Route("/v1/models/{model_id:path}", api.retrieve_model),
@@ -221,17 +215,6 @@ class Api:
         new_message = PlainMessage if prepared.reply is None else partial(ReadMessage, prepared.reply)
         answer_format = ChatFormat(head, texts, echo, new_message, self._prompt_texts(prepared))
         return await self._answer(request, prepared, answer_format)
-
-    async def respond(self, request: Request) -> Response:
-        """Answers a conversation with items."""
-        prepared = await self._prepared("response", request)
-        head, plan = self._head("resp", prepared), prepared.reply or ReplyPlan()
-        writer = ResponseWriter(head, prepared.repeats, plan, self._service.unix_seconds)
-        generation = self._submitted(request, prepared, writer.head.id)
-        if prepared.stream:
-            return EventStreamResponse(stream(generation, writer), on_close=generation.close)
-        (output,) = await _outputs(generation, request)
-        return JSONResponse(writer.whole(output, generation.token_counts))
 
     async def embed(self, request: Request) -> Response:
         """Gives the embedding of one input or several."""

@@ -40,7 +40,6 @@ _HEADERS: Mapping[int, Mapping[str, str]] = {
     _UNAUTHORIZED: {"WWW-Authenticate": "Bearer"},
     _TOO_MANY_REQUESTS: {"Retry-After": "1"},
 }
-INTERNAL_ERROR_MESSAGE = "The server had an error while processing the request; see its log."
 
 
 def error_body(status: int, message: str, param: str | None = None, *, is_of_http: bool = False) -> ErrorBody:
@@ -60,7 +59,7 @@ def body_of(error: Exception) -> ErrorBody:
     if isinstance(error, RequestError):
         is_of_body = isinstance(error, BodyError)
         return error_body(error.http_status, str(error), error.param, is_of_http=is_of_body)
-    return error_body(500, INTERNAL_ERROR_MESSAGE)
+    return error_body(500, "The server had an error while processing the request; see its log.")
 
 
 def error_headers(error: Exception) -> Mapping[str, str]:
@@ -86,11 +85,6 @@ def sse(value: Mapping[str, object]) -> bytes:
     """Returns `value` as one server-sent event. Raises ValueError for NaN and infinity, which JSON cannot express."""
     encoded = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return b"data: " + escape_line_ends(encoded).encode() + b"\n\n"
-
-
-def named_sse(name: str, value: Mapping[str, object]) -> bytes:
-    """Returns `value` as one server-sent event of the type `name`."""
-    return b"event: " + name.encode() + b"\n" + sse(value)
 
 
 def escape_line_ends(encoded: str) -> str:

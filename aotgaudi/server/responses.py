@@ -11,7 +11,6 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from json.encoder import encode_basestring
 from typing import Protocol
 
@@ -336,32 +335,6 @@ class ChatFormat:
         return {"content": content, "refusal": None}
 
 
-class _CountingFormat:
-    """Adds to each chunk the usage of its choice so far, as vLLM does for ``continuous_usage_stats``."""
-
-    def __init__(self, inner: AnswerFormat, prompt_lens: Sequence[int]) -> None:
-        self._inner, self._prompt_lens = inner, prompt_lens
-        self._num_output_tokens = [0] * len(prompt_lens)
-        self.head, self.is_plain = inner.head, False
-
-    def opening(self, index: int) -> Sequence[Json]:
-        return [self._counted(index, chunk) for chunk in self._inner.opening(index)]
-
-    def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
-        self._num_output_tokens[index] += len(event.token_ids)
-        return [self._counted(index, chunk) for chunk in self._inner.chunks(index, event)]
-
-    def usage_chunk(self, counts: TokenCounts) -> Json:
-        return self._inner.usage_chunk(counts)
-
-    def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
-        return self._inner.whole(outputs, counts)
-
-    def _counted(self, index: int, chunk: Json) -> Json:
-        counts = TokenCounts(self._prompt_lens[index], self._num_output_tokens[index])
-        return {**chunk, "usage": usage(counts)}
-
-
 def _chat_token(text: str, logprob: float) -> Json:
     return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode("utf-8", "replace"))}
 
@@ -380,28 +353,8 @@ _MOST_BYTES = 65536
 _WRITTEN_PLACE = encode_basestring(_PLACE).encode()
 
 
-class StreamWriter(Protocol):
-    """Writes one answer as server-sent events."""
-
-    def opening(self) -> bytes:
-        """Returns the events that come before any output, if any."""
-        ...
-
-    def chunk(self, index: int, event: TokenEvent) -> bytes:
-        """Returns the events that carry `event` for the choice `index`."""
-        ...
-
-    def closing(self, counts: TokenCounts) -> bytes:
-        """Returns the last events of an answer that is complete."""
-        ...
-
-    def failure(self, error: Exception) -> bytes:
-        """Returns the last events of an answer that failed."""
-        ...
-
-
 class ChunkWriter:
-    """Writes the chunks of one answer.
+    """Writes one answer as server-sent events.
 
     Most chunks differ only in their text, so the JSON around the text is encoded once.
     """
@@ -410,19 +363,14 @@ class ChunkWriter:
         self, answer_format: AnswerFormat, prompt_lens: Sequence[int] = (), usage_in: StreamUsage = "none"
     ) -> None:
         """`prompt_lens` has the length of each choice's prompt."""
-        is_counting = usage_in == "every"
-        self._format = _CountingFormat(answer_format, prompt_lens) if is_counting else answer_format
-        self._num_choices, self._has_usage = len(prompt_lens), usage_in != "none"
+        self._format, self._prompt_lens, self._usage_in = answer_format, prompt_lens, usage_in
+        self._num_output_tokens: Counter[int] = Counter()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._is_open = False
 
-    def opening(self) -> bytes:
-        """Returns nothing: as with vLLM, the chunks that open the choices come with the first output of any of them."""
-        return b""
-
     def closing(self, counts: TokenCounts) -> bytes:
         """Returns the usage, if the client wants it, and the end marker."""
-        return (sse(self._format.usage_chunk(counts)) if self._has_usage else b"") + DONE
+        return (b"" if self._usage_in == "none" else sse(self._format.usage_chunk(counts))) + DONE
 
     def failure(self, error: Exception) -> bytes:
         """Returns the error and the end marker."""
@@ -431,16 +379,25 @@ class ChunkWriter:
     def chunk(self, index: int, event: TokenEvent) -> bytes:
         """Returns the server-sent event for `event` of the choice `index`, or several if one cannot hold it.
 
-        The first time, the chunks that open the choices precede it.
+        The first time, the chunks that open the choices precede it, as with vLLM.
         """
         if not self._is_open:
             self._is_open = True
-            openings = chain.from_iterable(map(self._format.opening, range(self._num_choices)))
-            return b"".join([*map(sse, openings), self.chunk(index, event)])
-        if not self._format.is_plain or event.logprobs or event.finish_reason is not None or not event.text:
-            return b"".join(map(sse, self._format.chunks(index, event)))
+            openings = [self._written(i, self._format.opening(i)) for i in range(len(self._prompt_lens))]
+            return b"".join([*openings, self.chunk(index, event)])
+        self._num_output_tokens[index] += len(event.token_ids)
+        is_plain = self._format.is_plain and self._usage_in != "every"
+        if not is_plain or event.logprobs or event.finish_reason is not None or not event.text:
+            return self._written(index, self._format.chunks(index, event))
         before, after = self._frames.get(index) or self._frame(index)
         return before + escape_line_ends(encode_basestring(event.text)).encode() + after
+
+    def _written(self, index: int, chunks: Sequence[Json]) -> bytes:
+        """Returns `chunks` as events, with the choice's usage so far if every chunk has it."""
+        if self._usage_in == "every":
+            counts = TokenCounts(self._prompt_lens[index], self._num_output_tokens[index])
+            chunks = [{**chunk, "usage": usage(counts)} for chunk in chunks]
+        return b"".join(map(sse, chunks))
 
     def _frame(self, index: int) -> tuple[bytes, bytes]:
         sample = TokenEvent(request_id="", text=_PLACE, token_ids=())
@@ -450,12 +407,10 @@ class ChunkWriter:
         return before, after
 
 
-async def stream(generation: Generation, writer: StreamWriter) -> AsyncIterator[bytes]:
+async def stream(generation: Generation, writer: ChunkWriter) -> AsyncIterator[bytes]:
     """Yields server-sent events until all choices have ended. Joins events that are available at the same time."""
     ready = bytearray()
     try:
-        if opening := writer.opening():
-            yield opening
         async for index, event in generation.events():
             ready += writer.chunk(index, event)
             if ready and (generation.must_wait or len(ready) >= _MOST_BYTES):

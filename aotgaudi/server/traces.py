@@ -31,7 +31,7 @@ _EXPORT_SECONDS = 3.0
 """How long one batch may take, retries included. When the server ends, one batch may be in flight and two may wait."""
 _MAX_WAITING, _MAX_SENT = 2048, 1024
 _OPERATIONS: Mapping[str, str] = MappingProxyType(
-    {"/v1/completions": "text_completion", "/v1/chat/completions": "chat", "/v1/responses": "chat"}
+    {"/v1/completions": "text_completion", "/v1/chat/completions": "chat"}
 )
 _PATH = "/v1/traces"
 _SAMPLING = ("temperature", "top_p", "top_k", "max_tokens", "seed", "frequency_penalty", "presence_penalty")

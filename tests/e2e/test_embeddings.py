@@ -276,7 +276,6 @@ def test_what_cannot_be_embedded_is_refused_by_name(
     [
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/responses", {"input": "a"}),
     ],
 )
 def test_a_pooling_bundle_generates_nothing(embedder: Server, path: str, body: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tools, reasoning and responses through the real processes. The model has random weights: it calls nothing by itself."""
+"""Tools and reasoning through the real processes. The model has random weights: it calls nothing by itself."""
 
 from __future__ import annotations
 
@@ -55,23 +55,6 @@ def test_the_template_writes_tools_and_the_answer_is_read(client: openai.OpenAI,
     assert message.reasoning
     deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(getattr(delta, "reasoning", None) or "" for delta in deltas) == message.reasoning
-
-
-def test_a_response_is_alike_whole_and_streamed(client: openai.OpenAI, server: Server) -> None:
-    asked = {"model": server.model_name, "input": "fox?", "max_output_tokens": 8, "temperature": 0}
-
-    whole = client.responses.create(**asked)
-    events = list(client.responses.create(**asked, stream=True))
-
-    kinds, last = [event.type for event in events], events[-1].response
-    text = whole.output[0].content[0].text
-    assert text
-    assert "".join(event.delta for event in events if event.type.endswith(".delta")) == text
-    assert last.output[0].content == whole.output[0].content
-    assert last.usage == whole.usage
-    assert whole.usage.output_tokens == whole.usage.output_tokens_details.reasoning_tokens == 8
-    assert kinds[:2] == ["response.created", "response.in_progress"]
-    assert kinds[-1] == f"response.{whole.status}" == "response.incomplete"
 
 
 def test_results_of_calls_are_sent(client: openai.OpenAI, server: Server) -> None:

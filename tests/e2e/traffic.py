@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,17 +82,7 @@ async def send(client: httpx.AsyncClient, order: Order, headers: Mapping[str, st
             if order.leave_after is not None and len(lines) >= order.leave_after:
                 return None
             lines.append(line)
-        is_named = any(line.startswith("event: ") for line in lines)
-        return outcome_of(response.status_code, [*(named_events if is_named else events_of)(iter(lines))])
-
-
-def named_events(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The JSON of each event of a response, the last of which ends it."""
-    event: dict[str, Any] = {"type": ""}
-    for line in lines:
-        if line.startswith("data: "):
-            yield (event := json.loads(line.removeprefix("data: ")))
-    assert event["type"] in ("response.completed", "response.incomplete"), event
+        return outcome_of(response.status_code, [*events_of(iter(lines))])
 
 
 def outcome_of(status: int, events: Sequence[Mapping[str, Any]]) -> Outcome:

@@ -18,7 +18,7 @@ from tests.e2e.harness import VOCAB_SIZE
 from tests.e2e.traffic import Order, Outcome
 from tests.hostile.attackers import CHAT, COMPLETIONS
 
-RESPONSES, TOKENIZE, DETOKENIZE = "/v1/responses", "/tokenize", "/detokenize"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 TEMPLATE = (
     "{% for tool in tools or [] %}~{{ tool.function.name }}{% endfor %}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -47,7 +47,7 @@ class Mix:
         """One request."""
         kinds = (
             *(self.structured, self.structured, self.tools, self.tools, self.several, self.limited),
-            *(self.scored, self.response, self.tokens, self.counted),
+            *(self.scored, self.tokens, self.counted),
         )
         order = self.random.choice(kinds)()
         if order.body.get("stream") and self.random.random() < 0.15:
@@ -179,21 +179,6 @@ class Mix:
             return outcome.texts[0].startswith(text) and values[0] is None and len(scores) == num_tokens - 1
 
         return Order(COMPLETIONS, body, is_right=is_right)
-
-    def response(self) -> Order:
-        """A response, whole or as events."""
-        most = self.random.randint(1, 12)
-        stream = self.random.random() < 0.5
-        body = {"input": self.random.choice(WORDS), "max_output_tokens": most, "stream": stream}
-
-        def is_right(outcome: Outcome) -> bool:
-            last = outcome.events[-1]
-            answer = last["response"] if stream else last
-            said = "".join(part["text"] for part in answer["output"][0]["content"])
-            pieces = [e["delta"] for e in outcome.events if e.get("type") == "response.output_text.delta"]
-            return 1 <= answer["usage"]["output_tokens"] <= most and (not stream or "".join(pieces) == said)
-
-        return Order(RESPONSES, body, is_right=is_right)
 
     def tokens(self) -> Order:
         """The tokens of a text, or the text of tokens."""

@@ -74,22 +74,21 @@ class JsonSchemaFormat(Body):
 
 def _shape_of_format(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, Mapping) else None
-    return f"<{kind}>" if kind in FORMAT_TYPES else None
+    return f"<{kind}>" if kind in _FORMAT_TYPES else None
 
 
-FORMAT_TYPES = ("text", "json_object", "json_schema")
-BY_FORMAT_TYPE = Discriminator(
-    _shape_of_format,
-    custom_error_type="format_type",
-    custom_error_message=f"Input should be an object whose 'type' is one of {', '.join(map(repr, FORMAT_TYPES))}",
-)
-"""Tells formats apart by their type. The tags are in angle brackets, so that the paths in errors can omit them."""
+_FORMAT_TYPES = ("text", "json_object", "json_schema")
 ResponseFormat = Annotated[
     Annotated[TextFormat, Tag("<text>")]
     | Annotated[JsonObjectFormat, Tag("<json_object>")]
     | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
-    BY_FORMAT_TYPE,
+    Discriminator(
+        _shape_of_format,
+        custom_error_type="format_type",
+        custom_error_message=f"Input should be an object whose 'type' is one of {', '.join(map(repr, _FORMAT_TYPES))}",
+    ),
 ]
+"""The tags are in angle brackets, so that the paths in errors can omit them."""
 
 
 class StructuredOutputsOption(Body):

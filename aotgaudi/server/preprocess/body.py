@@ -135,14 +135,6 @@ def parse_body(body_class: type[BodyT], raw: bytes, ignored: list[str] | None = 
         raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
 
 
-def made_body(body_class: type[BodyT], value: object) -> BodyT:
-    """Validates `value` and returns it as a `body_class`. Raises RequestError as `parse_body` does."""
-    try:
-        return body_class.model_validate(value)
-    except ValidationError as error:
-        raise _as_request_error(error.errors(include_url=False, include_input=False)[0]) from None
-
-
 def _check_counts(raw: bytes) -> None:
     """Refuses a body with too many values before it is parsed.
 

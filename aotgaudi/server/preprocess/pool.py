@@ -71,7 +71,6 @@ _MAX_LOST = 2
 _WORKERS: Mapping[Kind, str] = {
     "completion": "completion",
     "chat": "chat",
-    "response": "chat",
     "embedding": "completion",
 }
 """The worker that prepares the small bodies of each kind."""

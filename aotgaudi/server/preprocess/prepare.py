@@ -23,7 +23,6 @@ from aotgaudi.server.preprocess.protocol import (
     GenerationRequest,
     StreamUsage,
 )
-from aotgaudi.server.preprocess.response_request import CHAT_NAMES, ResponsesRequest
 from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, TokenizeRequest
 from aotgaudi.server.reply.plan import ReplyPlan
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.tokenizer import Tokenizer
 
-Kind = Literal["completion", "chat", "response", "embedding"]
+Kind = Literal["completion", "chat", "embedding"]
 TokenizeKind = Literal["tokenize", "detokenize"]
 
 
@@ -82,9 +81,9 @@ class PreparedRequest:
     its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
     prompt's log-probabilities are a separate part of the answer, and not only part of an echo. `own_names` maps
     the engine's names of parameters to those of the body. Only requests with the same `cache_salt` share cached prefixes.
-    `reply` is how the answer's text is read; None if all of it is content. `repeats` is what the answer repeats from the
-    request. With `pooling`, the answers are embeddings in the form `encoding`. `ignored` are the members of the body that
-    have no effect, as ``Class.name``, and "tools" if the chat template does not show them.
+    `reply` is how the answer's text is read; None if all of it is content. With `pooling`, the answers are embeddings in
+    the form `encoding`. `ignored` are the members of the body that have no effect, as ``Class.name``, and "tools" if the
+    chat template does not show them.
     """
 
     model: str
@@ -98,7 +97,6 @@ class PreparedRequest:
     num_choices: int = 1
     echoes: Sequence[str] = ()
     reply: ReplyPlan | None = None
-    repeats: Mapping[str, Any] = field(default_factory=dict)
     shows_output: bool = True
     shows_prompt_logprobs: bool = False
     pooling: PoolingParams | None = None
@@ -107,7 +105,7 @@ class PreparedRequest:
 
 def get_ready(tokenizer: Tokenizer) -> None:
     """Builds what the first request would build, so that workers that are forked afterwards share it."""
-    generating = CompletionRequest, ChatCompletionRequest, ResponsesRequest
+    generating = CompletionRequest, ChatCompletionRequest
     for body in (*generating, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
     _ = tokenizer.max_token_chars
@@ -144,8 +142,6 @@ class Preparer:
     def _prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         if kind == "chat":
             return self._prepare_chat(parse_body(ChatCompletionRequest, raw, self.ignored))
-        if kind == "response":
-            return self._prepare_response(parse_body(ResponsesRequest, raw, self.ignored))
         if kind == "embedding":
             return self._prepare_embedding(parse_body(EmbeddingRequest, raw, self.ignored))
         completion = parse_body(CompletionRequest, raw, self.ignored)
@@ -162,18 +158,6 @@ class Preparer:
         if reply is not None and reply.has_special_markers:
             prepared = replace(prepared, params=replace(prepared.params, skip_special_tokens=False))
         return replace(prepared, reply=reply)
-
-    def _prepare_response(self, body: ResponsesRequest) -> PreparedRequest:
-        def on_grammar(param: str) -> None:
-            self.on_grammar(CHAT_NAMES.get(param, param))
-
-        try:
-            prepared = replace(self, on_grammar=on_grammar)._prepare_chat(body.as_chat())
-        except RequestError as error:
-            raise error.renamed(CHAT_NAMES) from error
-        names = {name: CHAT_NAMES.get(own, own) for name, own in prepared.own_names.items()}
-        names.setdefault("max_tokens", CHAT_NAMES["max_tokens"])
-        return replace(prepared, own_names=names, repeats=body.repeated(prepared.params))
 
     def _prepare_embedding(self, body: EmbeddingRequest) -> PreparedRequest:
         return PreparedRequest(

@@ -87,8 +87,6 @@ BadWords = Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=Tr
 LogitBias = Annotated[
     dict[Annotated[TokenId, Field(strict=False)], float], Field(max_length=NUM_BIASED_TOKENS)
 ]
-StopTokenIds = Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)]
-Priority = Annotated[object, neutral_only(0, why="requests run first come, first served")]
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
@@ -176,7 +174,7 @@ class GenerationRequest(Body):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop | None = None
-    stop_token_ids: StopTokenIds | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None
     ignore_eos: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -205,7 +203,7 @@ class GenerationRequest(Body):
 
     detokenize: OnOnly = None
     length_penalty: OneOnly = None
-    priority: Priority = None
+    priority: Annotated[object, neutral_only(0, why="requests run first come, first served")] = None
     use_beam_search: OffOnly = None
     spaces_between_special_tokens: OnOnly = None
     truncation_side: Annotated[object, neutral_only("left")] = None

@@ -40,7 +40,7 @@ class Tool(Body):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_types(cls, value: object) -> object:
-        refuse_other_tools(value)
+        _refuse_other_tools(value)
         return value
 
     @property
@@ -56,7 +56,7 @@ class Tool(Body):
         }
 
 
-def refuse_other_tools(value: object) -> None:
+def _refuse_other_tools(value: object) -> None:
     """Refuses a tool, or a choice of a tool, that is not a function."""
     kind = value.get("type", "function") if isinstance(value, Mapping) else "function"
     if isinstance(kind, str) and kind != "function":
@@ -80,11 +80,11 @@ class ChosenTool(Body):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_types(cls, value: object) -> object:
-        refuse_other_tools(value)
+        _refuse_other_tools(value)
         return value
 
 
-def shape_of_choice(value: object) -> str:
+def _shape_of_choice(value: object) -> str:
     """Tells apart a mode and a tool, for pydantic's unions."""
     return "<mode>" if isinstance(value, str) else "<tool>"
 
@@ -92,7 +92,7 @@ def shape_of_choice(value: object) -> str:
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Annotated[
     Annotated[ToolMode, Tag("<mode>")] | Annotated[ChosenTool, Tag("<tool>")],
-    Discriminator(shape_of_choice),
+    Discriminator(_shape_of_choice),
 ]
 
 

@@ -16,7 +16,7 @@ Json = Mapping[str, object]
 _MISTRAL_ID_CHARS = string.ascii_letters + string.digits
 
 
-def new_call_id(plan: ReplyPlan) -> str:
+def _new_call_id(plan: ReplyPlan) -> str:
     """Returns an id for a call. Mistral's chat templates accept only ids of nine letters and digits."""
     if plan.calls == "mistral":
         return "".join(secrets.choice(_MISTRAL_ID_CHARS) for _ in range(9))
@@ -51,7 +51,7 @@ class Reply:
 class ReadMessage:
     """Writes the message of a reply that is read by a plan."""
 
-    def __init__(self, plan: ReplyPlan, new_id: Callable[[ReplyPlan], str] = new_call_id) -> None:
+    def __init__(self, plan: ReplyPlan, new_id: Callable[[ReplyPlan], str] = _new_call_id) -> None:
         self._plan, self._new_id = plan, new_id
         self._reader, self._num_calls = ReplyReader(plan), 0
 

@@ -20,18 +20,16 @@ from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.service import Service
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASIC = {
     COMPLETIONS: {"prompt": "a"},
     CHAT: {"messages": [{"role": "user", "content": "a"}]},
-    RESPONSES: {"input": "a"},
 }
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for each in messages %}{{ each.content }}{% endfor %}"
 )
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}
-GRAMMAR = {"grammar": 'root ::= "a"'}
 
 
 @pytest.fixture
@@ -63,7 +61,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (CHAT, {"logprobs": True, "top_logprobs": 21, "stream": True}, "top_logprobs"),
     (CHAT, {"seed": 2**63}, "seed"),
     (CHAT, {"seed": -(2**63) - 1}, "seed"),
-    (RESPONSES, {"seed": 2**63}, "seed"),
     # Tokens.
     (CHAT, {"logit_bias": {"not_a_token_id": 50}}, "logit_bias.not_a_token_id"),
     (CHAT, {"logit_bias": {"1": "not_a_number"}}, "logit_bias.1"),
@@ -73,12 +70,10 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (COMPLETIONS, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
     (CHAT, {"response_format": {"type": "structural_tag"}}, "response_format"),
-    (RESPONSES, {"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
     (COMPLETIONS, {"structured_outputs": {"json": {"properties": {"a": "b"}}}}, "structured_outputs"),
     (COMPLETIONS, {"structured_outputs": {"regex": "[.*"}, "stop": ["\n"]}, "structured_outputs"),
     (COMPLETIONS, {"structured_outputs": {"grammar": "root ::= nothing\n"}}, "structured_outputs"),
     (CHAT, {"structured_outputs": {"regex": {"1": "Python", "2": "C++"}}}, "structured_outputs.regex"),
-    (RESPONSES, {"structured_outputs": GRAMMAR, "text": {"format": {"type": "json_object"}}}, "text.format"),
     # Tools.
     (CHAT, {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     (
@@ -89,7 +84,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (CHAT, {"tools": [TOOL], "tool_choice": {}}, "tool_choice.function"),
     (CHAT, {"tools": [TOOL], "tool_choice": "bogus"}, "tool_choice"),
     (CHAT, {"tools": [TOOL], "tool_choice": 123}, "tool_choice"),
-    (RESPONSES, {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
     # Ours differ here: each has a row that says why.
     (CHAT, {"messages": [{"role": "my-custom-role", "content": "a"}]}, "messages[0].role"),
     (COMPLETIONS, {"use_beam_search": True, "n": 2}, "use_beam_search"),
@@ -97,8 +91,6 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
     (COMPLETIONS, {"return_token_ids": True}, "return_token_ids"),
     (COMPLETIONS, {"truncate_prompt_tokens": 4, "truncation_side": "right"}, "truncation_side"),
     (CHAT, {"logprob_token_ids": [1]}, "logprob_token_ids"),
-    (RESPONSES, {"top_logprobs": 3}, "top_logprobs"),
-    (RESPONSES, {"enable_response_messages": True}, "enable_response_messages"),
 )
 
 
@@ -144,7 +136,6 @@ TAKEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     (CHAT, {"max_completion_tokens": 3, "max_tokens": 4}),
     (CHAT, {"reasoning_effort": "low"}),
-    (RESPONSES, {"reasoning": {"effort": "low"}}),
     (CHAT, {"max_tokens": 16.0, "seed": 1.0, "stop_token_ids": [7.0], "n": 1.0, "temperature": 1}),
     (COMPLETIONS, {"prompt": [[97.0, 98.0], [99]], "max_tokens": 16.0}),
     (
@@ -158,24 +149,6 @@ TAKEN: tuple[tuple[str, dict[str, Any]], ...] = (
     ),
     # Ours differ here: it asks for nothing.
     (CHAT, {"tool_choice": "auto"}),
-    (RESPONSES, {"structured_outputs": GRAMMAR}),
-    (RESPONSES, {"logit_bias": {"1": 1}, "stop_token_ids": [2], "include_reasoning": False}),
-    (RESPONSES, {"skip_special_tokens": False, "include_stop_str_in_output": True, "priority": 0}),
-    (RESPONSES, {"tools": [], "background": False}),
-    (
-        RESPONSES,
-        {
-            "input": [
-                {
-                    "type": "message",
-                    "role": "assistant",
-                    "content": [{"type": "output_text", "text": "Acknowledged."}],
-                },
-                {"type": "reasoning", "summary": [], "encrypted_content": None},
-                {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Go on."}]},
-            ]
-        },
-    ),
 )
 
 
@@ -216,41 +189,9 @@ def test_every_value_that_asks_for_nothing_is_taken(client: TestClient, path: st
     defaults = {
         COMPLETIONS: {"return_token_ids": False, "detokenize": True, "vllm_xargs": {}, "session_id": None},
         CHAT: {"return_token_ids": False, "documents": [], "mm_processor_kwargs": {}, "detokenize": None},
-        RESPONSES: {"enable_response_messages": False, "include": [], "vllm_xargs": {}, "mm_payload": None},
     }[path]
 
     assert client.post(path, json={**BASIC[path], **defaults}).status_code == 200
-
-
-def test_parameters_of_a_response_reach_the_engine(client: TestClient, engine: Any) -> None:
-    asked = {
-        "temperature": 0.8,
-        "top_p": 0.95,
-        "top_k": 50,
-        "max_output_tokens": 100,
-        "repetition_penalty": 1.2,
-        "seed": 42,
-        "stop": "STOP",
-        "stop_token_ids": [7],
-        "logit_bias": {"3": 2.0},
-        "structured_outputs": GRAMMAR,
-    }
-
-    client.post(RESPONSES, json={"input": "a", **asked})
-
-    params = engine.added[0].params
-    for name in ("temperature", "top_p", "top_k", "repetition_penalty", "seed"):
-        assert getattr(params, name) == asked[name]
-    assert (params.max_tokens, params.stop, params.stop_token_ids) == (100, ("STOP",), (7,))
-    assert params.logit_bias == ((3, 2.0),)
-    assert params.structured_outputs is not None
-    assert params.structured_outputs.grammar == GRAMMAR["grammar"]
-
-
-def test_text_of_a_response_may_be_any_object(client: TestClient, engine: Any) -> None:
-    client.post(RESPONSES, json={"input": "a", "text": {"format": {"type": "json_object"}}})
-
-    assert engine.added[0].params.structured_outputs.json_object
 
 
 def lagging(request_id: str) -> list[TokenEvent]:

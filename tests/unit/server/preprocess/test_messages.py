@@ -63,7 +63,6 @@ PREPARED = st.builds(
     cache_salt=st.text(),
     num_choices=st.integers(1, 128),
     echoes=st.lists(st.text(), max_size=2).map(tuple),
-    repeats=st.dictionaries(st.text(), st.none() | st.text() | st.integers(), max_size=2),
     reply=st.none()
     | st.builds(ReplyPlan, calls=st.sampled_from([None, "hermes", "one"]), function=st.text()),
     shows_output=st.booleans(),
