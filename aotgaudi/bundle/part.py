@@ -14,7 +14,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import MemoryNeed
 from aotgaudi.manifest.subset import Chunks, Subset, largest_subset, subset_under
 
-Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
+Outside = Literal["refuse", "chunk", "pad-up"]
 """How a server treats a request that the warm entries do not cover. `served_manifest` says what each choice serves."""
 
 
@@ -58,7 +58,6 @@ def served_manifest(bundle: Bundle, outside: Outside) -> Manifest:
     """Returns the entries and limits that a server of the bundle serves. For a bundle of the whole, they are the manifest's.
 
     ==========  ==================================================================================
-    first-use   the manifest; entries that are not warm are built when they are needed
     refuse      the part, under its limits for the spec's chunks
     chunk       the part, under its limits for shorter chunks
     pad-up      the part, under the limits of the whole, which larger entries must cover
@@ -68,8 +67,6 @@ def served_manifest(bundle: Bundle, outside: Outside) -> Manifest:
     does.
     """
     manifest = bundle.manifest
-    if outside == "first-use":
-        return manifest
     part = proved_part(bundle, "cut" if outside == "chunk" else "whole")
     if part is None:
         return manifest

@@ -151,13 +151,16 @@ def verify_bundle(bundle: Bundle) -> Report:
     return _verify(bundle, None)[0]
 
 
-def hold_bundle(bundle: Bundle) -> VerifiedBundle:
+def hold_bundle(bundle: Bundle, *, hashes: bool = True) -> VerifiedBundle:
     """Verifies a bundle as `verify_bundle` does, with the same errors, and keeps every intact object in sealed memory.
+
+    Without `hashes`, only programs are hashed. Other objects need only exist with the right size, and are read from their
+    files.
 
     First raises this process's limit of open files by the number of objects. Raises StoreError if that is not allowed.
     """
     allow_open_files(len({*bundle.index.objects} - {*bundle.require_programs().programs.values()}))
-    held = SealedObjects()
+    held = SealedObjects(hashes=hashes)
     try:
         report, programs = _verify(bundle, held)
     except BaseException:

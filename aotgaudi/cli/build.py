@@ -34,7 +34,6 @@ bound_model_option = click.option(
 @click.command("bundle")
 @path_argument("manifest_path", metavar="MANIFEST")
 @path_option("-o", "--output", required=True, metavar="DIR", help="The bundle.")
-@click.option("--allow-missing", is_flag=True, help="Seal what is there; the rest compiles on first use.")
 @click.option(
     "--part",
     is_flag=True,
@@ -47,7 +46,6 @@ bound_model_option = click.option(
 def build_bundle(
     manifest_path: Path,
     output: Path,
-    allow_missing: bool,
     part: bool,
     model: str | None,
     signing: Signing | None,
@@ -55,10 +53,6 @@ def build_bundle(
     as_json: bool,
 ) -> None:
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
-    if part and allow_missing:
-        raise click.UsageError(
-            "--part and --allow-missing exclude each other: only a part can be served warm"
-        )
     manifest = load_manifest_or_spec(manifest_path)
     refuse_foreign(output)
     directory = None if model is None else find_model(model)
@@ -68,7 +62,6 @@ def build_bundle(
             manifest,
             store,
             output,
-            allow_missing=allow_missing,
             part=manifest.entries if part else None,
             signing=signing,
             model=directory,

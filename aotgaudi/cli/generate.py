@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class _Generating(ModelChoice):
     policy: Policy | None = "throughput"
-    outside: Literal["refuse", "chunk", "pad-up"] | None = option(
+    outside: Literal["refuse", "chunk", "pad-up"] = option(
         "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
         "entries cover all.",
         default="refuse",

@@ -20,7 +20,6 @@ from aotgaudi.cli.config_file import config_option
 from aotgaudi.cli.options import (
     ABOVE_ZERO,
     POSITIVE,
-    STORE,
     FiniteRange,
     GroupedCommand,
     heading_of,
@@ -99,10 +98,9 @@ class _Serving(ModelChoice):
         type=FiniteRange(min=0),
         metavar="SECONDS",
     )
-    stall_seconds: float | None = option(
-        "When /health says 503: requests wait, and no step has ended for so long.  "
-        "[default: 60 with --require-warm, else never]",
-        default=None,
+    stall_seconds: float = option(
+        "When /health says 503: requests wait, and no step has ended for so long.",
+        default=60.0,
         type=ABOVE_ZERO,
         metavar="SECONDS",
     )
@@ -110,30 +108,21 @@ class _Serving(ModelChoice):
         "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
         default=None,
     )
-    outside: Outside | None = option(
+    outside: Outside = option(
         "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
-        "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
-        default=None,
+        "entries cover all.",
+        default="refuse",
     )
     seccomp: Seccomp = option(
-        "Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
+        "With --require-warm: have the kernel refuse to start processes, once ready.",
         default="auto",
     )
 
     def check(self, *, require_warm: bool) -> None:
         """Raises UsageError for options that contradict each other."""
         _ = self.given_model
-        if self.outside is not None and require_warm is (self.outside == "first-use"):
-            goes = (
-                "compiles while requests wait: it excludes"
-                if require_warm
-                else "serves what is warm: it needs"
-            )
-            raise click.UsageError(f"--outside {self.outside} {goes} --require-warm")
         if self.seccomp == "require" and not require_warm:
-            raise click.UsageError(
-                "--seccomp require goes with --require-warm: else a builder may have to start"
-            )
+            raise click.UsageError("--seccomp require goes with --require-warm: else there is no guard")
 
 
 def _parse_root_path(text: str) -> str:
@@ -234,10 +223,12 @@ class _Clients:
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
 )
 @click.option(
-    "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
+    "--require-warm",
+    is_flag=True,
+    help="Refuse to start unless the bundle is proved whole and warm; guard against compiling.",
 )
 @acceptance_options
-@options_of(_Serving, "serving", heading=_PROGRAMS, store_root=STORE)
+@options_of(_Serving, "serving", heading=_PROGRAMS)
 @options_of(
     Listening,
     "listening",

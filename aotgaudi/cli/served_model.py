@@ -24,7 +24,7 @@ from aotgaudi.server.options import ReplyParsers
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
-Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
+Outside = Literal["refuse", "chunk", "pad-up"]
 Seccomp = Literal["auto", "require", "off"]
 """As in `aotgaudi.bundle.part` and `aotgaudi.runtime.guard`, which import too much for a help text."""
 
@@ -56,7 +56,7 @@ def _parse_override(text: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """A model of a bundle of programs, and how to run it. A command that offers the last four fields describes them."""
+    """A model of a bundle of programs, and how to run it. A command that offers the last three fields describes them."""
 
     model: str | None = option(
         "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
@@ -102,9 +102,8 @@ class ModelChoice:
     )
 
     policy: Policy | None = None
-    outside: Outside | None = None
+    outside: Outside = "refuse"
     seccomp: Seccomp = "auto"
-    store_root: Path = Path()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -185,18 +184,14 @@ def begun_engine(
             num_threads=threads.num,
             allow_unbound_model=choice.allow_unbound_model,
             weights_memory=choice.weights_memory,
-            store_root=choice.store_root,
             generation_config=GenerationConfig(
                 choice.generation_config, choice.override_generation_config or {}
             ),
-            environment=dict(os.environ),
             prefix_caching=choice.prefix_caching,
             policy=choice.policy,
             outside=choice.outside,
         )
-        # If the server does not require warm, its engine has to start builders.
-        seccomp = choice.seccomp if require_warm else "off"
-        process.begin(Begin(options=model_options, seccomp=seccomp, log_format=log_format))
+        process.begin(Begin(options=model_options, seccomp=choice.seccomp, log_format=log_format))
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])
         logging.captureWarnings(log_format == "json")
         yield process, threads

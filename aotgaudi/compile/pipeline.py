@@ -281,7 +281,6 @@ def seal(
     store: Store,
     out: Path,
     *,
-    allow_missing: bool = False,
     part: Collection[Entry] | None = None,
     signing: Signing | None = None,
     model: Path | None = None,
@@ -293,7 +292,7 @@ def seal(
 
     Raises:
         SpecError: The model directory holds another model.
-        NotWarmError: Entries are missing without `allow_missing`, or a part can serve nothing.
+        NotWarmError: Entries are missing, or a part can serve nothing.
         CorruptError: A step calls the hyper-connections of another class.
         MissingPackageError: torch or transformers is not installed.
     """
@@ -304,7 +303,7 @@ def seal(
     if missing and part is not None:
         built = built_entries(manifest, receipt)
         receipt = receipt.model_copy(update={"part": sealed_part(manifest, built)})
-    elif missing and not allow_missing:
+    elif missing:
         raise NotWarmError(
             f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
             "(run: aotgaudi build cache MANIFEST)"

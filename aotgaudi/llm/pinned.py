@@ -43,14 +43,19 @@ def require_memory(served: Manifest, report: Report, weights: ShardReader) -> No
 
 
 @contextmanager
-def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Pinned]:
-    """Reads and hashes on other threads while the block runs, and times it in `phases`. An error in the block stops it."""
+def pinned(
+    bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases, *, hashes: bool = True
+) -> Iterator[Pinned]:
+    """Reads on other threads while the block runs, and times it in `phases`. An error in the block stops it.
+
+    `hashes`: see `hold_bundle`.
+    """
     with phases.time("manifest"):
         _ = bundle.manifest  # Parsed here once, before the threads need it.
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):
-            held = hold_bundle(bundle)
+            held = hold_bundle(bundle, hashes=hashes)
             try:
                 require_memory(served, held.report, weights)
             except BaseException:

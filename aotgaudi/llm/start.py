@@ -1,6 +1,7 @@
 """Starts a model from a bundle and a model directory, for `aotgaudi serve` and `aotgaudi.LLM`.
 
-The guarantee depends on the order: nothing is mapped before the bundle is verified and the target checked.
+The guarantee depends on the order: nothing is mapped before the bundle is verified and the target checked. Without
+`require_warm`, objects are not hashed for that.
 """
 
 from __future__ import annotations
@@ -39,11 +40,12 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         receipt = bundle.require_programs()
         model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
         check_target(receipt.target)
-        served = served_manifest(bundle, options.outside_policy)
+        served = served_manifest(bundle, options.outside)
         prepare_process(receipt.target)
     if observers.on_model is not None:
         observers.on_model(model)
-    with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as parts:
+    reader = ShardReader(model, options.weights_memory)
+    with pinned(bundle, served, reader, phases, hashes=options.hashes) as parts:
         with phases.time("coverage"):
             coverage = check_coverage(served, require_warm=options.require_warm)
         with warnings.catch_warnings(), phases.time("import_torch"):

@@ -312,7 +312,6 @@ _OUTSIDE = {
     "refuse": "requests beyond the limits are refused",
     "chunk": "prompts are cut into shorter chunks; requests beyond the limits are refused",
     "pad-up": "nothing is: larger entries serve what is not built",
-    "first-use": "what is not built is compiled when it is first needed, while requests wait",
 }
 
 
@@ -328,7 +327,6 @@ def part_of(bundle: Bundle) -> ReportedPart | None:
         _policy("refuse", part, reachable),
         _policy("chunk", shorter, reachable),
         _policy("pad-up", part if part.has_whole_limits else None, reachable),
-        _first_use(whole, reachable),
     )
     return ReportedPart(
         text=describe_part(part),
@@ -353,13 +351,6 @@ def _policy(name: Outside, part: Subset | None, whole: dict[str, int]) -> PartPo
     served = _reachable(part.coverage)
     limits = ClosedUnder.of(part.limits).model_dump()
     return PartPolicy(policy=name, limits=limits, phases=_phases(served, whole), text=_OUTSIDE[name])
-
-
-def _first_use(whole: Manifest, reachable: dict[str, int]) -> PartPolicy:
-    limits = ClosedUnder.of(whole.spec.limits).model_dump()
-    return PartPolicy(
-        policy="first-use", limits=limits, phases=_phases(reachable, reachable), text=_OUTSIDE["first-use"]
-    )
 
 
 def _phases(served: dict[str, int], whole: dict[str, int]) -> tuple[PartPhase, ...]:

@@ -150,19 +150,6 @@ def test_from_python_a_part_is_served_by_the_same_policies(
         LLM(least, workplace.model, threads=1, outside="pad-up")
 
 
-def test_a_part_is_also_served_whole_with_the_rest_built_on_first_use(
-    workplace: Workplace, server: Server, least: Path
-) -> None:
-    long = {"prompt": [3] * 40, "max_tokens": 8, "ignore_eos": True}
-
-    with workplace.serve("--store", workplace.store, bundle=least, strict=False) as part:
-        assert part.client.get("/ready").json()["limits"]["max_model_len"] == MAX_MODEL_LEN
-        assert texts(part, 12) == texts(server, 12)
-        assert not any(f"({kind}, " in part.log for kind in ("prompt", "decode", "sampler"))
-        assert part.complete(**long)["choices"] == server.complete(**long)["choices"]
-        assert "Configuration: (decode, " in part.log
-
-
 def test_verify_proves_the_part_and_a_whole_build_adds_the_rest(
     workplace: Workplace, least: Path, tmp_path: Path
 ) -> None:

@@ -303,13 +303,6 @@ def test_a_server_refuses_a_damaged_recipe_one_that_is_gone_and_too_little_memor
     assert "no number of KV blocks would fit" in small.stderr
 
 
-def test_without_require_warm_a_bundle_is_refused_since_a_builder_would_need_the_card(bench: Bench) -> None:
-    done = bench.run(*["serve", "--bundle", "b.bundle", "--model", "model", "--port", "0"])
-
-    assert done.returncode == 5, done.stderr
-    assert "served with --require-warm alone" in done.stderr
-
-
 # A unit: what compiling and proving refuse
 
 

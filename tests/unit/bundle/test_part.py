@@ -77,7 +77,6 @@ WHOLE = {"max_model_len": 128, "max_num_batched_tokens": 32, "max_num_seqs": 2, 
     [
         ("refuse", {"max_model_len": 49, "max_num_seqs": 1}),
         ("chunk", {"max_num_batched_tokens": 16, "max_num_seqs": 1}),
-        ("first-use", {}),
     ],
 )
 def test_each_policy_has_limits_of_its_own(tmp_path: Path, outside: Outside, changes: dict[str, int]) -> None:
@@ -86,7 +85,6 @@ def test_each_policy_has_limits_of_its_own(tmp_path: Path, outside: Outside, cha
     served = served_manifest(bundle, outside)
 
     assert limits_of(served) == {**WHOLE, **changes}
-    assert (served == MANIFEST) is (outside == "first-use")
     assert verify_bundle(bundle).is_intact
     assert verify_bundle(bundle).num_entries == len(ALONE)
 
@@ -102,7 +100,7 @@ def test_pad_up_serves_everything_where_larger_entries_cover_it_else_nothing(tmp
         served_manifest(alone, "pad-up")
 
 
-@pytest.mark.parametrize("outside", ["refuse", "chunk", "pad-up", "first-use"])
+@pytest.mark.parametrize("outside", ["refuse", "chunk", "pad-up"])
 def test_a_whole_bundle_is_served_whole_by_every_policy(tmp_path: Path, outside: Outside) -> None:
     bundle = seal(tmp_path, MANIFEST.entries, lambda _: None)
 

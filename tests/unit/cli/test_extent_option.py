@@ -106,7 +106,6 @@ def test_what_is_no_budget_is_bad_usage(spec: Path, value: str) -> None:
         (["cache", "--tier", "hot", "--check"], "they exclude --entry and --check"),
         (["cache", "--tier", "hot", "--entry", "(prompt, 1, 16, 0)"], "they exclude --entry and --check"),
         (["cache", "--tier", "warm"], "'warm' is not one of"),
-        (["bundle", "-o", "out", "--part", "--allow-missing"], "exclude each other"),
         (["cache", "--trace", "trace.csv"], "it goes with --tier or --budget"),
     ],
 )
