@@ -30,9 +30,11 @@ from aotgaudi.bundle.programs import (
 )
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
 from aotgaudi.graphs.program import Program, weight_names
 from aotgaudi.machine import available_cores
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import MemoryNeed
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
 from aotgaudi.store.memfd import SealedObjects, allow_open_files
 
@@ -134,6 +136,19 @@ class VerifiedBundle:
     def path(self, digest: Digest) -> Path:
         """Returns a path that opens the sealed copy of a sound object. Raises KeyError."""
         return self.objects.path(digest)
+
+
+def memory_need(manifest: Manifest, report: Report, *, maps_weights: bool = False) -> MemoryNeed | None:
+    """Returns what a server of `manifest`, on a device whose caches are in the machine's memory, needs of that memory.
+
+    None: the bundle cannot be served anyway, or its config lacks a size. Mapped weights (`maps_weights`) need no memory.
+    """
+    if not report.is_intact:
+        return None
+    try:
+        return MemoryNeed.of(manifest.spec, manifest.entries, 0 if maps_weights else report.weights_bytes)
+    except SpecError:
+        return None
 
 
 def verify_bundle(bundle: Bundle) -> Report:

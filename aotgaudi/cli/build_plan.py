@@ -10,7 +10,6 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import is_capture
-from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.captures import built_captures, captures_what_if
 from aotgaudi.cli.explain import change_text, changes_document, cost_document, time_text
 from aotgaudi.cli.options import jobs_option, json_option, path_argument
@@ -96,7 +95,6 @@ def _units_line(answer: WhatIf) -> str:
 @path_argument("manifest_path", metavar="[MANIFEST|BUNDLE]", required=False)
 @store_options
 @jobs_option
-@extent_options
 @planned_target_option
 @what_if_option
 @json_option("Print the plan as JSON.")
@@ -105,12 +103,11 @@ def build_plan(
     manifest_path: Path | None,
     place: StorePlace,
     jobs: int,
-    asked: AskedExtent,
     described: Target | None,
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Show what `build cache` would do for MANIFEST (or a spec), with --tier or --budget of its most important entries.
+    """Show what `build cache` would do for MANIFEST (or a spec).
 
     With --what-if: show what would be invalidated if a component of the keys had another value. With --target: the programs
     and keys for a machine that FILE describes, such as one with a Gaudi; this machine need not be able to compile them.
@@ -122,8 +119,7 @@ def build_plan(
         _plan_captures(manifest_path, place, settings, as_json=as_json)
         return
     manifest, store = load_manifest_or_spec(manifest_path), place.read()
-    extent = asked.of(manifest)
-    plan = plan_manifest(manifest, store, None if extent is None else extent.entries, described)
+    plan = plan_manifest(manifest, store, described=described)
     if settings:
         answer = ask(settings, plan, manifest.spec, store)
         told = what_if_document(answer)

@@ -6,12 +6,12 @@ import gc
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from aotgaudi.cli.meter import Meter, bar
-from aotgaudi.cli.options import json_option, option, options_of, path_option
+from aotgaudi.cli.options import json_option, options_of, path_option
 from aotgaudi.cli.served_model import ModelChoice, begun_engine, parsers_options, require_packages
 from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
 from aotgaudi.cli.show import emit
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class _Generating(ModelChoice):
     policy: Policy | None = "throughput"
-    outside: Literal["refuse", "chunk", "pad-up"] = option(
-        "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
-        "entries cover all.",
-        default="refuse",
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,6 @@ from aotgaudi.cli.options import (
 from aotgaudi.cli.served_model import (
     OTEL,
     ModelChoice,
-    Outside,
     Seccomp,
     begun_engine,
     parsers_options,
@@ -107,11 +106,6 @@ class _Serving(ModelChoice):
     policy: Policy | None = option(
         "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
         default=None,
-    )
-    outside: Outside = option(
-        "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
-        "entries cover all.",
-        default="refuse",
     )
     seccomp: Seccomp = option(
         "With --require-warm: have the kernel refuse to start processes, once ready.",

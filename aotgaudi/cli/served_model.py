@@ -24,9 +24,8 @@ from aotgaudi.server.options import ReplyParsers
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
-Outside = Literal["refuse", "chunk", "pad-up"]
 Seccomp = Literal["auto", "require", "off"]
-"""As in `aotgaudi.bundle.part` and `aotgaudi.runtime.guard`, which import too much for a help text."""
+"""As in `aotgaudi.runtime.guard`, which imports too much for a help text."""
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -56,7 +55,7 @@ def _parse_override(text: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelChoice:
-    """A model of a bundle of programs, and how to run it. A command that offers the last three fields describes them."""
+    """A model of a bundle of programs, and how to run it. A command that offers the last two fields describes them."""
 
     model: str | None = option(
         "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
@@ -102,7 +101,6 @@ class ModelChoice:
     )
 
     policy: Policy | None = None
-    outside: Outside = "refuse"
     seccomp: Seccomp = "auto"
 
     @property
@@ -189,7 +187,6 @@ def begun_engine(
             ),
             prefix_caching=choice.prefix_caching,
             policy=choice.policy,
-            outside=choice.outside,
         )
         process.begin(Begin(options=model_options, seccomp=choice.seccomp, log_format=log_format))
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])

@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Union, cast, get_args
+from typing import Literal, Union, cast
 
-from aotgaudi.bundle.part import Outside
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
@@ -97,7 +96,6 @@ class LLM:
         guard: What may not compile: "engine" (the engine's thread), "process" (anything in this process), or "kernel" (the
             same, enforced for good by a seccomp filter; only with `require_warm`).
         enable_prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
-        outside: How to treat requests that the warm entries do not cover, as ``--outside``: "refuse", "chunk", "pad-up".
 
     Raises:
         SpecError: the model does not exist or is not the bundle's, or an argument cannot be used.
@@ -119,9 +117,9 @@ class LLM:
         generation_config: str = "auto",
         guard: Literal["engine", "process", "kernel"] = "engine",
         enable_prefix_caching: bool | None = None,
-        outside: Outside = "refuse",
     ) -> None:
-        _check(require_warm, guard, outside)
+        if guard == "kernel" and not require_warm:
+            raise SpecError("guard", "is 'kernel', and require_warm=False has no guard", "require_warm=True")
         options = ModelOptions(
             bundle=Path(bundle),
             acceptance=TrustPolicy.demanding(trusted_keys),
@@ -131,7 +129,6 @@ class LLM:
             num_threads=threads or available_cores(),
             generation_config=GenerationConfig(generation_config),
             prefix_caching=enable_prefix_caching,
-            outside=outside,
             policy="throughput",  # No answer is streamed, and equal calls run in equal steps.
         )
         self._model: RunningModel = start(options, Observers())
@@ -266,18 +263,6 @@ class LLM:
         except BaseException:  # After a refusal, a failed step or Ctrl-C, no request may go on.
             self._model.engine.abort(*ids)
             raise
-
-
-def _check(
-    require_warm: bool,
-    guard: Literal["engine", "process", "kernel"],
-    outside: Outside,
-) -> None:
-    """Raises SpecError for arguments that contradict each other."""
-    if guard == "kernel" and not require_warm:
-        raise SpecError("guard", "is 'kernel', and require_warm=False has no guard", "require_warm=True")
-    if outside not in get_args(Outside):
-        raise SpecError("outside", f"is {outside!r}", f"one of {', '.join(get_args(Outside))}")
 
 
 def _collected(events: queue.SimpleQueue[Event], ids: Sequence[str]) -> list[TokenEvent]:

@@ -18,7 +18,6 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.bundle.part import Outside, describe_part
 from aotgaudi.engine.admission import EmbeddingRules, RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.constraints import ConstraintMaker, Grammars
@@ -39,7 +38,6 @@ from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.cost import kv_cache_bytes
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import described_cache
-from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
@@ -72,9 +70,9 @@ def _one_thread() -> Iterator[None]:
 
 def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
     manifest, model = pinned.bundle.manifest, pinned.weights.model
-    served, spec = pinned.served, pinned.served.spec
+    spec = manifest.spec
     with observers.phases.time("tokenizer"):
-        check_model(manifest.spec, model)
+        check_model(spec, model)
         tokenizer = Tokenizer.load(model)
         defaults: Mapping[str, Any] = {}
         if spec.model.generates:
@@ -85,35 +83,30 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
 
     guard, executables = Guard(), ExecutableTable()
     _load(options, observers.phases, pinned, executables, guard)
-    splits = _prewarmed(served, executables, observers.phases)
+    splits = _prewarmed(manifest, executables, observers.phases)
     runner = ProgramRunner(
         executables,
         spec.limits.block_size,
         options.num_threads,
         None if spec.model.pooler is None else Pooler(spec.model.pooler),
     )
-    outside = what_is_outside(manifest, served, options.outside)
     with observers.phases.time("engine"):
         engine = make_engine(
-            served,
+            manifest,
             runner,
             tokenizer,
-            outside=outside,
             on_step=_telling_of_compilations(observers.on_step, guard),
-            prefix_caching=caches_prefixes(served, options.prefix_caching),
+            prefix_caching=caches_prefixes(manifest, options.prefix_caching),
             policy=options.policy,
             grammars=grammars,
         )
         engine.start()
-    num_total = len(served.entries)
-    if outside:
-        logger.info("this is a part of its manifest: %s", outside)
     with contextlib.suppress(SpecError):  # A config may lack a size.
         logger.info("KV cache: %s", described_cache(spec.limits, kv_cache_bytes(spec)))
     logger.info(
         "%d of %d entries warm, manifest %s, model: %s",
         len(executables),
-        num_total,
+        len(manifest.entries),
         manifest.id[:16],
         model.describe(),
     )
@@ -122,7 +115,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
         steps = {entry: counters.steps.num for entry, counters in engine.stats().counters.entries.items()}
         return Warmth(
             len(executables),
-            num_total,
+            len(manifest.entries),
             guard.compilations(),
             guard.layers,
             executables.num_samplers_used,
@@ -138,7 +131,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
         binding=model.describe(),
         coverage=coverage,
         limits=spec.limits,
-        outside=outside,
         guard=guard,
         warmth=warmth,
     )
@@ -153,14 +145,14 @@ def _load(
 ) -> None:
     """Loads every entry into `executables`."""
     bundle, verified = pinned.bundle, pinned.verified.result()
-    entries, receipt = pinned.served.entries, bundle.require_programs()
+    entries, receipt = bundle.manifest.entries, bundle.require_programs()
     with phases.time("warm_checks"):
         verified.report.raise_if_bad(options.bundle)
         declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     pinned.prefetched.result()
-    limits = pinned.served.spec.limits
+    limits = bundle.manifest.spec.limits
     loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result(), limits.num_tail_pages)
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(entries, artifacts, executables, phases)
@@ -169,12 +161,12 @@ def _load(
         loader.rehearse(executables, limits.block_size)
 
 
-def _prewarmed(served: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:
+def _prewarmed(manifest: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:
     """Prewarms hyper-connections, and returns the counter of steps by class."""
-    splits = StepSplits.of(served.spec)
+    splits = StepSplits.of(manifest.spec)
     with contextlib.nullcontext() if splits is None else phases.time("prewarm"):
-        warm = prewarm(served.entries, executables.get)
-    return SplitCounter(splits, served.entries, warm)
+        warm = prewarm(manifest.entries, executables.get)
+    return SplitCounter(splits, manifest.entries, warm)
 
 
 def _telling_of_compilations(on_step: OnStep | None, guard: Guard) -> OnStep:
@@ -198,7 +190,6 @@ def make_engine(
     runner: ProgramRunner,
     tokenizer: Tokenizer,
     *,
-    outside: str = "",
     on_step: OnStep | None = None,
     prefix_caching: bool = False,
     policy: Policy | None = None,
@@ -210,7 +201,6 @@ def make_engine(
         manifest: What to serve.
         runner: Runs the steps.
         tokenizer: The model's tokenizer.
-        outside: Is added to the refusal of a request beyond the limits.
         on_step: Is called after each step.
         prefix_caching: Whether prompts start after their cached prefix.
         policy: How prompts and decodes take turns. None takes the spec's policy.
@@ -233,9 +223,7 @@ def make_engine(
         embeddings = EmbeddingRules(spec.model.hidden_size, spec.model.matryoshka_dimensions)
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag if spec.model.generates else None, on_step=on_step),
-        RequestRules(
-            spec.limits, spec.model.vocab_size, spec.sampler, outside, runner.scores_prompts, embeddings
-        ),
+        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, runner.scores_prompts, embeddings),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
@@ -249,14 +237,6 @@ def make_engine(
             grammars,
         ),
     )
-
-
-def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
-    """Describes which requests a server of a subset does not serve; empty if it serves the whole manifest."""
-    if served is whole:
-        return ""
-    part = Subset(whole, served)
-    return f"{describe_part(part)}; --outside {outside}"
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:

@@ -13,7 +13,6 @@ from aotgaudi.phases import Phases
 
 if TYPE_CHECKING:  # The API server needs these values, but not the modules that make them.
     from aotgaudi.bundle.model_directory import ModelDirectory
-    from aotgaudi.bundle.part import Outside
     from aotgaudi.bundle.trust import TrustPolicy
     from aotgaudi.engine.core import OnStep
     from aotgaudi.engine.loop import Engine
@@ -39,7 +38,6 @@ class ModelOptions:
         generation_config: Where sampling defaults come from.
         policy: How prompts and decodes take turns. None takes the setting of the bundle's spec.
         prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
-        outside: How to treat requests that the warm entries do not cover.
     """
 
     bundle: Path
@@ -52,7 +50,6 @@ class ModelOptions:
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     prefix_caching: bool | None = None
     policy: Policy | None = None
-    outside: Outside = "refuse"
 
     def __post_init__(self) -> None:
         """Refuses to map signed files, because they could change after they were verified."""
@@ -130,7 +127,7 @@ class RunningModel:
 
     `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle is
     bound to the model directory, e.g. "bound (6 files)". `coverage` says whether every possible step has an entry. `limits`
-    are the served limits. `outside` says why they are lower than the manifest's, and is empty if they are equal.
+    are the served limits.
     """
 
     engine: Engine
@@ -143,7 +140,6 @@ class RunningModel:
     limits: ServingLimits
     guard: Guard
     warmth: Callable[[], Warmth]
-    outside: str = ""
 
     @property
     def max_model_len(self) -> int:

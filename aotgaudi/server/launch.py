@@ -195,7 +195,6 @@ def start_service(
         root=options.model_root,
         max_len=limits.max_model_len,
         defaults=running.defaults,
-        outside=running.outside,
         parsers=options.parsers,
     )
     preprocessor.open(served, options.stall_seconds)

@@ -67,14 +67,6 @@ def test_a_build_is_proved_and_a_second_one_starts_no_process_with_the_bridge(be
     ).read_bytes()
 
 
-def test_a_part_is_proved_by_itself_before_it_is_sealed(bench: Bench) -> None:
-    done = bench.run("build", "spec.toml", "-o", "part.bundle", "--tier", "least")
-
-    assert done.returncode == 0, done.stderr
-    assert "proof: a new process found all" in done.stdout
-    assert "part: 3 of 11 entries" in done.stdout
-
-
 def test_an_upgrade_of_synapse_would_invalidate_all_that_is_built(bench: Bench) -> None:
     done = bench.run("build", "plan", "spec.toml", "--what-if", "synapse=1.25.0", "--json")
 

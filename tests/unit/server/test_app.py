@@ -362,7 +362,6 @@ def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
         "guard": "seccomp+hook",
         "model": "not bound",
         "limits": {},
-        "outside": "",
     }
 
 

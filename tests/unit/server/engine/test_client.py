@@ -90,7 +90,6 @@ class Both:
             manifest_id="",
             binding="",
             coverage="",
-            outside="",
             status=Status(self.engine.stats(), Warmth(1, 3, {})),
             phases=(),
         )
