@@ -1,8 +1,6 @@
 """Classes of hyper-connections on a CPU: what the first step of each costs, and what splitting sums costs.
 
-* **No stall.** With ``--require-warm``, the first step of each class after ready against the median of the next 20. Then
-  without it, over a copy of the bundle and of the store that lack one class: its steps, its ``mhc`` entries and its unit.
-  The first step of the class traces and compiles while its request waits.
+* **No stall.** The first step of each class after ready against the median of the next 20.
 * **KV blocks.** The decode step of the bundle, filled, with 20 and with 20,000 KV blocks, in turn.
 * **Splits.** ``hc_pre`` of DeepSeek V4 Flash's width (K = 16384) in float32, compiled, by partial sums, tokens and threads.
 """
@@ -11,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -34,10 +30,9 @@ from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.verify import hold_bundle
-from aotgaudi.compile.keys import ProgramKeys, unit_key
-from aotgaudi.compile.pipeline import seal
+from aotgaudi.compile.keys import unit_key
 from aotgaudi.engine.runner import ProgramRunner
-from aotgaudi.entries import DecodeEntry, MhcEntry, PromptEntry, StepEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry, StepEntry
 from aotgaudi.graphs.hyper_connections import class_text
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.executables import ExecutableTable
@@ -45,7 +40,6 @@ from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.runtime.shards import ShardReader
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.target import TargetSpec
-from aotgaudi.store.store import Store
 
 FLASH = HyperConnections(4, 4096, 20, 1e-6, 1e-6)
 SPLITS, TOKENS = (1, 2, 4, 16, 64), (1, 64, 512)
@@ -59,38 +53,31 @@ def main() -> None:
     if args.work is not None:
         args.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.work) as scratch:
-        stalls = _stalls(args, Path(scratch))
+        stalls = _stalls(args)
         blocks = _by_blocks(args)
         splits = _by_splits(args, Path(scratch))
     measurements = {"stalls": stalls, "blocks": blocks, "splits": splits}
-    harness.finish("hyper-connections", args, machine, measurements, _tables(measurements, args))
+    harness.finish("hyper-connections", args, machine, measurements, _tables(measurements))
 
 
 def _arguments() -> argparse.Namespace:
     parser = harness.make_parser(__doc__)
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--store", type=Path, required=True, help="the store of the bundle's build")
-    parser.add_argument(
-        "--cold", type=int, default=4, help="the class to be left out, one that no larger step can replace"
-    )
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--work", type=Path, help="scratch, on the file system of the store")
+    parser.add_argument("--work", type=Path, help="scratch")
     return parser.parse_args()
 
 
 # The first step of a class
 
 
-def _stalls(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    manifest = open_bundle(args.bundle).manifest
-    steps = _steps_by_class(manifest)
+def _stalls(args: argparse.Namespace) -> dict[str, list[float]]:
+    steps = _steps_by_class(open_bundle(args.bundle).manifest)
     with harness.serving(args.bundle, args.model, 1) as server:
-        warm = {n: [_one_step(server, entry, turn) for turn in range(NEXT + 1)] for n, entry in steps.items()}
-    bundle, store = _without_class(args, manifest, scratch)
-    with harness.serving(bundle, args.model, 1, "--store", store) as server:
-        cold = [_one_step(server, steps[args.cold], turn) for turn in range(NEXT + 1)]
-    return {"warm": {str(n): seconds for n, seconds in warm.items()}, "cold": cold}
+        return {
+            str(n): [_one_step(server, entry, turn) for turn in range(NEXT + 1)] for n, entry in steps.items()
+        }
 
 
 def _steps_by_class(manifest: Manifest) -> dict[int, StepEntry]:
@@ -124,27 +111,6 @@ def _seconds(server: harness.Server, entry: StepEntry) -> float:
     sample = re.compile(rf"aotgaudi_entry_step_seconds_sum\{{{labels}.*\}} (\S+)")
     found = sample.search(server.get("/metrics"))
     return float(found[1]) if found else 0.0
-
-
-def _without_class(args: argparse.Namespace, manifest: Manifest, scratch: Path) -> tuple[Path, Path]:
-    """Returns a bundle and the store of its builder, which lack a class."""
-    bundle, root = scratch / "cold.bundle", scratch / "store"
-    subprocess.run(["cp", "-al", str(args.store.resolve()), str(root)], check=True)
-    shutil.rmtree(root / "logs", ignore_errors=True)
-    store, target = Store.open(root), open_bundle(args.bundle).require_programs().target
-    keys, splits = ProgramKeys(manifest.spec, target), StepSplits.of(manifest.spec)
-    assert splits is not None
-    opened = open_bundle(args.bundle)
-    for entry in manifest.entries:
-        is_step = isinstance(entry, (PromptEntry, DecodeEntry)) and splits.of_entry(entry) == args.cold
-        is_own = isinstance(entry, MhcEntry) and entry.n_splits == args.cold
-        if is_own:
-            for unit in opened.program(entry.id).unit_keys():
-                store.actions.discard(unit)
-        if is_step or is_own:
-            store.actions.discard(keys.hex_of(entry))
-    seal(manifest, store, bundle, allow_missing=True)
-    return bundle, root
 
 
 # KV blocks
@@ -209,13 +175,10 @@ def _in_turn(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, l
     return found
 
 
-def _tables(found: dict[str, Any], args: argparse.Namespace) -> list[Table]:
+def _tables(found: dict[str, Any]) -> list[Table]:
     stalls = [
-        (f"{n} parts, warm", _ms(seconds[0]), _ms(median(seconds[1:])))
-        for n, seconds in found["stalls"]["warm"].items()
+        (f"{n} parts", _ms(seconds[0]), _ms(median(seconds[1:]))) for n, seconds in found["stalls"].items()
     ]
-    cold = found["stalls"]["cold"]
-    stalls.append((f"{args.cold} parts, left out", _ms(cold[0]), _ms(median(cold[1:]))))
     blocks = ((f"{int(n):,}", _ms(seconds)) for n, seconds in found["blocks"].items())
     columns = tuple(found["splits"][0])[2:]
     splits = (

@@ -292,14 +292,12 @@ class Server:
 
 
 @contextmanager
-def serving(
-    bundle: Path, model: Path, threads: int, *options: str | Path, name: str = "model"
-) -> Iterator[Server]:
-    """Starts ``aotgaudi serve`` on the loopback address and waits for /ready. Without `options`: ``--require-warm``."""
+def serving(bundle: Path, model: Path, threads: int, *, name: str = "model") -> Iterator[Server]:
+    """Starts ``aotgaudi serve --require-warm`` on the loopback address and waits for /ready."""
     port = free_port()
     arguments = command("serve", "--bundle", bundle.resolve(), "--model", model.resolve())
-    arguments += list(map(str, options)) or ["--require-warm"]
     arguments += [
+        "--require-warm",
         "--host",
         "127.0.0.1",
         "--port",

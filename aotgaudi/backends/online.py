@@ -51,11 +51,6 @@ def keeps_caches_on_host(backend: str) -> bool:
     return backend == "cpu"
 
 
-def builds_on_first_use(target: Target) -> bool:
-    """Whether a builder can run beside a server of this target. A card belongs to one process (K-25)."""
-    return target.backend == "cpu"
-
-
 def make_runtime(target: Target) -> Runtime:
     """Returns the runtime for a target that `check_target` has passed."""
     check_target(target)

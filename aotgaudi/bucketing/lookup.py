@@ -22,7 +22,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 
@@ -136,51 +136,6 @@ class BucketTable:
             lambda entry: (entry.batch_size, entry.num_ctx_blocks),
             lambda entry: (-entry.query_len, *prompt_cost(entry)),
         )
-
-
-class WarmEntries(Protocol):
-    """The warm entries. A warm entry never becomes cold."""
-
-    def __len__(self) -> int: ...
-
-    def __contains__(self, entry: Entry, /) -> bool: ...
-
-
-class WarmFirstTable:
-    """Looks a step up among the warm entries, and among all entries only if no warm one covers it.
-
-    A cold entry is therefore used only if no warm one would do. The longest chunk depends on all entries. An entry that
-    becomes warm counts from the next look-up on. For one thread only.
-    """
-
-    def __init__(self, entries: Iterable[Entry], warm: WarmEntries) -> None:
-        self._all = BucketTable.from_entries(entries)
-        self._warm, self._num_warm = warm, -1
-        self._warm_table = self._all
-
-    def find_prompt(self, batch_size: int, query_len: int, num_ctx_blocks: int) -> PromptEntry | None:
-        """Like `BucketTable.find_prompt`."""
-        size = batch_size, query_len, num_ctx_blocks
-        return self._up_to_date().find_prompt(*size) or self._all.find_prompt(*size)
-
-    def find_decode(self, batch_size: int, num_blocks: int) -> DecodeEntry | None:
-        """Like `BucketTable.find_decode`."""
-        return self._up_to_date().find_decode(batch_size, num_blocks) or self._all.find_decode(
-            batch_size, num_blocks
-        )
-
-    def max_query_len(self, num_ctx_blocks: int, batch_size: int = 1) -> int:
-        """Like `BucketTable.max_query_len`, for all entries."""
-        return self._all.max_query_len(num_ctx_blocks, batch_size)
-
-    def _up_to_date(self) -> BucketTable:
-        if len(self._warm) != self._num_warm:
-            self._num_warm = len(self._warm)
-            self._warm_table = BucketTable(
-                prompt=tuple(entry for entry in self._all.prompt if entry in self._warm),
-                decode=tuple(entry for entry in self._all.decode if entry in self._warm),
-            )
-        return self._warm_table
 
 
 def prompt_cost(entry: PromptEntry) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def prompt_padding(
     measured = prompt_measure(prompts, table)
 
     is_sampled = prompts.num_cells > max_steps
-    sample = prompt_cells(prompts, max_steps)
+    sample = _prompt_cells(prompts, max_steps)
     rows = {1, *(prompts.row_of(entry.query_len + 1) for entry in table.prompt)}
     contexts = {0, *(entry.num_ctx_blocks + 1 for entry in table.prompt)}
     corners = (
@@ -89,7 +89,7 @@ def decode_padding(
     measured = decode_measure(table)
 
     most, is_sampled = decodes.max_batch_size, decodes.num_steps > max_steps
-    sample = decode_steps(decodes, max_steps)
+    sample = _decode_steps(decodes, max_steps)
     batches = {1, *(entry.batch_size + 1 for entry in table.decode)}
     totals = {1, *(entry.num_blocks + 1 for entry in table.decode)}
     corners = (
@@ -132,7 +132,7 @@ def decode_measure(table: BucketTable) -> Measure:
     return measured
 
 
-def prompt_cells(prompts: ReachablePrompts, most: int) -> Iterator[tuple[int, int]]:
+def _prompt_cells(prompts: ReachablePrompts, most: int) -> Iterator[tuple[int, int]]:
     """Yields (context blocks, row) of all cells, or of `most`, spread evenly and the same each time."""
 
     def num_rows(context: int) -> int:
@@ -143,8 +143,8 @@ def prompt_cells(prompts: ReachablePrompts, most: int) -> Iterator[tuple[int, in
     return ((context, place + 1) for context, place in cells)
 
 
-def decode_steps(decodes: ReachableDecodes, most: int) -> Iterator[tuple[int, int]]:
-    """Yields (batch size, total of blocks) of all decode steps, or of `most`, like `prompt_cells`."""
+def _decode_steps(decodes: ReachableDecodes, most: int) -> Iterator[tuple[int, int]]:
+    """Yields (batch size, total of blocks) of all decode steps, or of `most`, like `_prompt_cells`."""
 
     def num_totals(batch_size: int) -> int:
         return decodes.most_blocks(batch_size) - batch_size + 1

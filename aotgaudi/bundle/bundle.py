@@ -111,16 +111,10 @@ class Bundle:
 
     @property
     def entry_labels(self) -> dict[str, str]:
-        """The entries that must run, as id -> label; for a capture, its files by path. Raises as `manifest` does.
-
-        They are all entries of the manifest or, if the bundle holds a part, those that have programs.
-        """
+        """The entries that must run, as id -> label; for a capture, its files by path. Raises as `manifest` does."""
         if isinstance(self.receipt, CaptureReceipt):
             return {file.path: file.path for file in self.receipt.files}
-        labels = {entry.id: str(entry) for entry in self.manifest.entries}
-        if self.receipt.part is None:
-            return labels
-        return {entry_id: label for entry_id, label in labels.items() if entry_id in self.receipt.programs}
+        return {entry.id: str(entry) for entry in self.manifest.entries}
 
     def object_path(self, digest: Digest | str) -> Path:
         """Returns the path of an object, whose bytes are not verified. Raises ValueError for a malformed digest."""

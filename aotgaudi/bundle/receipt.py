@@ -14,14 +14,10 @@
      "model_check": {"transformers": version, "tolerance": float, "layers": [kind of layer, ...],
                      "reduced": {size of the config: what it was reduced to}},     absent if the graphs were not compared
                                                        with the model (bundles made before; backends without models)
-     "model":       {file name: digest},     absent if no model is bound
-     "part":        {"limits":   limits, under which the entries that have programs are closed,
-                     "chunked":  limits, if prompts may be computed in shorter chunks,
-                     "settings": [place of a sampler setting in the spec, ...]}}    absent if all entries have programs
-    limits =        {"max_model_len": int, "max_num_batched_tokens": int, "max_num_seqs": int, "num_blocks": int}
+     "model":       {file name: digest}}     absent if no model is bound
 
-Versions: 1 (first). `model`, `layouts`, `part`, `recipes` and `model_check` came later and may be absent. The bytes of
-receipts without them have not changed.
+Versions: 1 (first). `model`, `layouts`, `recipes` and `model_check` came later and may be absent. The bytes of receipts
+without them have not changed.
 
 A receipt is sealed, so it holds nothing that could differ between two builds of the same inputs: no times, no host, no
 measurement (docs/adr/0002-receipt-and-bundle.md). Measurements are in `UnitRecord`, which the store's records keep with the
@@ -51,7 +47,6 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.kind import says_capture
 from aotgaudi.document import DigestField, Document, Sha256, Value, load_document, load_one_of
 from aotgaudi.entries import Entry
-from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 
 RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
 
@@ -109,56 +104,6 @@ class UnitRecord(SealedUnit):
         return SealedUnit(artifact=self.artifact, tolerance=self.tolerance, layouts=self.layouts)
 
 
-Limit = Annotated[int, Field(ge=1, le=LARGEST_LIMIT)]
-
-
-class ClosedUnder(Value):
-    """Limits under which a part is closed. They replace those of the manifest."""
-
-    max_model_len: Annotated[int, Field(ge=2, le=LARGEST_LIMIT)]
-    max_num_batched_tokens: Limit
-    max_num_seqs: Limit
-    num_blocks: Limit
-
-    @classmethod
-    def of(cls, limits: ServingLimits) -> ClosedUnder:
-        """Returns the corresponding values of `limits`."""
-        return cls(**{name: getattr(limits, name) for name in cls.model_fields})
-
-    def lowering(self, limits: ServingLimits) -> ServingLimits:
-        """Returns `limits` with these values in their place."""
-        return limits.model_copy(update=self.model_dump())
-
-    def is_within(self, limits: ServingLimits) -> bool:
-        """Returns whether no value exceeds that of `limits`, and a sequence of these lengths fits the blocks."""
-        lowered = self.lowering(limits)
-        return lowered.max_blocks_per_seq <= self.num_blocks and all(
-            getattr(self, name) <= getattr(limits, name) for name in type(self).model_fields
-        )
-
-    def __str__(self) -> str:
-        """Returns the limits in words, e.g. ``max_model_len 256, max_num_batched_tokens 128, ...``."""
-        return ", ".join(f"{name} {getattr(self, name):,}" for name in type(self).model_fields)
-
-
-class SealedPart(Value):
-    """What a receipt that answers only some entries records about them (docs/adr/0062).
-
-    A server of the part proves it again (bundle/part.py).
-    """
-
-    limits: ClosedUnder
-    chunked: ClosedUnder
-    settings: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
-
-    @field_validator("settings")
-    @classmethod
-    def _ascend(cls, settings: tuple[int, ...]) -> tuple[int, ...]:
-        if list(settings) != sorted(set(settings)):
-            raise ValueError("not ascending, or one of them twice")
-        return settings
-
-
 class ModelCheck(Value):
     """How the traced steps were compared with transformers' own model: logits agreed within `tolerance` (docs/adr/0097).
 
@@ -185,8 +130,7 @@ class Receipt(Document):
 
     `builder` maps components of the builder to versions, without hosts or times. `model` names every file of a model
     directory that a server reads, if the bundle is bound to one (bundle/model_directory.py). `model_check` says how the
-    graphs were compared with the model. `part` says what is served if entries were left out on purpose. Without it, every
-    entry is required.
+    graphs were compared with the model.
     """
 
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
@@ -198,12 +142,11 @@ class Receipt(Document):
     builder: dict[str, str]
     model_check: ModelCheck | None = None
     model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
-    part: SealedPart | None = None
 
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
-        for name in ("model", "model_check", "part", "recipes"):
+        for name in ("model", "model_check", "recipes"):
             if not getattr(self, name):
                 values.pop(name, None)
         return values

@@ -30,9 +30,11 @@ from aotgaudi.bundle.programs import (
 )
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
 from aotgaudi.graphs.program import Program, weight_names
 from aotgaudi.machine import available_cores
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import MemoryNeed
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
 from aotgaudi.store.memfd import SealedObjects, allow_open_files
 
@@ -136,6 +138,19 @@ class VerifiedBundle:
         return self.objects.path(digest)
 
 
+def memory_need(manifest: Manifest, report: Report, *, maps_weights: bool = False) -> MemoryNeed | None:
+    """Returns what a server of `manifest`, on a device whose caches are in the machine's memory, needs of that memory.
+
+    None: the bundle cannot be served anyway, or its config lacks a size. Mapped weights (`maps_weights`) need no memory.
+    """
+    if not report.is_intact:
+        return None
+    try:
+        return MemoryNeed.of(manifest.spec, manifest.entries, 0 if maps_weights else report.weights_bytes)
+    except SpecError:
+        return None
+
+
 def verify_bundle(bundle: Bundle) -> Report:
     """Hashes every object again, checks every program, and reports which entries can run and why the others cannot.
 
@@ -151,13 +166,16 @@ def verify_bundle(bundle: Bundle) -> Report:
     return _verify(bundle, None)[0]
 
 
-def hold_bundle(bundle: Bundle) -> VerifiedBundle:
+def hold_bundle(bundle: Bundle, *, hashes: bool = True) -> VerifiedBundle:
     """Verifies a bundle as `verify_bundle` does, with the same errors, and keeps every intact object in sealed memory.
+
+    Without `hashes`, only programs are hashed. Other objects need only exist with the right size, and are read from their
+    files.
 
     First raises this process's limit of open files by the number of objects. Raises StoreError if that is not allowed.
     """
     allow_open_files(len({*bundle.index.objects} - {*bundle.require_programs().programs.values()}))
-    held = SealedObjects()
+    held = SealedObjects(hashes=hashes)
     try:
         report, programs = _verify(bundle, held)
     except BaseException:

@@ -12,8 +12,7 @@ from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_cache import build_time_line, outcome_document, outcome_line, phase_rows
 from aotgaudi.cli.build_manifest import default_manifest_path
-from aotgaudi.cli.build_options import AskedExtent, extent_options, signing_options, worker_options
-from aotgaudi.cli.bundles import part_document
+from aotgaudi.cli.build_options import signing_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
@@ -34,12 +33,6 @@ bound_model_option = click.option(
 @click.command("bundle")
 @path_argument("manifest_path", metavar="MANIFEST")
 @path_option("-o", "--output", required=True, metavar="DIR", help="The bundle.")
-@click.option("--allow-missing", is_flag=True, help="Seal what is there; the rest compiles on first use.")
-@click.option(
-    "--part",
-    is_flag=True,
-    help="Seal what is there as a part, with the limits under which it is closed: what `build cache --budget` leaves.",
-)
 @bound_model_option
 @signing_options
 @store_options
@@ -47,18 +40,12 @@ bound_model_option = click.option(
 def build_bundle(
     manifest_path: Path,
     output: Path,
-    allow_missing: bool,
-    part: bool,
     model: str | None,
     signing: Signing | None,
     place: StorePlace,
     as_json: bool,
 ) -> None:
     """Seal what the store has for MANIFEST (or a spec) into DIR."""
-    if part and allow_missing:
-        raise click.UsageError(
-            "--part and --allow-missing exclude each other: only a part can be served warm"
-        )
     manifest = load_manifest_or_spec(manifest_path)
     refuse_foreign(output)
     directory = None if model is None else find_model(model)
@@ -68,8 +55,6 @@ def build_bundle(
             manifest,
             store,
             output,
-            allow_missing=allow_missing,
-            part=manifest.entries if part else None,
             signing=signing,
             model=directory,
         )
@@ -91,19 +76,16 @@ def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
         "num_calls": sum(len(bundle.program(entry_id).calls) for entry_id in distinct.values()),
         "object_bytes": counts.object_bytes,
         "num_model_files": len(receipt.model or ()),
-        "part": part_document(bundle),
     }
 
 
 def bundle_lines(document: dict[str, Any]) -> list[str]:
-    """Returns the same for people: one line, and another one for a part."""
-    num_bound, part = document["num_model_files"], document["part"]
-    num_entries = document["num_entries"] if part is None else part["num_entries"]
+    """Returns the same for people."""
+    num_bound = document["num_model_files"]
     return [
-        f"bundle: {document['path']}: {num_entries} entries run on {document['num_units']} units "
+        f"bundle: {document['path']}: {document['num_entries']} entries run on {document['num_units']} units "
         f"({document['num_programs']} programs, {document['num_calls']} calls, {document['object_bytes'] / 1e6:.1f} MB)"
         + (f", bound to {num_bound} files of its model" if num_bound else ""),
-        *([] if part is None else [f"part: {part['text']}"]),
     ]
 
 
@@ -114,10 +96,9 @@ def bundle_lines(document: dict[str, Any]) -> list[str]:
 @signing_options
 @store_options
 @worker_options
-@extent_options
 @store_limit_option
 @json_option("Print the outcome as JSON.")
-def build_all(  # noqa: PLR0913 - one argument per option
+def build_all(
     *,
     spec_path: Path,
     output: Path | None,
@@ -125,15 +106,10 @@ def build_all(  # noqa: PLR0913 - one argument per option
     signing: Signing | None,
     place: StorePlace,
     workers: Workers,
-    asked: AskedExtent,
     store_limit: int | None,
     as_json: bool,
 ) -> None:
-    """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice.
-
-    With --tier or --budget only what matters most is compiled and sealed: a part, with the limits under which it is closed.
-    Run again without, it adds the rest.
-    """
+    """Enumerate SPEC (or take a manifest), compile what is missing, and seal a bundle. Does nothing twice."""
     click.get_current_context().with_resource(interrupted_by_sigterm())
     phases = Phases()
     with phases.time("enumerate"):
@@ -141,7 +117,6 @@ def build_all(  # noqa: PLR0913 - one argument per option
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
     directory = None if model is None else find_model(model)
-    extent = asked.of(manifest)
     store = place.open()
     manifest_path = _write_manifest(manifest, spec_path)
     if not as_json:
@@ -153,7 +128,6 @@ def build_all(  # noqa: PLR0913 - one argument per option
         jobs=workers,
         sign_key=signing,
         model=directory,
-        extent=extent,
         on_progress=BuildDisplay(),
         phases=phases,
     )
@@ -164,8 +138,6 @@ def build_all(  # noqa: PLR0913 - one argument per option
         "bundle": bundle_document(sealed, len(manifest.entries)),
         "phases": phase_rows(result.phases),
     }
-    if extent is not None:
-        document["stopped_by_budget"] = outcome.interrupted
     lines = [
         outcome_line(outcome),
         *bundle_lines(document["bundle"]),

@@ -11,15 +11,14 @@ from typing import Any
 
 import click
 
-from aotgaudi.cli.build_options import AskedExtent, entry_option, extent_options, find_entries, worker_options
-from aotgaudi.cli.bundles import built_part
+from aotgaudi.cli.build_options import entry_option, find_entries, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, option, options_of, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.target_option import refused_target_option
-from aotgaudi.compile.pipeline import Workers, compile_extent, compile_missing, make_receipt, plan_manifest
+from aotgaudi.compile.pipeline import Workers, compile_missing, make_receipt, plan_manifest
 from aotgaudi.compile.recheck import Difference, Recheck, recheck
 from aotgaudi.compile.recipe_proof import require_proof
 from aotgaudi.compile.run import BuildOutcome
@@ -102,27 +101,23 @@ class _CheckOptions:
 @store_options
 @worker_options
 @entry_option
-@extent_options
 @store_limit_option
 @path_option("--receipt", metavar="FILE", help="Write the receipt there.")
 @options_of(_CheckOptions, "sample", made=_CheckOptions.num_units)
 @refused_target_option
 @json_option("Print the outcome as JSON.")
-def build_cache(  # noqa: PLR0913 - one argument per option
+def build_cache(
     *,
     manifest_path: Path,
     place: StorePlace,
     workers: Workers,
     entry_texts: tuple[str, ...],
-    asked: AskedExtent,
     receipt: Path | None,
     sample: int | None,
     store_limit: int | None,
     as_json: bool,
 ) -> None:
     """Compile into the store what MANIFEST (or a spec) lacks. Stops cleanly; run again, it goes on where it stopped.
-
-    With --tier or --budget it compiles what matters most first, and stops there; `build bundle --part` seals that.
 
     With --check it compiles some stored units again, elsewhere, and exits with 4 if the bytes differ.
     """
@@ -134,27 +129,18 @@ def build_cache(  # noqa: PLR0913 - one argument per option
         raise click.UsageError("--check builds nothing, so there is no --receipt to write")
     if receipt:
         refuse_unwritable(receipt)
-    if not asked.is_all and (entry_texts or sample is not None):
-        raise click.UsageError("--tier and --budget say what is built: they exclude --entry and --check")
-    extent, entries = asked.of(manifest), find_entries(manifest, entry_texts)
+    entries = find_entries(manifest, entry_texts)
     store = place.open()
     if sample is not None:
         _check(manifest, store, workers.num_local, entries, sample, as_json)
         return
     with store.in_use():
-        if extent is None:
-            outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases)
-        else:
-            outcome = compile_extent(manifest, store, extent, workers, BuildDisplay(), phases)
+        outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, make_receipt(manifest, plan, require_proof(plan, store)).dumps())
     document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
     lines = [outcome_line(outcome), build_time_line(phases.done, outcome)]
-    if extent is not None:
-        document["stopped_by_budget"] = outcome.interrupted
-        document["part"] = built_part(manifest, plan_manifest(manifest, store))
-        lines.append(f"part: {document['part']['text']}")
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store, entries))
         lines.append(collection_line(document["gc"]))
@@ -189,12 +175,11 @@ def outcome_line(outcome: BuildOutcome) -> str:
 
 def _work_line(outcome: BuildOutcome) -> str:
     if not outcome.compiled and not outcome.num_traced:
-        return "cache: nothing to do" + (" in the time that there was" if outcome.interrupted else "")
+        return "cache: nothing to do"
     cpu = sum(row.cpu_seconds for row in outcome.compiled)
     return (
         f"cache: {len(outcome.compiled)} units compiled and checked, {outcome.num_traced} programs traced "
         f"in {outcome.seconds:.1f} s ({cpu:.0f} CPU seconds of compiling)"
-        + ("; the time is over, run again to go on" if outcome.interrupted else "")
     )
 
 

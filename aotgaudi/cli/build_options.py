@@ -1,4 +1,4 @@
-"""Options of commands that build: which entries and how many, on which workers, and who signs the bundle."""
+"""Options of commands that build: which entries, on which workers, and who signs the bundle."""
 
 from __future__ import annotations
 
@@ -14,17 +14,11 @@ import click
 from aotgaudi.bundle.signing import Signing, SigningKey, load_signing_key
 from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, option, options_of, said
 from aotgaudi.compile.pipeline import Workers
-from aotgaudi.compile.run import Extent
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
 from aotgaudi.entries import Entry
 from aotgaudi.errors import ManifestError
-from aotgaudi.manifest.importance import NO_TRAFFIC, Importance, TierName
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.traffic.replay import traffic_of
-from aotgaudi.traffic.trace import read_trace
 
-_AMOUNT = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,6})?)(?P<unit>[smh]?)")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _HEX = re.compile(r"[0-9a-f]{6,32}")
 _PATTERN = re.compile(r"[*?\[]")
 
@@ -63,80 +57,6 @@ worker_options = options_of(
     ),
 )
 """Where a build's jobs run. The command gets `workers`, a `Workers`."""
-
-# How much is built
-
-
-@dataclass(frozen=True)
-class Budget:
-    """A number of seconds, or of entries."""
-
-    seconds: float | None = None
-    num_entries: int | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Budget:
-        """Reads ``90s``, ``10m``, ``1.5h`` or a number of entries. Raises ValueError."""
-        found = _AMOUNT.fullmatch(text.strip())
-        if found is None or (not found["unit"] and "." in found["number"]) or not float(found["number"]):
-            raise ValueError(
-                f"{text!r:.60} is no budget: a time such as 90s, 10m or 1.5h, or a number of entries"
-            )
-        if found["unit"]:
-            return cls(seconds=float(found["number"]) * _SECONDS[found["unit"]])
-        return cls(num_entries=int(found["number"]))
-
-
-@dataclass(frozen=True)
-class AskedExtent:
-    """How much of a manifest to build, and what first. Everything if nothing is given."""
-
-    tier: TierName | None = option(
-        "Build a proved part: what can be served at all, what most steps run in, or what covers every step.",
-        default=None,
-    )
-    budget: Budget | None = option(
-        "Build what matters most for this long (90s, 10m, 1.5h), or this many entries; never less than can be served.",
-        default=None,
-        parse=Budget.parse,
-        metavar="TIME|N",
-    )
-    trace: Path | None = option(
-        "With --tier or --budget: what the requests of this trace (CSV or JSONL) ran in matters most.",
-        default=None,
-        metavar="FILE",
-    )
-
-    def __post_init__(self) -> None:
-        if self.tier is not None and self.budget is not None:
-            raise click.UsageError("--tier and --budget exclude each other")
-        if self.trace is not None and self.is_all:
-            raise click.UsageError("--trace says what is built first: it goes with --tier or --budget")
-
-    @property
-    def is_all(self) -> bool:
-        """Whether neither a tier nor a budget is given."""
-        return self.tier is None and self.budget is None
-
-    def of(self, manifest: Manifest) -> Extent | None:
-        """Returns what to build of `manifest`; None means everything.
-
-        Raises CoverageError if no part of it is closed, SpecError for a trace that cannot be read or does not fit.
-        """
-        if self.is_all:
-            return None
-        traffic = NO_TRAFFIC if self.trace is None else traffic_of(manifest, read_trace(self.trace))
-        importance = Importance(manifest, traffic)
-        if self.tier is not None:
-            return Extent(importance.tier(self.tier))
-        assert self.budget is not None
-        if self.budget.num_entries is not None:
-            return Extent(importance.first(self.budget.num_entries))
-        return Extent(importance.order, len(importance.tier("least")), self.budget.seconds)
-
-
-extent_options = options_of(AskedExtent, "asked")
-"""``--tier``, ``--budget``, ``--trace``. The command gets `asked`, an `AskedExtent`."""
 
 # Signatures
 

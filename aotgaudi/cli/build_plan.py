@@ -8,7 +8,6 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.cli.build_options import AskedExtent, extent_options
 from aotgaudi.cli.options import jobs_option, json_option, path_argument
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.store_options import StorePlace, store_options
@@ -29,7 +28,6 @@ def _can_estimate(plan: Plan) -> bool:
 @path_argument("manifest_path", metavar="MANIFEST")
 @store_options
 @jobs_option
-@extent_options
 @planned_target_option
 @json_option("Print the plan as JSON.")
 def build_plan(
@@ -37,18 +35,16 @@ def build_plan(
     manifest_path: Path,
     place: StorePlace,
     jobs: int,
-    asked: AskedExtent,
     described: Target | None,
     as_json: bool,
 ) -> None:
-    """Show what `build cache` would do for MANIFEST (or a spec), with --tier or --budget of its most important entries.
+    """Show what `build cache` would do for MANIFEST (or a spec).
 
     With --target: the programs and keys for a machine that FILE describes, such as one with a Gaudi. This machine need not
     be able to compile them.
     """
     manifest, store = load_manifest_or_spec(manifest_path), place.read()
-    extent = asked.of(manifest)
-    plan = plan_manifest(manifest, store, None if extent is None else extent.entries, described)
+    plan = plan_manifest(manifest, store, described=described)
     document = _document(plan, jobs)
     emit(document, as_json, _lines(document))
 

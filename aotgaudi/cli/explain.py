@@ -11,10 +11,9 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
-from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.build_options import find_entries
-from aotgaudi.cli.bundles import built_part, load_manifest_of, part_document
+from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.options import CommandWithWords, json_option, path_argument, path_option
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.store_options import StorePlace, store_options
@@ -137,7 +136,7 @@ def _with_store(
     history = History() if plan.is_complete and not is_one else History.of_store(store)
     findings = explain_plan(plan, store, history)
     document = _document(manifest, entries, plan, findings, history)
-    lines = [_summary(document), *_part_lines(document), *_reason_lines(reasons(findings), history)]
+    lines = [_summary(document), *_reason_lines(reasons(findings), history)]
     if is_one:
         document["entry"] = _entry_document(entries[0], plan, findings)
         lines += _entry_lines(document["entry"])
@@ -158,7 +157,6 @@ def _document(
         "num_programs": len(plan.programs),
         "num_warm_entries": sum(len(state.entries) for state in whole),
         "num_warm_programs": len(whole),
-        "part": built_part(manifest, plan) if whole and entries == manifest.entries else None,
         "reasons": [reason_document(reason, history) for reason in reasons(findings)],
     }
 
@@ -172,12 +170,6 @@ def _summary(document: dict[str, Any]) -> str:
         return f"{entries}, {programs}: all warm"
     warm = counted(document["num_warm_entries"], "entry")
     return f"{entries}, {programs}: {warm} ({counted(document['num_warm_programs'], 'program')}) warm"
-
-
-def _part_lines(document: dict[str, Any]) -> Iterator[str]:
-    part = document["part"]
-    if part is not None and document["num_warm_entries"] < document["num_entries"]:
-        yield f"what is warm, as a part (build bundle --part): {part['text']}"
 
 
 def _reason_lines(found: tuple[Reason, ...], history: History) -> Iterator[str]:
@@ -240,8 +232,6 @@ def _against(
         "num_same_programs": len(same),
         "reasons": [reason_document(reason, history) for reason in found],
     }
-    if path.is_dir():
-        document["against_part"] = part_document(open_bundle(path))
     return document, [*_against_lines(document, sealed), *_reason_lines(found, history)]
 
 
@@ -249,8 +239,6 @@ def _against_lines(document: dict[str, Any], sealed: Sealed) -> Iterator[str]:
     is_same = document["manifest_id"] == sealed.manifest_id
     held = f"{counted(sealed.num_entries, 'entry')}, {counted(len(sealed.unit_keys), 'unit')}"
     yield f"{sealed.path}: {held}, of {'this manifest' if is_same else 'manifest ' + sealed.manifest_id}"
-    if document.get("against_part"):
-        yield f"it holds a part: {document['against_part']['text']}"
     yield from (f"note: {text}" for text in sealed.assumed)
     entries, programs = (
         counted(document["num_entries"], "entry"),

@@ -20,7 +20,6 @@ from aotgaudi.cli.config_file import config_option
 from aotgaudi.cli.options import (
     ABOVE_ZERO,
     POSITIVE,
-    STORE,
     GroupedCommand,
     heading_of,
     option,
@@ -177,10 +176,12 @@ class _Clients:
     "--bundle", type=click.Path(path_type=Path), required=True, metavar="DIR", help="What `build` sealed."
 )
 @click.option(
-    "--require-warm", is_flag=True, help="Refuse to start unless every entry is warm; never compile."
+    "--require-warm",
+    is_flag=True,
+    help="Refuse to start unless the bundle is proved whole and warm; guard against compiling.",
 )
 @acceptance_options
-@options_of(Serving, "serving", heading=_PROGRAMS, store_root=STORE)
+@options_of(Serving, "serving", heading=_PROGRAMS)
 @options_of(
     Listening,
     "listening",

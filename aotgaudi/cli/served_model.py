@@ -23,9 +23,8 @@ from aotgaudi.errors import MissingPackageError
 from aotgaudi.spec.policy import Policy
 from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
-Outside = Literal["refuse", "chunk", "pad-up", "first-use"]
 Seccomp = Literal["auto", "require", "off"]
-"""As in `aotgaudi.bundle.part` and `aotgaudi.runtime.guard`, which import too much for a help text."""
+"""As in `aotgaudi.runtime.guard`, which imports too much for a help text."""
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -99,31 +98,23 @@ class Serving:
         "--enable-prefix-caching/--no-enable-prefix-caching",
         default=None,
     )
-
     policy: Policy | None = option(
         "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
         default=None,
     )
-    outside: Outside | None = option(
-        "What the warm entries of a part do not cover: refuse it; cut prompts into shorter chunks; start only if larger "
-        "entries cover all; compile it  [default: refuse with --require-warm, else first-use]",
-        default=None,
-    )
     seccomp: Seccomp = option(
-        "Have the kernel refuse to start processes, once ready (the engine with --require-warm only).",
+        "With --require-warm: have the kernel refuse to start processes, once ready.",
         default="auto",
     )
-    store_root: Path = Path()
     drain_delay: float = option(
         "How long to answer 503 after SIGTERM, before the socket closes.",
         default=5.0,
         type=FiniteRange(min=0),
         metavar="SECONDS",
     )
-    stall_seconds: float | None = option(
-        "When /health says 503: requests wait, and no step has ended for so long.  "
-        "[default: 60 with --require-warm, else never]",
-        default=None,
+    stall_seconds: float = option(
+        "When /health says 503: requests wait, and no step has ended for so long.",
+        default=60.0,
         type=ABOVE_ZERO,
         metavar="SECONDS",
     )
@@ -143,17 +134,8 @@ class Serving:
     def check(self, *, require_warm: bool) -> None:
         """Raises UsageError for options that contradict each other."""
         _ = self.given_model
-        if self.outside is not None and require_warm is (self.outside == "first-use"):
-            goes = (
-                "compiles while requests wait: it excludes"
-                if require_warm
-                else "serves what is warm: it needs"
-            )
-            raise click.UsageError(f"--outside {self.outside} {goes} --require-warm")
         if self.seccomp == "require" and not require_warm:
-            raise click.UsageError(
-                "--seccomp require goes with --require-warm: else a builder may have to start"
-            )
+            raise click.UsageError("--seccomp require goes with --require-warm: else there is no guard")
 
 
 def served_name(model: str) -> str:
@@ -206,18 +188,13 @@ def begun_engine(
             num_threads=threads.num,
             allow_unbound_model=choice.allow_unbound_model,
             weights_memory=choice.weights_memory,
-            store_root=choice.store_root,
             generation_config=GenerationConfig(
                 choice.generation_config, choice.override_generation_config or {}
             ),
-            environment=dict(os.environ),
             prefix_caching=choice.prefix_caching,
             policy=choice.policy,
-            outside=choice.outside,
         )
-        # If the server does not require warm, its engine has to start builders.
-        seccomp = choice.seccomp if require_warm else "off"
-        process.begin(Begin(options=model_options, seccomp=seccomp, log_format=log_format))
+        process.begin(Begin(options=model_options, seccomp=choice.seccomp, log_format=log_format))
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])
         logging.captureWarnings(log_format == "json")
         yield process, threads

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,9 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.bundle.part import memory_need, served_manifest
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
-from aotgaudi.bundle.verify import Report, verify_bundle
-from aotgaudi.cli.bundles import part_document
+from aotgaudi.bundle.verify import Report, memory_need, verify_bundle
 from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.serving_options import acceptance_options, find_model
 from aotgaudi.cli.target_option import read_target
@@ -125,15 +122,14 @@ def verify(  # noqa: PLR0913 - one argument per option
         fit = _check_launch(bundle, words)
     else:
         fit = _check_machine(bundle, target_path, described)
-    part = None if isinstance(bundle.receipt, CaptureReceipt) else part_document(bundle)
     report = verify_bundle(bundle)
     if fit.is_satisfied and isinstance(bundle.receipt, Receipt) and described is None and not no_memory:
         fit = _check_memory(bundle, report, fit)
     errors = [error for error in (fit.error, _failure(report, path)) if error is not None]
     if as_json:
-        click.echo(json.dumps(_document(bundle, report, fit, part), indent=2))
+        click.echo(json.dumps(_document(bundle, report, fit), indent=2))
     elif not errors:
-        click.echo(_summary(bundle, report, fit, part))
+        click.echo(_summary(bundle, report, fit))
     else:
         for error in errors:
             click.echo(f"error: {error}", err=True)  # A table, which would not survive as one line.
@@ -177,7 +173,7 @@ def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) 
 
 def _check_memory(bundle: Bundle, report: Report, fit: _Fit) -> _Fit:
     """Checks what `serve` checks before it allocates anything."""
-    need = memory_need(served_manifest(bundle, "refuse"), report)
+    need = memory_need(bundle.manifest, report)
     try:
         if need is not None and keeps_caches_on_host(bundle.receipt.target.backend):
             need.require(available_memory())
@@ -194,7 +190,7 @@ def _failure(report: Report, path: Path) -> AotGaudiError | None:
     return None
 
 
-def _summary(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] | None) -> str:
+def _summary(bundle: Bundle, report: Report, fit: _Fit) -> str:
     receipt = bundle.receipt
     target = receipt.target
     torch = f", torch {target.toolchain['torch']}" if "torch" in target.toolchain else ""
@@ -203,7 +199,7 @@ def _summary(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] 
         ("launch" if isinstance(receipt, CaptureReceipt) else "manifest", receipt.manifest_id),
         ("target", f"{target.backend} {target.machine}{torch}"),
         ("machine", f"not checked: {fit.reason}" if fit.is_satisfied is None else f"{fit.of} can serve it"),
-        *_contents(receipt, report, part),
+        *_contents(receipt, report),
         ("objects", f"{report.num_objects}, {report.object_bytes} bytes, all re-hashed"),
         ("signed", _signed(bundle)),
         *_model(bundle),
@@ -211,12 +207,9 @@ def _summary(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] 
     return "\n".join(f"{name:10}{value}" for name, value in rows)
 
 
-def _contents(
-    receipt: SealedReceipt, report: Report, part: Mapping[str, Any] | None
-) -> tuple[tuple[str, str], ...]:
+def _contents(receipt: SealedReceipt, report: Report) -> tuple[tuple[str, str], ...]:
     if isinstance(receipt, Receipt):
-        answered = (("entries", f"{report.num_entries}, all answered"),)
-        return answered if part is None else (*answered, ("part", f"{part['text']} (proved)"))
+        return (("entries", f"{report.num_entries}, all answered"),)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(receipt.proof.counts.items()))
     proof = f"{counts} (witnesses: {', '.join(receipt.proof.witnesses)})"
     rows = [("files", f"{report.num_entries}, {receipt.num_bytes} bytes"), ("proof", proof)]
@@ -249,7 +242,7 @@ def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
     return None
 
 
-def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any] | None) -> dict[str, Any]:
+def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
     receipt = bundle.receipt
     check = receipt.model_check if isinstance(receipt, Receipt) else None
     return {
@@ -261,7 +254,6 @@ def _document(bundle: Bundle, report: Report, fit: _Fit, part: Mapping[str, Any]
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
         "model": _bound(bundle.receipt),
         "model_check": check.model_dump(mode="json") if check else None,
-        "part": part,
         "not_exercised": list(receipt.not_exercised) if isinstance(receipt, CaptureReceipt) else [],
         "live_graphs": (
             [row.model_dump() for row in receipt.live_graphs] if isinstance(receipt, CaptureReceipt) else []

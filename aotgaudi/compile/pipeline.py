@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.model import bind_model
 from aotgaudi.bundle.pack import pack_bundle
-from aotgaudi.bundle.part import built_entries, sealed_part
 from aotgaudi.bundle.programs import load_program, split_problems
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
@@ -28,7 +27,7 @@ from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, builder_versions, require_key_parts
 from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
 from aotgaudi.compile.recipe_proof import find_proof, prove, require_proof
-from aotgaudi.compile.run import BuildOutcome, Deadline, Extent, Progress, Watch, run_plan
+from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Pool
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry
@@ -89,7 +88,7 @@ class BuildResult:
     phases: tuple[Phase, ...] = ()
 
 
-def build(  # noqa: PLR0913 - one argument a setting
+def build(
     spec: PathLike | BuildSpec | Manifest,
     out: PathLike | None = None,
     *,
@@ -97,7 +96,6 @@ def build(  # noqa: PLR0913 - one argument a setting
     jobs: int | Workers | None = None,
     sign_key: PathLike | Signing | None = None,
     model: PathLike | None = None,
-    extent: Extent | None = None,
     on_progress: Callable[[Progress], None] | Watch | None = None,
     phases: Phases | None = None,
 ) -> BuildResult:
@@ -111,7 +109,6 @@ def build(  # noqa: PLR0913 - one argument a setting
         sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: no signature.
         model: The model directory to which the bundle is bound: the signature then covers its weights, tokenizer, template
             and configuration, and the bundle serves no other model. None: the bundle serves any checkpoint of its model.
-        extent: How much to build, by importance. The bundle is then a part, closed under lower limits. None: everything.
         on_progress: Called several times a second while jobs run. A `Watch` may also stop the build.
         phases: Times the build; None: starts now.
 
@@ -121,7 +118,6 @@ def build(  # noqa: PLR0913 - one argument a setting
         BuildInterruptedError: The `Watch` stopped the build. The next build continues from there.
         StoreError: The store or `out` cannot be used.
         TargetError: This machine cannot compile for the spec's target.
-        CoverageError: With an `extent`: no part of the manifest is closed.
         UntrustedError: The key cannot be used.
     """
     phases = phases or Phases()
@@ -136,43 +132,12 @@ def build(  # noqa: PLR0913 - one argument a setting
     workers = jobs if isinstance(jobs, Workers) else Workers(jobs)
     watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
     with opened.in_use():
-        if extent is None:
-            outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
-        else:
-            outcome = compile_extent(manifest, opened, extent, workers, watch, phases)
-        directory = None if model is None else Path(model)
-        part, index = None if extent is None else extent.entries, None
+        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
+        directory, index = None if model is None else Path(model), None
         if place is not None:
             with phases.time("seal"):
-                index = seal(manifest, opened, place, part=part, signing=signing, model=directory)
+                index = seal(manifest, opened, place, signing=signing, model=directory)
     return BuildResult(manifest, outcome, place, index, phases.done)
-
-
-def compile_extent(
-    manifest: Manifest,
-    store: Store,
-    extent: Extent,
-    workers: Workers,
-    watch: Watch,
-    phases: Phases | None = None,
-) -> BuildOutcome:
-    """Compiles what `store` lacks for `extent`, program by program, until its time is over. A proof comes after that time.
-
-    Raises like `compile_missing`, except when the time is over.
-    """
-    phases = phases or Phases()
-    if extent.seconds is None:
-        return compile_missing(manifest, store, extent.entries, workers, watch, phases, in_order=True)
-    deadline = Deadline(watch, extent.seconds)
-    outcome = _compile(manifest, store, extent.certain, workers, watch, phases, in_order=True)
-    _raise_for(outcome)
-    if deadline.is_over:
-        outcome = replace(outcome, interrupted=True)
-    else:
-        then = _compile(manifest, store, extent.entries, workers, deadline, phases, in_order=True)
-        _raise_for(replace(then, interrupted=then.interrupted and not deadline.is_over))
-        outcome = then.after(outcome)
-    return _proved(outcome, manifest, store, extent.entries, workers, phases)
 
 
 def plan_manifest(
@@ -196,16 +161,14 @@ def compile_missing(
     workers: Workers,
     watch: Watch,
     phases: Phases | None = None,
-    *,
-    in_order: bool = False,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `entries` of `manifest`, in their order with `in_order`. `phases` times the work.
+    """Compiles what `store` lacks for `entries` of `manifest`. `phases` times the work.
 
     Raises CompileError if units failed, BuildInterruptedError if `watch` stopped the run, and everything that `run_plan`
     raises.
     """
     phases = phases or Phases()
-    outcome = _compile(manifest, store, entries, workers, watch, phases, in_order=in_order)
+    outcome = _compile(manifest, store, entries, workers, watch, phases)
     _raise_for(outcome)
     return _proved(outcome, manifest, store, entries, workers, phases)
 
@@ -217,8 +180,6 @@ def _compile(
     workers: Workers,
     watch: Watch,
     phases: Phases,
-    *,
-    in_order: bool,
 ) -> BuildOutcome:
     with phases.time("plan"):
         target = build_target(manifest.spec)
@@ -234,7 +195,7 @@ def _compile(
     store.require_writable()
     with phases.time("run"):
         pool = workers.pool(store, target)
-        return run_plan(plan, manifest.spec, store, pool, watch, in_order=in_order)
+        return run_plan(plan, manifest.spec, store, pool, watch)
 
 
 def _proved(
@@ -281,30 +242,24 @@ def seal(
     store: Store,
     out: Path,
     *,
-    allow_missing: bool = False,
-    part: Collection[Entry] | None = None,
     signing: Signing | None = None,
     model: Path | None = None,
 ) -> BundleIndex:
     """Seals what the store has for `manifest` into a bundle at `out`, signed if `signing` is given.
 
-    With `part`, the bundle holds only what the store has for these entries. Unless that covers all entries, the receipt says
-    under which limits they are closed. With `model`, the bundle is bound to the files of that model directory.
+    With `model`, the bundle is bound to the files of that model directory.
 
     Raises:
         SpecError: The model directory holds another model.
-        NotWarmError: Entries are missing without `allow_missing`, or a part can serve nothing.
+        NotWarmError: Entries are missing.
         CorruptError: A step calls the hyper-connections of another class.
         MissingPackageError: torch or transformers is not installed.
     """
     require_key_parts()
-    plan = plan_manifest(manifest, store, part)
+    plan = plan_manifest(manifest, store)
     receipt = make_receipt(manifest, plan, require_proof(plan, store))
     missing = receipt.missing(manifest.entries)
-    if missing and part is not None:
-        built = built_entries(manifest, receipt)
-        receipt = receipt.model_copy(update={"part": sealed_part(manifest, built)})
-    elif missing and not allow_missing:
+    if missing:
         raise NotWarmError(
             f"{len(missing)} of {len(manifest.entries)} entries have no artifact in the store, first: {missing[0]} "
             "(run: aotgaudi build cache MANIFEST)"

@@ -9,10 +9,6 @@ its log, and the others continue. A failure is never recorded as a result.
 Many builders may work on one store. A job that another builder is working on is set aside and checked again from time to
 time. If a result appears, it is taken. If that builder stops without a result, the job is queued again.
 
-A build that may be stopped early goes by importance (`in_order`): the jobs of a plan's first program come before those of
-the second, so that the finished part is always a beginning of the plan. `Extent` says which part is wanted, `Deadline` when
-to stop.
-
 An error that affects every job (a model that cannot be built, a store that cannot be written, no card) ends the build. No
 more jobs start, the running ones finish and are recorded, and then the error itself is raised, once.
 """
@@ -53,7 +49,6 @@ from aotgaudi.compile.keys import (
 from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
 from aotgaudi.digest import Key
-from aotgaudi.entries import Entry
 from aotgaudi.errors import (
     AotGaudiError,
     CardError,
@@ -131,22 +126,6 @@ class BuildOutcome:
     model_check: ModelCheckRow | None = None
     proof: ProofRow | None = None
 
-    def after(self, first: BuildOutcome) -> BuildOutcome:
-        """Returns the combined outcome of two runs: `first`, which was not interrupted, and then this one."""
-        return BuildOutcome(
-            num_traced=first.num_traced + self.num_traced,
-            compiled=(*first.compiled, *self.compiled),
-            failures=(*first.failures, *self.failures),
-            seconds=first.seconds + self.seconds,
-            interrupted=self.interrupted,
-            num_workers=max(first.num_workers, self.num_workers),
-            worker_seconds={
-                kind: first.worker_seconds.get(kind, 0.0) + self.worker_seconds.get(kind, 0.0)
-                for kind in (*first.worker_seconds, *self.worker_seconds)
-            },
-            model_check=self.model_check or first.model_check,
-        )
-
 
 class Watch:
     """Observes a run and may stop it. A context manager that is entered only while jobs run."""
@@ -178,17 +157,13 @@ def run_plan(
     store: Store,
     pool: Pool[BuildJob],
     watch: Watch,
-    *,
-    in_order: bool = False,
 ) -> BuildOutcome:
     """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
-
-    With `in_order`, the jobs of a program come before those of later programs in the plan.
 
     Raises SpecError for a model that cannot be built, StoreError if the store cannot be written, CompileError if no worker
     can be started, MissingPackageError if torch or transformers is not installed. Earlier results stay in the store.
     """
-    run = _Run(store, plan, spec, in_order=in_order)
+    run = _Run(store, plan, spec)
     started, num_workers = time.monotonic(), 0
     if run.num_queued:
         require_installed("build", "torch", "transformers", "safetensors")
@@ -256,19 +231,19 @@ class _Attempt:
 
 
 class _Run:
-    """The state of a run: a queue by rank and cost, running jobs, jobs of other builders, and results.
+    """The state of a run: a queue by cost, running jobs, jobs of other builders, and results.
 
     `fatal` is the error that ends the run.
     """
 
-    def __init__(self, store: Store, plan: Plan, spec: BuildSpec, *, in_order: bool) -> None:
+    def __init__(self, store: Store, plan: Plan, spec: BuildSpec) -> None:
         self.compiled: list[UnitRow] = []
         self.failures: list[Failure] = []
         self.fatal: AotGaudiError | None = None
         self.model_check: ModelCheckRow | None = None
         self.num_traced = 0
         self.worker_seconds: dict[JobKind, float] = {"trace": 0.0, "compile": 0.0}
-        self._queue: list[tuple[int, float, int, _Attempt]] = []
+        self._queue: list[tuple[float, int, _Attempt]] = []
         self._running: dict[int, _Attempt] = {}
         self._parked: list[_Attempt] = []
         self._num_done = self._num_known = 0
@@ -279,7 +254,6 @@ class _Run:
         self._unit_keys: set[str] = set(plan.units)
         self._origins: dict[str, TraceJob] = {}
         self._traced_again: set[str] = set()
-        self._ranks = {state.key.hex: rank if in_order else 0 for rank, state in enumerate(plan.programs)}
         self._held: list[tuple[ProgramRow, TraceJob]] | None = None
         check = plan.model_check
         if check is not None and check.row is None:
@@ -405,12 +379,7 @@ class _Run:
             cost = _FIRST_UNIT_COST if self._is_tracing and not self._has_units else work[0].seconds
             self._has_units = True
         self._num_known += not known
-        heapq.heappush(self._queue, (self._rank(job), -cost, next(self._order), _Attempt(job, number, work)))
-
-    def _rank(self, job: BuildJob) -> int:
-        if isinstance(job, ModelCheckJob):
-            return -1
-        return self._ranks[(job if isinstance(job, TraceJob) else self._origins[job.key]).key.hex]
+        heapq.heappush(self._queue, (-cost, next(self._order), _Attempt(job, number, work)))
 
     def _release_units(self) -> None:
         """Queues the units that waited for the comparison with the model."""
@@ -485,45 +454,3 @@ def _describe(error: Exception, label: str) -> str:
     said = [line.strip() for line in lines[1:] if line.strip()]
     last = next((line for line in reversed(said) if "error" in line.lower()), said[-1] if said else "")
     return f"{lines[0]}: {last}" if last else lines[0]
-
-
-@dataclass(frozen=True)
-class Extent:
-    """Entries of a manifest to build, in this order (by importance).
-
-    The first `num_certain` are always built, because fewer could not be served. For the others, no job starts after
-    `seconds`. None: all are built.
-    """
-
-    entries: tuple[Entry, ...]
-    num_certain: int = 0
-    seconds: float | None = None
-
-    @property
-    def certain(self) -> tuple[Entry, ...]:
-        """The entries that are always built."""
-        return self.entries[: self.num_certain]
-
-
-class Deadline(Watch):
-    """Stops a run after `seconds`, or when `inner` stops it. Passes progress on to `inner`."""
-
-    def __init__(self, inner: Watch, seconds: float) -> None:
-        super().__init__(inner.show, inner.should_stop)
-        self._inner, self._at = inner, time.monotonic() + seconds
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time alone stops the run."""
-        return time.monotonic() >= self._at and not self._inner.should_stop()
-
-    def __enter__(self) -> Deadline:
-        self._inner.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._inner.__exit__(kind, *rest)
-
-    def should_stop(self) -> bool:
-        """See `Watch.should_stop`."""
-        return super().should_stop() or time.monotonic() >= self._at

@@ -69,13 +69,11 @@ class RequestRules:
         sampler: What the sampler was built for. Requests that need more are refused.
         scores_prompts: Whether the model's graphs can compute log-probabilities of prompts.
         embeddings: The embeddings of a pooling model; None if the model generates tokens.
-        outside: Why the limits are lower than the model's, which refusals quote; empty if they are not lower.
     """
 
     limits: ServingLimits
     vocab_size: int | None = None
     sampler: SamplerSpec = SamplerSpec()  # noqa: RUF009 - a frozen value
-    outside: str = ""
     scores_prompts: bool = True
     embeddings: EmbeddingRules | None = None
 
@@ -98,18 +96,15 @@ class RequestRules:
         """Raises RequestError, as `check` does, if the prompt's embedding cannot be computed."""
         check_token_ids(prompt_token_ids, self.vocab_size)
         num, limits = len(prompt_token_ids), self.limits
-        try:
-            if num == 0:
-                raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
-            if num > limits.max_model_len:
-                raise RequestError(
-                    f"the prompt has {num} tokens; max_model_len = {limits.max_model_len}", param="prompt"
-                )
-            _check_blocks(f"the prompt has {num} tokens", num, limits, param="prompt")
-            if self.embeddings is not None:
-                self.embeddings.check(params)
-        except RequestError as error:
-            raise error.explained(self.outside if num else "") from error
+        if num == 0:
+            raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
+        if num > limits.max_model_len:
+            raise RequestError(
+                f"the prompt has {num} tokens; max_model_len = {limits.max_model_len}", param="prompt"
+            )
+        _check_blocks(f"the prompt has {num} tokens", num, limits, param="prompt")
+        if self.embeddings is not None:
+            self.embeddings.check(params)
 
     def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
         """Returns how many tokens the request may generate, at least 1.
@@ -121,18 +116,15 @@ class RequestRules:
         check_token_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
         check_token_ids([token_id for token_id, _ in params.logit_bias], self.vocab_size, "logit_bias")
         check_token_ids(params.stop_token_ids, self.vocab_size, "stop_token_ids")
-        try:
-            check_sampling(params, self.sampler)
-            self._check_scoring(params)
-            max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self.limits)
-            if params.min_tokens > max_tokens:
-                raise RequestError(
-                    f"min_tokens must be at most {max_tokens}, not {params.min_tokens}: no more tokens fit after the prompt",
-                    param="min_tokens",
-                )
-            return max_tokens
-        except RequestError as error:
-            raise error.explained(self.outside if prompt_token_ids else "") from error
+        check_sampling(params, self.sampler)
+        self._check_scoring(params)
+        max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self.limits)
+        if params.min_tokens > max_tokens:
+            raise RequestError(
+                f"min_tokens must be at most {max_tokens}, not {params.min_tokens}: no more tokens fit after the prompt",
+                param="min_tokens",
+            )
+        return max_tokens
 
     def _check_scoring(self, params: SamplingParams) -> None:
         if params.prompt_logprobs is not None and not self.scores_prompts:

@@ -29,14 +29,6 @@ from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.step_inputs import TAIL, MaskKind, entries_input, num_closing
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
-OnCold = Callable[[Entry], None]
-"""Called with an entry that has no program yet. It makes the entry warm, or raises."""
-
-
-def refuse_cold(entry: Entry) -> None:
-    """Raises NotWarmError, as ``--require-warm`` demands."""
-    raise NotWarmError(f"entry {entry} is not warm")
-
 
 class ProgramRunner:
     """Runs steps through the bound programs of an `ExecutableTable`. Use it on one thread only."""
@@ -45,7 +37,6 @@ class ProgramRunner:
         self,
         table: ExecutableTable,
         block_size: int,
-        on_cold: OnCold = refuse_cold,
         num_threads: int | None = None,
         pooler: Pooler | None = None,
     ) -> None:
@@ -61,7 +52,6 @@ class ProgramRunner:
         self._num_threads = num_threads
         self._table = table
         self._block_size = block_size
-        self._on_cold = on_cold
         self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
         self._masks, self._pooler = MaskMaker(), pooler
 
@@ -153,9 +143,6 @@ class ProgramRunner:
 
     def _program(self, entry: Entry) -> BoundProgram:
         program = self._table.get(entry)
-        if program is None:
-            self._on_cold(entry)
-            program = self._table.get(entry)
         if program is None:
             raise NotWarmError(f"entry {entry} is not warm")
         return program

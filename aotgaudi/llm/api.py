@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Union, cast, get_args
+from typing import Literal, Union, cast
 
-from aotgaudi.bundle.part import Outside
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
@@ -88,18 +87,15 @@ class LLM:
     Args:
         bundle: Directory of the sealed bundle.
         model: Model directory with config.json, safetensors and tokenizer.json.
-        require_warm: Refuse to start unless every entry is warm. A bundle with a part of its manifest is served under that
-            part's limits. Otherwise another process builds missing entries on first use, into `store`.
+        require_warm: Hash the whole bundle, demand that every possible step has an entry, and guard against compiling.
+            False skips all three, except that with `trusted_keys` the bundle is hashed.
         threads: Threads of matrix products. None uses one for each core that this process may use.
         trusted_keys: Public keys (PEM files), one of which must have signed the bundle and its model. Empty accepts any.
         allow_unbound_model: With `trusted_keys`, also accept a bundle that is not bound to a model.
         generation_config: Where sampling defaults come from, as ``--generation-config``: "auto", "vllm" or a directory.
         guard: What may not compile: "engine" (the engine's thread), "process" (anything in this process), or "kernel" (the
             same, enforced for good by a seccomp filter; only with `require_warm`).
-        store: Where builds on first use go. Required without `require_warm`.
         enable_prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
-        outside: How to treat requests that the warm entries do not cover, as ``--outside``: "refuse", "chunk", "pad-up",
-            or, without `require_warm`, "first-use". None is "refuse" with `require_warm`, else "first-use".
 
     Raises:
         SpecError: the model does not exist or is not the bundle's, or an argument cannot be used.
@@ -120,11 +116,10 @@ class LLM:
         allow_unbound_model: bool = False,
         generation_config: str = "auto",
         guard: Literal["engine", "process", "kernel"] = "engine",
-        store: str | os.PathLike[str] | None = None,
         enable_prefix_caching: bool | None = None,
-        outside: Outside | None = None,
     ) -> None:
-        _check(require_warm, store, guard, outside)
+        if guard == "kernel" and not require_warm:
+            raise SpecError("guard", "is 'kernel', and require_warm=False has no guard", "require_warm=True")
         options = ModelOptions(
             bundle=Path(bundle),
             acceptance=TrustPolicy.demanding(trusted_keys),
@@ -132,19 +127,18 @@ class LLM:
             model_dir=Path(model),
             require_warm=require_warm,
             num_threads=threads or available_cores(),
-            store_root=Path(store or ""),
             generation_config=GenerationConfig(generation_config),
             prefix_caching=enable_prefix_caching,
-            outside=outside,
             policy="throughput",  # No answer is streamed, and equal calls run in equal steps.
         )
         self._model: RunningModel = start(options, Observers())
         try:
             self._chat_template = ChatTemplate.load(self._model.directory)
-            self._model.guard.arm(
-                self._model.engine.thread_ident if guard == "engine" else None,
-                seccomp="require" if guard == "kernel" else "off",
-            )
+            if require_warm:
+                self._model.guard.arm(
+                    self._model.engine.thread_ident if guard == "engine" else None,
+                    seccomp="require" if guard == "kernel" else "off",
+                )
         except AotGaudiError:
             self.close()
             raise
@@ -269,28 +263,6 @@ class LLM:
         except BaseException:  # After a refusal, a failed step or Ctrl-C, no request may go on.
             self._model.engine.abort(*ids)
             raise
-
-
-def _check(
-    require_warm: bool,
-    store: str | os.PathLike[str] | None,
-    guard: Literal["engine", "process", "kernel"],
-    outside: Outside | None,
-) -> None:
-    """Raises SpecError for arguments that contradict each other."""
-    if store is None and not require_warm:
-        raise SpecError("store", "is missing", "a directory for what require_warm=False builds on first use")
-    if guard == "kernel" and not require_warm:
-        raise SpecError(
-            "guard", "is 'kernel', under which nothing can be built on first use", "require_warm=True"
-        )
-    if outside is None:
-        return
-    if outside not in get_args(Outside):
-        raise SpecError("outside", f"is {outside!r}", f"one of {', '.join(get_args(Outside))}")
-    if require_warm is (outside == "first-use"):
-        does = "compiles what is missing" if require_warm else "serves what is warm"
-        raise SpecError("outside", f"is {outside!r}, which {does}", f"require_warm={not require_warm}")
 
 
 def _collected(events: queue.SimpleQueue[Event], ids: Sequence[str]) -> list[TokenEvent]:

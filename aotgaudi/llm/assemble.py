@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from aotgaudi.backends.online import builds_on_first_use, make_runtime
-from aotgaudi.bucketing.lookup import BucketTable, WarmFirstTable
+from aotgaudi.backends.online import make_runtime
+from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.bundle.part import Outside, describe_part
-from aotgaudi.bundle.verify import Report
 from aotgaudi.engine.admission import EmbeddingRules, RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.constraints import ConstraintMaker, Grammars
@@ -27,11 +25,10 @@ from aotgaudi.engine.core import EngineCore, OnStep
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.pooling import Pooler
-from aotgaudi.engine.runner import ProgramRunner, refuse_cold
+from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.steps import StepTable
 from aotgaudi.entries import Entry
-from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.errors import SpecError
 from aotgaudi.llm.grammars import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
@@ -41,10 +38,8 @@ from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.cost import kv_cache_bytes
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import described_cache
-from aotgaudi.manifest.subset import Subset
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.runtime.first_use import FirstUseBuilder
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
@@ -75,9 +70,9 @@ def _one_thread() -> Iterator[None]:
 
 def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
     manifest, model = pinned.bundle.manifest, pinned.weights.model
-    served, spec = pinned.served, pinned.served.spec
+    spec = manifest.spec
     with observers.phases.time("tokenizer"):
-        check_model(manifest.spec, model)
+        check_model(spec, model)
         tokenizer = Tokenizer.load(model)
         defaults: Mapping[str, Any] = {}
         if spec.model.generates:
@@ -87,49 +82,40 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
             grammars = LaterGrammars(model, tokenizer, spec.model.vocab_size)
 
     guard, executables = Guard(), ExecutableTable()
-    builder = _load(options, observers.phases, pinned, executables, guard)
-    splits = _prewarmed(served, executables, observers.phases)
+    _load(options, observers.phases, pinned, executables, guard)
+    splits = _prewarmed(manifest, executables, observers.phases)
     runner = ProgramRunner(
         executables,
         spec.limits.block_size,
-        builder or refuse_cold,
         options.num_threads,
         None if spec.model.pooler is None else Pooler(spec.model.pooler),
     )
-    outside = what_is_outside(manifest, served, options.outside_policy)
     with observers.phases.time("engine"):
         engine = make_engine(
-            served,
+            manifest,
             runner,
             tokenizer,
-            table=None if builder is None else WarmFirstTable(served.entries, executables),
-            outside=outside,
             on_step=_telling_of_compilations(observers.on_step, guard),
-            prefix_caching=caches_prefixes(served, options.prefix_caching),
+            prefix_caching=caches_prefixes(manifest, options.prefix_caching),
             policy=options.policy,
             grammars=grammars,
         )
         engine.start()
-    num_total = len(served.entries)
-    if outside:
-        logger.info("this is a part of its manifest: %s", outside)
     with contextlib.suppress(SpecError):  # A config may lack a size.
         logger.info("KV cache: %s", described_cache(spec.limits, kv_cache_bytes(spec)))
     logger.info(
         "%d of %d entries warm, manifest %s, model: %s",
         len(executables),
-        num_total,
+        len(manifest.entries),
         manifest.id[:16],
         model.describe(),
     )
 
     def warmth() -> Warmth:
-        num_built = 0 if builder is None else builder.num_built
         steps = {entry: counters.steps.num for entry, counters in engine.stats().counters.entries.items()}
         return Warmth(
             len(executables),
-            num_total,
-            num_built,
+            len(manifest.entries),
             guard.compilations(),
             guard.layers,
             executables.num_samplers_used,
@@ -145,7 +131,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
         binding=model.describe(),
         coverage=coverage,
         limits=spec.limits,
-        outside=outside,
         guard=guard,
         warmth=warmth,
     )
@@ -157,47 +142,31 @@ def _load(
     pinned: Pinned,
     executables: ExecutableTable,
     guard: Guard,
-) -> FirstUseBuilder | None:
-    """Loads the sound entries into `executables`, and returns the builder of the others (None under `require_warm`)."""
+) -> None:
+    """Loads every entry into `executables`."""
     bundle, verified = pinned.bundle, pinned.verified.result()
-    entries, receipt = pinned.served.entries, bundle.require_programs()
+    entries, receipt = bundle.manifest.entries, bundle.require_programs()
     with phases.time("warm_checks"):
-        sound = accept(verified.report, entries, options)
+        verified.report.raise_if_bad(options.bundle)
         declare_samplers(entries, executables)
-    if not (options.require_warm or builds_on_first_use(receipt.target)):
-        raise TargetError(
-            f"target: {receipt.target.backend} bundles are served with --require-warm alone: to compile on first use, a"
-            " builder would need the card that the server has"
-        )
     runtime = make_runtime(receipt.target)
     guard.watch("backend", runtime.num_compiled)
     pinned.prefetched.result()
-    limits = pinned.served.spec.limits
+    limits = bundle.manifest.spec.limits
     loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result(), limits.num_tail_pages)
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
-    loader.load(sound, artifacts, executables, phases)
+    loader.load(entries, artifacts, executables, phases)
     verified.objects.close()
     with phases.time("rehearsal"):
         loader.rehearse(executables, limits.block_size)
-    if options.require_warm:
-        return None
-    return FirstUseBuilder(
-        bundle.manifest_bytes,
-        options.store_root,
-        loader,
-        executables,
-        guard=guard,
-        environment=options.environment,
-        signed=None if options.acceptance.signatures is None else receipt,
-    )
 
 
-def _prewarmed(served: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:
+def _prewarmed(manifest: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:
     """Prewarms hyper-connections, and returns the counter of steps by class."""
-    splits = StepSplits.of(served.spec)
+    splits = StepSplits.of(manifest.spec)
     with contextlib.nullcontext() if splits is None else phases.time("prewarm"):
-        warm = prewarm(served.entries, executables.get)
-    return SplitCounter(splits, served.entries, warm)
+        warm = prewarm(manifest.entries, executables.get)
+    return SplitCounter(splits, manifest.entries, warm)
 
 
 def _telling_of_compilations(on_step: OnStep | None, guard: Guard) -> OnStep:
@@ -216,13 +185,11 @@ def _telling_of_compilations(on_step: OnStep | None, guard: Guard) -> OnStep:
     return observe
 
 
-def make_engine(  # noqa: PLR0913 - one argument a setting
+def make_engine(
     manifest: Manifest,
     runner: ProgramRunner,
     tokenizer: Tokenizer,
     *,
-    table: StepTable | None = None,
-    outside: str = "",
     on_step: OnStep | None = None,
     prefix_caching: bool = False,
     policy: Policy | None = None,
@@ -234,8 +201,6 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
         manifest: What to serve.
         runner: Runs the steps.
         tokenizer: The model's tokenizer.
-        table: Finds the entry of a step. None uses the table of the manifest's entries.
-        outside: Is added to the refusal of a request beyond the limits.
         on_step: Is called after each step.
         prefix_caching: Whether prompts start after their cached prefix.
         policy: How prompts and decodes take turns. None takes the spec's policy.
@@ -244,7 +209,7 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
     spec = manifest.spec
     scheduler = Scheduler(
         spec.limits,
-        table or BucketTable.from_entries(manifest.entries),
+        BucketTable.from_entries(manifest.entries),
         BlockPool(spec.limits.num_blocks),
         eos_token_ids=tokenizer.eos_token_ids,
         prefix_caching=prefix_caching,
@@ -258,9 +223,7 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
         embeddings = EmbeddingRules(spec.model.hidden_size, spec.model.matryoshka_dimensions)
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag if spec.model.generates else None, on_step=on_step),
-        RequestRules(
-            spec.limits, spec.model.vocab_size, spec.sampler, outside, runner.scores_prompts, embeddings
-        ),
+        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, runner.scores_prompts, embeddings),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
@@ -274,14 +237,6 @@ def make_engine(  # noqa: PLR0913 - one argument a setting
             grammars,
         ),
     )
-
-
-def what_is_outside(whole: Manifest, served: Manifest, outside: Outside) -> str:
-    """Describes which requests a server of a subset does not serve; empty if it serves the whole manifest."""
-    if served is whole:
-        return ""
-    part = Subset(whole, served)
-    return f"{describe_part(part)}; --outside {outside}"
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
@@ -330,19 +285,3 @@ def sampling_defaults(
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items())
-
-
-# Checks of a start
-
-
-def accept(report: Report, entries: Sequence[Entry], options: ModelOptions) -> list[Entry]:
-    """Returns the entries that the bundle can run.
-
-    Raises if the bundle may not be served. Under `require_warm` it must be whole, otherwise only not corrupt.
-    """
-    if options.require_warm or report.corrupt or report.extra:
-        report.raise_if_bad(options.bundle)
-    for gone in report.missing:
-        logger.warning("entry %s is not in the bundle: it compiles on first use", gone.entry)
-    missing = {gone.entry for gone in report.missing}
-    return [entry for entry in entries if str(entry) not in missing]

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from aotgaudi.backends.online import keeps_caches_on_host
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.part import memory_need
-from aotgaudi.bundle.verify import Report, VerifiedBundle, hold_bundle
+from aotgaudi.bundle.verify import Report, VerifiedBundle, hold_bundle, memory_need
 from aotgaudi.errors import TargetError, first_line
 from aotgaudi.machine import available_memory
 from aotgaudi.manifest.manifest import Manifest
@@ -24,35 +23,37 @@ from aotgaudi.runtime.shards import ShardReader
 class Pinned:
     """A bundle, the weights of its model, and futures of their loading. If `verified` fails, the other futures fail too.
 
-    `served` is the part of the manifest that is served. `caches` has memory for the KV caches, by name.
+    `caches` has memory for the KV caches, by name.
     """
 
     bundle: Bundle
-    served: Manifest
     weights: ShardReader
     verified: Future[VerifiedBundle]
     prefetched: Future[None]
     caches: Future[Mapping[str, memoryview]]
 
 
-def require_memory(served: Manifest, report: Report, weights: ShardReader) -> None:
+def require_memory(manifest: Manifest, report: Report, weights: ShardReader) -> None:
     """Raises TargetError if weights, KV caches and the largest step need more memory than is free."""
-    need = memory_need(served, report, maps_weights=weights.memory == "map")
-    if need is not None and keeps_caches_on_host(served.spec.target.backend):
+    need = memory_need(manifest, report, maps_weights=weights.memory == "map")
+    if need is not None and keeps_caches_on_host(manifest.spec.target.backend):
         need.require(available_memory())
 
 
 @contextmanager
-def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phases) -> Iterator[Pinned]:
-    """Reads and hashes on other threads while the block runs, and times it in `phases`. An error in the block stops it."""
+def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool = True) -> Iterator[Pinned]:
+    """Reads on other threads while the block runs, and times it in `phases`. An error in the block stops it.
+
+    `hashes`: see `hold_bundle`.
+    """
     with phases.time("manifest"):
-        _ = bundle.manifest  # Parsed here once, before the threads need it.
+        manifest = bundle.manifest  # Parsed here once, before the threads need it.
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):
-            held = hold_bundle(bundle)
+            held = hold_bundle(bundle, hashes=hashes)
             try:
-                require_memory(served, held.report, weights)
+                require_memory(manifest, held.report, weights)
             except BaseException:
                 held.objects.close()
                 raise
@@ -72,7 +73,7 @@ def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phase
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
         }
         with phases.time("kv_caches"):
-            limits = served.spec.limits
+            limits = manifest.spec.limits
             try:
                 return cache_memory(specs.values(), limits.num_blocks, limits.num_tail_pages)
             except (OSError, MemoryError, OverflowError) as error:
@@ -83,7 +84,7 @@ def pinned(bundle: Bundle, served: Manifest, weights: ShardReader, phases: Phase
         verified = pool.submit(verify)
         prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
-            yield Pinned(bundle, served, weights, verified, prefetched, caches)
+            yield Pinned(bundle, weights, verified, prefetched, caches)
         except BaseException:
             weights.stop()
             raise

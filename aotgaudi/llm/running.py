@@ -13,7 +13,6 @@ from aotgaudi.phases import Phases
 
 if TYPE_CHECKING:  # The API server needs these values, but not the modules that make them.
     from aotgaudi.bundle.model_directory import ModelDirectory
-    from aotgaudi.bundle.part import Outside
     from aotgaudi.bundle.trust import TrustPolicy
     from aotgaudi.engine.core import OnStep
     from aotgaudi.engine.loop import Engine
@@ -32,17 +31,13 @@ class ModelOptions:
         bundle: The sealed bundle.
         acceptance: Which bundles may be used.
         model_dir: Directory with config.json, weights and tokenizer.
-        require_warm: Refuse to start unless every entry is warm; refuse to compile.
+        require_warm: Hash every object of the bundle, demand that every possible step has an entry, and arm the guard.
         num_threads: Threads of matrix products.
         allow_unbound_model: If a signature is required, accept one that does not cover the model directory.
         weights_memory: "copy" reads weights into private memory. "map" maps the files, which must then never change.
         generation_config: Where sampling defaults come from.
-        store_root: The store of the builder for missing entries. Used only without `require_warm`.
-        environment: The builder's environment. None is this process's.
         policy: How prompts and decodes take turns. None takes the setting of the bundle's spec.
         prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
-        outside: How to treat requests that the warm entries do not cover. None is "refuse" under `require_warm`, else
-            "first-use", which excludes `require_warm`.
     """
 
     bundle: Path
@@ -50,14 +45,11 @@ class ModelOptions:
     model_dir: Path
     require_warm: bool
     num_threads: int
-    store_root: Path
     allow_unbound_model: bool = False
     weights_memory: WeightsMemory = "copy"
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
-    environment: Mapping[str, str] | None = None
     prefix_caching: bool | None = None
     policy: Policy | None = None
-    outside: Outside | None = None
 
     def __post_init__(self) -> None:
         """Refuses to map signed files, because they could change after they were verified."""
@@ -69,9 +61,9 @@ class ModelOptions:
             )
 
     @property
-    def outside_policy(self) -> Outside:
-        """How to treat requests that the warm entries do not cover, with the default resolved."""
-        return self.outside or ("refuse" if self.require_warm else "first-use")
+    def hashes(self) -> bool:
+        """Whether every object of the bundle is hashed. A signature would mean nothing otherwise."""
+        return self.require_warm or self.acceptance.signatures is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,15 +95,14 @@ class SplitCounts:
 class Warmth:
     """How warm a running model is, and what guards it against compiling.
 
-    `num_not_warmed` counts steps whose entry was not loaded when it was needed. `compilations` counts by cause, see
-    `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest, and empty before it is armed.
+    `compilations` counts by cause, see `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest, and empty
+    unless it is armed.
     `num_samplers_used` counts the sampler entries that steps have used. `splits` has the classes of hyper-connections, and
     is empty for a model without them.
     """
 
     num_warm: int
     num_total: int
-    num_not_warmed: int
     compilations: Mapping[Cause, int]
     layers: tuple[Layer, ...] = ()
     num_samplers_used: int = 0
@@ -136,7 +127,7 @@ class RunningModel:
 
     `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle is
     bound to the model directory, e.g. "bound (6 files)". `coverage` says whether every possible step has an entry. `limits`
-    are the served limits. `outside` says why they are lower than the manifest's, and is empty if they are equal.
+    are the served limits.
     """
 
     engine: Engine
@@ -149,7 +140,6 @@ class RunningModel:
     limits: ServingLimits
     guard: Guard
     warmth: Callable[[], Warmth]
-    outside: str = ""
 
     @property
     def max_model_len(self) -> int:

@@ -1,6 +1,7 @@
 """Starts a model from a bundle and a model directory, for `aotgaudi serve` and `aotgaudi.LLM`.
 
-The guarantee depends on the order: nothing is mapped before the bundle is verified and the target checked.
+The guarantee depends on the order: nothing is mapped before the bundle is verified and the target checked. Without
+`require_warm`, objects are not hashed for that.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import warnings
 from aotgaudi.backends.online import check_target, prepare_process
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.model import open_model
-from aotgaudi.bundle.part import served_manifest
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.pinned import pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel
@@ -39,13 +39,13 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         receipt = bundle.require_programs()
         model = open_model(bundle, options.model_dir, allow_unbound=options.allow_unbound_model)
         check_target(receipt.target)
-        served = served_manifest(bundle, options.outside_policy)
         prepare_process(receipt.target)
     if observers.on_model is not None:
         observers.on_model(model)
-    with pinned(bundle, served, ShardReader(model, options.weights_memory), phases) as parts:
+    reader = ShardReader(model, options.weights_memory)
+    with pinned(bundle, reader, phases, hashes=options.hashes) as parts:
         with phases.time("coverage"):
-            coverage = check_coverage(served, require_warm=options.require_warm)
+            coverage = check_coverage(bundle.manifest, require_warm=options.require_warm)
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns if numpy is missing, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)

@@ -51,7 +51,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature, missing_joins
 from aotgaudi.spec.scheduler import SchedulerSpec
 
-UNPROVED_KINDS = ("unified", "vision", "mhc")
+_UNPROVED_KINDS = ("unified", "vision", "mhc")
 """Kinds whose entries must all be built. For ``mhc`` something is proved if our own engine runs the steps."""
 
 
@@ -93,7 +93,7 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
     spec = manifest.spec
     splits = StepSplits.of(spec)
     unproved = tuple(
-        kind for kind in UNPROVED_KINDS if manifest.of_kind(kind) and not (splits and kind == MhcEntry.kind)
+        kind for kind in _UNPROVED_KINDS if manifest.of_kind(kind) and not (splits and kind == MhcEntry.kind)
     )
     if spec.target.execution_mode == "eager":
         return Coverage((), None, unproved)

@@ -8,19 +8,14 @@ from types import MappingProxyType
 from typing import Literal
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.bucketing.proof import Coverage, Hole, PromptHole, close
+from aotgaudi.bucketing.proof import Hole, PromptHole, close
 from aotgaudi.bucketing.speculation import SpeculativeRun
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.bundle.bundle import Bundle, read_signature
-from aotgaudi.bundle.part import Outside, describe_part, proved_part
-from aotgaudi.bundle.receipt import ClosedUnder
 from aotgaudi.entries import ENTRY_KINDS, DecodeEntry, Entry, PromptEntry
-from aotgaudi.errors import CorruptError
 from aotgaudi.gaudi.live_graphs import not_closed
-from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.subset import Subset
 from aotgaudi.manifest.summary import Summary
 from aotgaudi.report.holdings import Holdings, built_of, upgrades_of
 from aotgaudi.report.planes import EntryFacts, decode_plane, prompt_plane
@@ -32,17 +27,13 @@ from aotgaudi.report.values import (
     Entries,
     KindOfEntry,
     Origin,
-    PartPhase,
-    PartPolicy,
     Phase,
     Plane,
     Report,
     ReportedCoverage,
     ReportedHole,
-    ReportedPart,
     Subject,
 )
-from aotgaudi.spec.scheduler import SchedulerSpec
 
 MOST_LISTED = 200
 """How many holes and closing entries are listed at most. All are counted."""
@@ -87,12 +78,10 @@ def report_of(given: Given) -> Report:
     summary = Summary(given.manifest, given.budget_bytes)
     steps = _steps(summary)
     warm = None if given.holdings is None else given.holdings.warm_entries
-    part, unproved = _part(given.bundle)
     return Report(
         subject=_subject(given),
         entries=_entries(summary, steps, given.holdings, warm),
         coverage=_coverage(summary, steps),
-        part=part,
         planes=_planes(given, summary, steps, warm) if summary.proves_steps else (),
         trace=None if given.traced is None else given.traced.reported,
         built=None if given.holdings is None else built_of(given.holdings),
@@ -101,7 +90,7 @@ def report_of(given: Given) -> Report:
         provenance=tuple(_provenance(given)),
         keys=_keys(given.holdings),
         upgrades=() if given.holdings is None else upgrades_of(given.holdings),
-        warnings=(*unproved, *summary.warnings),
+        warnings=tuple(summary.warnings),
         notes=tuple(_notes(given)),
     )
 
@@ -220,14 +209,6 @@ def _hole(hole: Hole) -> ReportedHole:
     )
 
 
-def _part(bundle: Bundle | None) -> tuple[ReportedPart | None, tuple[str, ...]]:
-    """Returns the part that a bundle holds, or why no server can serve it."""
-    try:
-        return (None if bundle is None else part_of(bundle)), ()
-    except CorruptError as error:
-        return None, (str(error),)
-
-
 def _planes(
     given: Given, summary: Summary, steps: _Steps, warm: frozenset[Entry] | None
 ) -> tuple[Plane, ...]:
@@ -304,68 +285,3 @@ def _first(texts: Iterable[str], most: int = 5) -> Iterator[str]:
     yield from rows[:most]
     if len(rows) > most:
         yield f"and {len(rows) - most:,} more"
-
-
-# Parts (docs/adr/0062)
-
-_OUTSIDE = {
-    "refuse": "requests beyond the limits are refused",
-    "chunk": "prompts are cut into shorter chunks; requests beyond the limits are refused",
-    "pad-up": "nothing is: larger entries serve what is not built",
-    "first-use": "what is not built is compiled when it is first needed, while requests wait",
-}
-
-
-def part_of(bundle: Bundle) -> ReportedPart | None:
-    """Returns the part that a bundle holds, after proving it again; None for the whole. Raises as `proved_part` does."""
-    part, cut = proved_part(bundle, "whole"), proved_part(bundle, "cut")
-    if part is None or cut is None:
-        return None
-    whole = bundle.manifest
-    reachable = _reachable(coverage_of(whole, SchedulerSpec()))
-    shorter = cut if cut.limits != part.limits else part
-    policies = (
-        _policy("refuse", part, reachable),
-        _policy("chunk", shorter, reachable),
-        _policy("pad-up", part if part.has_whole_limits else None, reachable),
-        _first_use(whole, reachable),
-    )
-    return ReportedPart(
-        text=describe_part(part),
-        num_entries=len(part.manifest.entries),
-        num_cold=len(bundle.require_programs().missing(whole.entries)),
-        num_settings=len(part.settings),
-        num_settings_of_spec=len(whole.spec.sampler.settings),
-        is_closed=part.coverage.is_closed and cut.coverage.is_closed,
-        policies=policies,
-    )
-
-
-def _reachable(coverage: Coverage) -> dict[str, int]:
-    return {phase.kind: phase.num_reachable for phase in coverage.phases}
-
-
-def _policy(name: Outside, part: Subset | None, whole: dict[str, int]) -> PartPolicy:
-    """Returns how a policy serves `part`. None means that no server with this policy starts."""
-    if part is None:
-        text = "no server starts: larger entries do not cover what is not built"
-        return PartPolicy(policy=name, limits=None, phases=(), text=text)
-    served = _reachable(part.coverage)
-    limits = ClosedUnder.of(part.limits).model_dump()
-    return PartPolicy(policy=name, limits=limits, phases=_phases(served, whole), text=_OUTSIDE[name])
-
-
-def _first_use(whole: Manifest, reachable: dict[str, int]) -> PartPolicy:
-    limits = ClosedUnder.of(whole.spec.limits).model_dump()
-    return PartPolicy(
-        policy="first-use", limits=limits, phases=_phases(reachable, reachable), text=_OUTSIDE["first-use"]
-    )
-
-
-def _phases(served: dict[str, int], whole: dict[str, int]) -> tuple[PartPhase, ...]:
-    """Returns, for prompts and decodes, how many steps the limits allow, and how many those of the whole manifest allow."""
-    return tuple(
-        PartPhase(kind=kind, num_served=served[kind], num_reachable=whole[kind])
-        for kind in ("prompt", "decode")
-        if kind in served and kind in whole
-    )

@@ -16,7 +16,6 @@ from aotgaudi.report.values import (
     Plane,
     Report,
     ReportedCoverage,
-    ReportedPart,
     ReportedTrace,
     Upgrade,
 )
@@ -156,8 +155,6 @@ def _steps(report: Report, num: Numbers) -> Iterator[Html]:
         yield from _plane(plane, f"planes.{index}", num)
     if report.trace:
         yield from _trace(report.trace, num)
-    if report.part:
-        yield from _part(report.part, num)
     yield element("h3", "By kind")
     columns = {
         "kind": "kind",
@@ -215,27 +212,6 @@ def _trace(trace: ReportedTrace, num: Numbers) -> Iterator[Html]:
         "#share of what was in vain": "{traffic.share:share}",
     }
     yield details("Where most was done in vain", num.table("trace.wasteful", columns))
-
-
-def _part(part: ReportedPart, num: Numbers) -> Iterator[Html]:
-    text = (
-        f"{{num_entries}} entries serve, and are {'proved again to be' if part.is_closed else 'not'} closed under lower"
-        " limits; {num_cold} entries are not built, and {num_settings} of {num_settings_of_spec} sampler settings are"
-        " served. What happens outside these limits depends on {option}, which is {refuse} by default with {warm}:"
-    )
-    words = {"option": "serve --outside", "refuse": "refuse", "warm": "--require-warm"}
-    yield element("h3", "A part of its manifest")
-    yield element("p", num.text(text, "part", **{name: code(word) for name, word in words.items()}))
-    rows = []
-    for index, policy in enumerate(part.policies):
-        at = f"part.policies.{index}"
-        limits = ("max_model_len} tokens", "max_num_batched_tokens} tokens", "max_num_seqs}", "num_blocks}")
-        bounds = [num.text(f"{{limits.{name}", at) if policy.limits else NONE for name in limits]
-        phases = [f"{at}.phases.{i}" if i < len(policy.phases) else None for i in range(2)]
-        served = [num.text("{num_served} of {num_reachable}", phase) if phase else NONE for phase in phases]
-        rows.append((code(policy.policy), *bounds, *served, policy.text))
-    limits_heads = ("#sequence", "#step", "#sequences", "#KV blocks")
-    yield table(("policy", *limits_heads, "#prompt cells", "#decode steps", "what lies outside"), rows)
 
 
 def _coverage(coverage: ReportedCoverage, num: Numbers) -> Iterator[Html]:

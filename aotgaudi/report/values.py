@@ -98,42 +98,6 @@ class ReportedCoverage(Value):
     left_out: tuple[str, ...]
 
 
-class PartPhase(Value):
-    """Steps of one kind: how many can be formed under a part's limits, and how many under those of the spec."""
-
-    kind: str
-    num_served: int
-    num_reachable: int
-
-
-class PartPolicy(Value):
-    """How ``serve --outside POLICY`` serves a part: under which limits, and how it treats other requests.
-
-    `limits` is None if no server with this policy starts.
-    """
-
-    policy: str
-    limits: dict[str, int] | None
-    phases: tuple[PartPhase, ...]
-    text: str
-
-
-class ReportedPart(Value):
-    """A bundle that holds a part of its manifest: `num_entries` serve, `num_cold` are not built.
-
-    `num_settings` sampler settings of `num_settings_of_spec` are served. `is_closed` says whether the part is closed under
-    the limits of the policies, as proved for the report.
-    """
-
-    text: str
-    num_entries: int
-    num_cold: int
-    num_settings: int
-    num_settings_of_spec: int
-    is_closed: bool
-    policies: tuple[PartPolicy, ...]
-
-
 class Axis(Value):
     """A dimension of a plane, cut into bins. Bin i begins at `firsts[i]` and ends before the next, the last at `last`.
 
@@ -336,7 +300,6 @@ class Report(Value):
     subject: Subject
     entries: Entries
     coverage: ReportedCoverage
-    part: ReportedPart | None
     planes: tuple[Plane, ...]
     trace: ReportedTrace | None
     built: Built | None

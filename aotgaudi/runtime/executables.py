@@ -138,7 +138,7 @@ def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
 
 
 class ExecutableTable:
-    """Maps warm entries to bound programs. `add` may add entries between steps.
+    """Maps warm entries to bound programs.
 
     The programs share the KV caches: `tail_caches` have pages, `caches` have none. `placement` says where the caches and all
     results are.

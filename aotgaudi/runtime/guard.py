@@ -19,8 +19,7 @@ import re
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType, ModuleType
 from typing import Any, Literal
 
@@ -96,14 +95,13 @@ logger = logging.getLogger(__name__)
 
 _MEMORY = re.compile(r"/?/proc/[^/]+(/task/[^/]+)?/mem")
 
-Cause = Literal["first_use", "process", "kernel", "import", "torchscript", "dynamo", "backend"]
+Cause = Literal["process", "kernel", "import", "torchscript", "dynamo", "backend"]
 Layer = Literal["seccomp", "hook"]
 LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
 Seccomp = Literal["auto", "require", "off"]
 """Whether the kernel refuses processes: "auto" if it can, "require" always (otherwise arming fails), "off" never."""
 
 CAUSES: Mapping[Cause, str] = {
-    "first_use": "units compiled by the builder that was started for an entry that was missing",
     "process": "attempts of Python code to start a process, or to write to the memory of one, refused",
     "kernel": "system calls of other code to start a process or a program, refused by the kernel",
     "import": "attempts to import a compiler, refused",
@@ -129,7 +127,6 @@ class Guard:
     def __init__(self) -> None:
         self._is_armed = self._is_hooked = False
         self._only_thread: int | None = None
-        self._excused = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[Cause] = Counter()
         self._told: set[tuple[Cause, str]] = set()
@@ -147,9 +144,9 @@ class Guard:
         """Refuses from now on, in the whole process or only in the thread with this identifier.
 
         Attempts raise CompileForbiddenError. A guard of one thread does not keep dynamo from tracing again, since that would
-        affect the other threads. `seccomp` always affects the whole process and remains after `disarm`; with it, even
-        `excusing` cannot start a process. `hand_over` gives the filter's descriptors to the process that refuses and counts
-        calls. Without it, the kernel's refusals are not counted.
+        affect the other threads. `seccomp` always affects the whole process and remains after `disarm`. `hand_over` gives
+        the filter's descriptors to the process that refuses and counts calls. Without it, the kernel's refusals are not
+        counted.
 
         Raises:
             TargetError: the kernel is required to refuse processes, and cannot.
@@ -191,16 +188,6 @@ class Guard:
         if self._is_armed and self._only_thread is None:
             _set_stance("default")
         self._is_armed = False
-
-    @contextmanager
-    def excusing(self) -> Iterator[None]:
-        """Lets this thread start a process, the builder on first use. Nests."""
-        before = getattr(self._excused, "now", False)
-        self._excused.now = True
-        try:
-            yield
-        finally:
-            self._excused.now = before
 
     def watch(self, cause: Cause, count: Callable[[], int]) -> None:
         """Adds the increase of `count` to `cause`, from now on or from arming if that is later. `count` must never fall."""
@@ -254,8 +241,7 @@ class Guard:
         return checked
 
     def _check(self, cause: Cause, what: str) -> None:
-        is_excused = cause == "process" and getattr(self._excused, "now", False)
-        if self._is_in_force() and not is_excused:
+        if self._is_in_force():
             self._refuse(cause, f"to {_PURPOSES[cause]} ({what})")
 
     def _is_in_force(self) -> bool:

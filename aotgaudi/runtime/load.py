@@ -129,7 +129,7 @@ def _bound(
 
 @dataclass(frozen=True)
 class Artifacts:
-    """A source of verified artifacts: a bundle, or the store after a build on first use."""
+    """The verified artifacts of a bundle."""
 
     receipt: Receipt
     program: Callable[[str], Program]
@@ -296,7 +296,7 @@ def _files(programs: Iterable[Program], artifacts: Artifacts) -> Iterator[tuple[
 
 
 def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:
-    """Declares all sampler entries to the table, warm or cold."""
+    """Declares all sampler entries to the table."""
     for entry in entries:
         if isinstance(entry, SamplerEntry):
             table.declare_sampler(entry)

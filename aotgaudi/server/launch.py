@@ -1,14 +1,13 @@
 """Starts the API server: verify, load, arm the guard, listen.
 
-The guarantee depends on this order. Nothing is mapped before the bundle is verified and the target checked. Nothing listens
-before everything is loaded. From then on, nothing in this process can compile.
+The guarantee of ``--require-warm`` depends on this order. Nothing is mapped before the bundle is verified and the target
+checked. Nothing listens before everything is loaded. From then on, nothing in this process can compile.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import math
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,9 +53,9 @@ logger = logging.getLogger(__name__)
 class ServeOptions:
     """Options of the API server: its model, how it listens, admits clients, guards, is observed and stops.
 
-    ``/health`` fails once no step has ended for `stall_seconds`. None stands for 60 under `require_warm`, and otherwise for
-    no limit, since a step that builds an entry on first use may take any time. `chat_template` is a file; None stands for
-    the model's template. `model_root` is where the model comes from, as reported to clients. With `tls`, it speaks HTTPS.
+    ``/health`` fails once no step has ended for `stall_seconds`. `chat_template` is a file; None stands for the model's
+    template. `model_root` is where the model comes from, as reported to clients. With `tls`, it speaks HTTPS. Without
+    `require_warm` there is no guard.
     """
 
     require_warm: bool
@@ -66,19 +65,13 @@ class ServeOptions:
     model_root: str = ""
     admission: AdmissionLimits = UNLIMITED
     seccomp: Seccomp = "auto"
-    stall_seconds: float | None = None
+    stall_seconds: float = DEFAULT_STALL_SECONDS
     chat_template: Path | None = None
     parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
     stop_times: StopTimes = DEFAULT_STOP_TIMES
     observability: Observability = Observability()  # noqa: RUF009 - a frozen value
     access: Access = OPEN_ACCESS
     tls: ssl.SSLContext | None = None
-
-    @property
-    def longest_step_seconds(self) -> float:
-        """How long a step may take before the engine counts as stuck."""
-        default = DEFAULT_STALL_SECONDS if self.require_warm else math.inf
-        return default if self.stall_seconds is None else self.stall_seconds
 
 
 def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> None:
@@ -194,15 +187,14 @@ def _start_service(
         root=options.model_root,
         max_len=limits.max_model_len,
         defaults=running.defaults,
-        outside=running.outside,
         parsers=options.parsers,
     )
-    stall_seconds = options.longest_step_seconds
-    preprocessor.open(served, stall_seconds if math.isfinite(stall_seconds) else DEFAULT_STALL_SECONDS)
+    preprocessor.open(served, options.stall_seconds)
     phases.add("intake", began)
     process.hand_over(preprocessor.answer_for_kernel)
     guard = Guard()
-    guard.arm(seccomp=options.seccomp, hand_over=preprocessor.answer_for_kernel)
+    if options.require_warm:
+        guard.arm(seccomp=options.seccomp, hand_over=preprocessor.answer_for_kernel)
     engine = EngineClient(process, running, options.admission, metrics.observe_step)
     service = Service(
         engine=engine,
@@ -217,6 +209,6 @@ def _start_service(
         refresh=engine.refresh,
         version=__version__,
         metrics=metrics,
-        stall_seconds=options.longest_step_seconds,
+        stall_seconds=options.stall_seconds,
     )
     return service, engine

@@ -328,11 +328,6 @@ def _warmth_families(warmth: Warmth) -> Iterator[Metric]:
     layers = {layer: float(layer in warmth.layers) for layer in LAYERS}
     text = "1 for each layer of the guard that is in force, else 0."
     yield _labelled(GaugeMetricFamily, "guard", text, "layer", layers)
-    yield CounterMetricFamily(
-        "aotgaudi_not_warmed",
-        "Steps whose entry was not loaded when it was needed.",
-        warmth.num_not_warmed,
-    )
     yield from _split_families(warmth)
     yield GaugeMetricFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
     yield GaugeMetricFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)

@@ -36,7 +36,7 @@ REASONS: dict[Reason, str] = {
 DEFAULT_MAX_CONNECTIONS = 4096
 _LEAST_CONNECTIONS = 8
 _SPARE_FILES = 32
-"""Files kept free for the log, the builder on first use, and ``/proc``."""
+"""Files kept free for the log and ``/proc``."""
 _SPARE_SHARE = 4
 """One spare file for every four connections: the event loop accepts a whole backlog before it refuses the first."""
 _DESCRIPTORS = "/proc/self/fd"

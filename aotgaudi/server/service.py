@@ -57,7 +57,7 @@ class Readiness:
     """The answer of ``/ready``. `reason` is empty when ready. `guard` is "seccomp+hook" or "hook".
 
     `model` says whether the bundle is bound to its model directory: "bound (6 files)" or "not bound". `limits` are those of
-    the server. `outside` says why they are lower than the manifest's; it is empty if they are not.
+    the server.
     """
 
     ready: bool
@@ -69,7 +69,6 @@ class Readiness:
     guard: str
     model: str
     limits: Mapping[str, int]
-    outside: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +155,6 @@ class Service:
             guard="+".join(warmth.layers),
             model=self.binding,
             limits={} if self.limits is None else _shown_limits(self.limits),
-            outside=self.model.outside,
         )
 
     def tell_ignored(self, members: Sequence[str]) -> None:

@@ -82,14 +82,17 @@ def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fau
     return None
 
 
-def hold_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> int | Fault:
+def hold_blob(
+    path: Path, digest: Digest, examine: Examine = accept_any, *, hashes: bool = True
+) -> int | Fault:
     """Reads the file once, and returns the descriptor through which it was found intact, or its fault.
 
     The descriptor is open for reading, and the caller closes it. While it is open, the caller can read and map the file that
-    was hashed, even if the path names another file by then. Raises as `find_fault` does.
+    was hashed, even if the path names another file by then. Without `hashes`, only the size is compared. Raises as
+    `find_fault` does.
     """
     try:
-        return again(lambda: _hold(path, digest, examine), retry_on=MOVED_ERRORS)
+        return again(lambda: _hold(path, digest, examine, hashes=hashes), retry_on=MOVED_ERRORS)
     except OSError as error:
         return _classify(path, error)
 
@@ -173,10 +176,14 @@ def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[by
         raise CorruptError(f"{path}: was changed while it was read")
 
 
-def _hold(path: Path, digest: Digest, examine: Examine, target: int | None = None) -> int | Fault:
+def _hold(
+    path: Path, digest: Digest, examine: Examine, target: int | None = None, *, hashes: bool = True
+) -> int | Fault:
     descriptor = open_descriptor(path, examine=examine)
     try:
-        fault = _check_size(descriptor, digest) or hash_descriptor(descriptor, digest, target)
+        fault = _check_size(descriptor, digest)
+        if fault is None and hashes:
+            fault = hash_descriptor(descriptor, digest, target)
     except BaseException:
         os.close(descriptor)
         raise

@@ -18,7 +18,7 @@ from pathlib import Path
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import Examine, accept_any
-from aotgaudi.store.cas import Fault, copy_blob
+from aotgaudi.store.cas import Fault, copy_blob, hold_blob
 
 _DESCRIPTORS = Path("/proc/self/fd")
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -29,10 +29,14 @@ _SPARE_FILES = 64
 
 
 class SealedObjects:
-    """Objects by digest, each in sealed memory until `close`. Thread-safe."""
+    """Objects by digest, each in sealed memory until `close`. Thread-safe.
 
-    def __init__(self) -> None:
+    Without `hashes`, objects are neither hashed nor copied: their files are kept open.
+    """
+
+    def __init__(self, *, hashes: bool = True) -> None:
         self._descriptors: dict[Digest, int] = {}
+        self._hashes = hashes
 
     def __len__(self) -> int:
         return len(self._descriptors)
@@ -43,6 +47,13 @@ class SealedObjects:
         Raises as `find_fault` does, and StoreError if the system does not provide such memory.
         """
         if digest in self._descriptors:
+            return None
+        if not self._hashes:
+            found = hold_blob(path, digest, examine, hashes=False)
+            if isinstance(found, Fault):
+                return found
+            if self._descriptors.setdefault(digest, found) != found:
+                os.close(found)  # Another thread was first.
             return None
         memory = _new_memory(path.name)
         try:

@@ -7,12 +7,10 @@ in the trace. They share no prefixes, since a trace does not say what prompts ha
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
@@ -20,8 +18,6 @@ from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.steps import GREEDY_ROW, PromptStep, SamplingRow, StepTable
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.importance import Traffic
-from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
 from aotgaudi.traffic.trace import Trace
@@ -29,13 +25,6 @@ from aotgaudi.traffic.trace import Trace
 SecondsOf = Callable[[StepEntry], float]
 
 _GREEDY = SamplingParams(temperature=0.0)
-
-
-MOST = 0.9
-"""The share of requests that counts as "most"."""
-
-_MOST_STEPS = 40_000
-"""About how many steps are replayed to weigh entries, from requests spread evenly over the trace. Takes some seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,41 +192,3 @@ def replay(
         num_shortened=clients.num_shortened,
         num_preemptions=scheduler.num_preemptions,
     )
-
-
-def traffic_of(manifest: Manifest, trace: Trace) -> Traffic:
-    """Returns how often the steps of a trace run in each entry, and limits that nine of ten of its requests fit.
-
-    A trace does not say how fast a server is, and so not how many requests run together. It is therefore replayed twice, and
-    each replay counts for half. In one, all requests are there from the start, so that steps are as full as the limits
-    allow. In the other, each request runs alone.
-
-    Raises:
-        SpecError: No request of the trace fits the limits of the manifest.
-        UncoveredStepError: The manifest has a hole, and a step hit it.
-    """
-    limits, table = manifest.spec.limits, BucketTable.from_entries(manifest.entries)
-    steps: defaultdict[Entry, float] = defaultdict(float)
-    for num_together in (limits.max_num_seqs, 1):
-        some = _some(trace, num_together)
-        since = 0.0 if num_together > 1 else float(limits.max_model_len * 2)
-        arrivals = tuple(since * number for number in range(len(some)))
-        spread = Trace(arrivals, some.prompt_tokens, some.generated_tokens)
-        found = replay(spread, limits, table, lambda _: 1.0, manifest.spec.scheduler.policy)
-        for (_, entry), count in found.steps.items():
-            steps[entry] += count / found.num_steps
-    length = min(limits.max_model_len, max(2, _most_of(trace)))
-    return Traffic(steps, limits.model_copy(update={"max_model_len": length}))
-
-
-def _some(trace: Trace, num_together: int) -> Trace:
-    """Returns part of a trace, with enough requests for about `_MOST_STEPS` steps if `num_together` run at a time."""
-    num_steps = len(trace) + sum(trace.generated_tokens) / num_together
-    every = max(1, math.ceil(num_steps / _MOST_STEPS))
-    return Trace(trace.arrivals[::every], trace.prompt_tokens[::every], trace.generated_tokens[::every])
-
-
-def _most_of(trace: Trace) -> int:
-    """Returns the length of prompt and answer together that `MOST` of the requests do not exceed."""
-    lengths = sorted(map(sum, zip(trace.prompt_tokens, trace.generated_tokens, strict=True)))
-    return lengths[math.ceil(MOST * len(lengths)) - 1]

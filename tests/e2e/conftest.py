@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.entries import DecodeEntry
-from tests.e2e.harness import SPEC, Server, Workplace, make_model, own_object, store_without
+from tests.e2e.harness import SPEC, Server, Workplace, copy_bundle, make_model, own_object, store_without
 from tests.parallel import once, run_folder
 
 HOLE = DecodeEntry(batch_size=1, query_len=1, num_blocks=2)
@@ -50,7 +50,7 @@ def furnish(place: Workplace) -> None:
 @pytest.fixture(scope="session")
 def server(workplace: Workplace) -> Iterator[Server]:
     """A strict server that several tests share: each leaves it idle."""
-    with workplace.serve("--store", workplace.folder / "no-such-store") as running:
+    with workplace.serve() as running:
         yield running
 
 
@@ -64,14 +64,14 @@ def holed_store(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture(scope="session")
-def holed_bundle(workplace: Workplace, holed_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What that store gives with --allow-missing."""
-    bundle = holed_store.with_name("holed.bundle")
+def holed_bundle(workplace: Workplace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle that has lost the artifacts that `HOLES` need."""
+    bundle = run_folder(tmp_path_factory) / "holed.bundle"
 
-    def seal() -> None:
-        options = ("-o", bundle, "--allow-missing", "--store", holed_store)
-        done = workplace.run("build", "bundle", workplace.spec, *options)
-        assert done.returncode == 0, done.stderr
+    def copy() -> None:
+        copy_bundle(workplace.bundle, bundle)
+        for lost in [own_object(bundle, hole) for hole in HOLES]:
+            lost.unlink()
 
-    once(tmp_path_factory, bundle.name, seal)
+    once(tmp_path_factory, bundle.name, copy)
     return bundle

@@ -174,8 +174,8 @@ def test_the_count_of_compilations_rises_when_something_tries_to_compile(
     path = f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}"
 
     with workplace.serve(PYTHONPATH=path) as server:
-        causes = ("first_use", "process", "import", "torchscript", "dynamo", "backend")
-        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 6
+        causes = ("process", "import", "torchscript", "dynamo", "backend")
+        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 5
 
         os.kill(server.engine.pid if victim == "engine" else server.process.pid, signal.SIGUSR1)
         assert eventually(lambda: server.log.count("saboteur: refused while serving") == 2), server.log
@@ -252,12 +252,13 @@ def test_every_thread_of_a_strict_server_has_the_filter_and_it_answers(server: S
     assert _modes(str(server.process.pid)) == {"2"}
 
 
-def test_a_filter_that_is_not_wanted_or_would_stop_the_builder_is_not_there(workplace: Workplace) -> None:
+def test_what_is_not_wanted_of_the_guard_is_not_there(workplace: Workplace) -> None:
     with workplace.serve("--seccomp", "off") as server:
         assert _guard_of(server) == ("hook", 0, _modes("self"))
-    with workplace.serve("--store", workplace.store, strict=False) as server:
-        assert _guard_of(server) == ("hook", 0, _modes("self"))
-        assert _modes(str(server.process.pid)) == {"2"}  # What speaks HTTP starts nothing in any case.
+    with workplace.serve(strict=False) as server:
+        assert server.complete("the fox", max_tokens=4)["choices"]
+        assert _guard_of(server) == ("", 0, _modes("self"))
+        assert _modes(str(server.process.pid)) == _modes("self")
 
 
 SANDBOX = '''\
@@ -298,26 +299,10 @@ def test_where_a_sandbox_forbids_filters_the_hook_alone_guards_unless_one_is_req
     assert "ready in" not in done.stderr
 
 
-def test_a_filter_is_not_required_of_a_server_that_starts_builders(workplace: Workplace) -> None:
+def test_a_filter_is_not_required_without_require_warm(workplace: Workplace) -> None:
     done = workplace.run(
         "serve", "--bundle", workplace.bundle, "--model", workplace.model, "--seccomp", "require"
     )
 
     assert done.returncode == 2
     assert "--seccomp require goes with --require-warm" in done.stderr
-
-
-def test_a_first_use_that_cannot_be_built_fails_its_request_alone(
-    workplace: Workplace, holed_bundle: Path, tmp_path: Path, empty_path: str
-) -> None:
-    store = tmp_path / "store"
-    with workplace.serve("--store", store, bundle=holed_bundle, strict=False, PATH=empty_path) as server:
-        before = server.complete([3] * 4, max_tokens=4)
-        failed = server.post("/v1/completions", {"prompt": [3] * 20, "max_tokens": 4})
-        after = server.complete([3] * 4, max_tokens=4)
-
-        assert failed.status_code == 500
-        assert failed.json()["error"]["type"] == "InternalServerError"
-        assert after["choices"] == before["choices"]
-        assert "no C++ compiler found" in server.log
-        assert server.is_idle()

@@ -49,20 +49,6 @@ def test_those_of_the_bundle_are_not_and_it_is_refused(workplace: Workplace, tmp
     assert not list(found.iterdir())
 
 
-def test_those_of_the_working_directory_are_not_by_builders_either(
-    workplace: Workplace, holed_bundle: Path, holed_store: Path, tmp_path: Path
-) -> None:
-    here, store = tmp_path / "here", shutil.copytree(holed_store, tmp_path / "store")
-    here.mkdir()
-    found = plant(here, tmp_path / "found")
-
-    with serve(here, "--bundle", holed_bundle, "--model", workplace.model, "--store", store) as server:
-        server.complete([17] * 20, max_tokens=8, ignore_eos=True)
-        assert server.metric("aotgaudi_compilations_total") == 1
-
-    assert not list(found.iterdir())
-
-
 def with_code(model: Path, found: Path, **config: object) -> Path:
     """Gives a model directory all the code that transformers could be talked into running: each leaves a file in `found`."""
     found.mkdir()

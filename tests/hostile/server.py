@@ -25,7 +25,7 @@ MAX_HEALTH_SECONDS = 0.1
 MAX_GROWTH_BYTES = 150 * 10**6
 MAX_STOP_SECONDS = 40.0  # docs/how-to/serve.md, "Stopping", without a delay.
 MAX_LOG_BYTES = 256 * 1024
-MUST_BE_ZERO = ("aotgaudi_compilations_total", "aotgaudi_not_warmed_total", "aotgaudi_failed_steps_total")
+MUST_BE_ZERO = ("aotgaudi_compilations_total", "aotgaudi_failed_steps_total")
 
 
 Attack = Callable[..., None]

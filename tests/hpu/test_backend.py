@@ -67,14 +67,6 @@ def test_a_build_is_proved_and_a_second_one_starts_no_process_with_the_bridge(be
     ).read_bytes()
 
 
-def test_a_part_is_proved_by_itself_before_it_is_sealed(bench: Bench) -> None:
-    done = bench.run("build", "spec.toml", "-o", "part.bundle", "--tier", "least")
-
-    assert done.returncode == 0, done.stderr
-    assert "proof: a new process found all" in done.stdout
-    assert "part: 3 of 11 entries" in done.stdout
-
-
 def test_a_check_compares_keys_and_numbers_and_says_why_not_bytes(bench: Bench) -> None:
     done = bench.run("build", "cache", "spec.toml", "--check", "--sample", "2")
 
@@ -293,13 +285,6 @@ def test_a_server_refuses_a_damaged_recipe_one_that_is_gone_and_too_little_memor
     assert small.returncode == 5, small.stderr
     assert "the model does not fit on the card" in small.stderr
     assert "no number of KV blocks would fit" in small.stderr
-
-
-def test_without_require_warm_a_bundle_is_refused_since_a_builder_would_need_the_card(bench: Bench) -> None:
-    done = bench.run(*["serve", "--bundle", "b.bundle", "--model", "model", "--port", "0"])
-
-    assert done.returncode == 5, done.stderr
-    assert "served with --require-warm alone" in done.stderr
 
 
 # A unit: what compiling and proving refuse

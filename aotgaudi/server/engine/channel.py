@@ -68,7 +68,6 @@ class Running:
     manifest_id: str
     binding: str
     coverage: str
-    outside: str
     status: Status
     phases: tuple[Phase, ...]
 

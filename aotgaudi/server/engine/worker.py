@@ -65,8 +65,9 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
                 phases=phases,
             ),
         )
-        with phases.time("guard"):
-            model.guard.arm(seccomp=begin.seccomp, hand_over=channel.hand_over)
+        if begin.options.require_warm:
+            with phases.time("guard"):
+                model.guard.arm(seccomp=begin.seccomp, hand_over=channel.hand_over)
     except Exception as raised:
         error = machine_error(raised) or raised
         if not isinstance(
@@ -97,7 +98,6 @@ def _running(model: RunningModel, phases: Phases) -> Running:
         manifest_id=model.manifest_id,
         binding=model.binding,
         coverage=model.coverage,
-        outside=model.outside,
         status=_status(model),
         phases=phases.done,
     )

@@ -86,7 +86,6 @@ def _coverage(service: Service, stats: EngineStats, warmth: Warmth) -> dict[str,
         "warm": warmth.num_warm,
         "used": sum(used.values()),
         "used_by_kind": used,
-        "not_warmed": warmth.num_not_warmed,
         "compilations": dict(warmth.compilations),
         "guard": list(warmth.layers),
     }

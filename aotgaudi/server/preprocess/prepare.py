@@ -43,7 +43,6 @@ class ServedModel:
         names: The model's names in the API. An answer carries the name that the request had, or else the first.
         max_len: The model's length in tokens.
         defaults: Sampling parameters of requests that do not state them.
-        outside: Why `max_len` is less than the manifest's; empty if it is not.
         parsers: How the model writes calls of tools and reasoning.
         root: The directory or the hub id that the model comes from.
     """
@@ -51,7 +50,6 @@ class ServedModel:
     names: tuple[str, ...]
     max_len: int
     defaults: Mapping[str, Any]
-    outside: str = ""
     parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
     root: str = ""
 
@@ -249,7 +247,7 @@ class Preparer:
         if len(token_ids) > self.model.max_len:
             raise RequestError(
                 f"the prompt has {len(token_ids)} tokens; max_model_len = {self.model.max_len}", param=param
-            ).explained(self.model.outside)
+            )
         return token_ids
 
     def _truncated_len(self, body: GenerationRequest | EmbeddingRequest) -> int:
@@ -265,7 +263,7 @@ class Preparer:
             raise RequestError(
                 f"truncate_prompt_tokens must be -1 (as many as fit), or 1 to max_model_len = {max_len}, not {asked}",
                 param="truncate_prompt_tokens",
-            ).explained(self.model.outside)
+            )
         return asked
 
     def _rendered(self, body: ChatCompletionRequest) -> str:
@@ -303,5 +301,5 @@ class Preparer:
                 f"The text is {num_chars} characters long; max_model_len = {self.model.max_len} tokens "
                 f"hold at most {bound}",
                 param=param,
-            ).explained(self.model.outside)
+            )
         return [self._bounded(ids, param) for ids in self.tokenizer.encode_batch(texts, with_special)]

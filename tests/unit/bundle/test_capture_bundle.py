@@ -139,7 +139,6 @@ def test_serving_programs_from_it_is_refused_before_anything_is_loaded(
         model_dir=tmp_path / "none",
         require_warm=True,
         num_threads=1,
-        store_root=tmp_path / "store",
     )
 
     with pytest.raises(SpecError, match="holds the caches of another server, no programs"):

@@ -118,3 +118,21 @@ def test_a_refusal_half_way_closes_what_was_open(
         hold_bundle(sealed.open())
 
     assert num_open() == before
+
+
+def test_without_hashing_only_programs_sizes_and_presence_are_compared(sealed: Sealed) -> None:
+    unit = sealed.object("layer.so")
+    data = bytearray(unit.read_bytes())
+    data[0] ^= 1
+    unit.write_bytes(data)
+
+    held = hold_bundle(sealed.open(), hashes=False)
+
+    assert held.report.is_intact
+    assert held.read(sealed.digests["layer.so"]) == data
+    assert held.path(sealed.digests["layer.so"]).read_bytes() == data
+    held.objects.close()
+    unit.write_bytes(b"evil")
+    assert hold_bundle(sealed.open(), hashes=False).report.corrupt
+    unit.unlink()
+    assert hold_bundle(sealed.open(), hashes=False).report.missing

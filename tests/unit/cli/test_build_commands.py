@@ -180,13 +180,6 @@ def test_a_bundle_of_what_is_not_built_exits_with_3_and_leaves_nothing(place: Pl
     assert place.names() == {"tiny.toml", "store"}
 
 
-def test_allow_missing_seals_what_there_is(place: Place) -> None:
-    result = run("bundle", place.spec, "-o", place.folder / "b", "--allow-missing", "--store", place.store)
-
-    assert result.exit_code == 0
-    assert Command("verify")("--no-target", place.folder / "b").exit_code == 3
-
-
 def spec_with(old: str, new: str) -> Callable[[Place], list[object]]:
     def arguments(place: Place) -> list[object]:
         assert old in SPEC_TEXT

@@ -18,6 +18,7 @@ from aotgaudi.cli.serve import serve
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin
 from aotgaudi.server.launch import ServeOptions
+from aotgaudi.server.options import digests_of
 from tests.unit.cli.test_serve_command import NoProcess, model_directory
 
 
@@ -104,13 +105,13 @@ def test_the_command_line_wins_over_the_file(started: Started, run: Callable[...
 
 
 def test_the_environment_wins_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: Started, run: Callable[..., Result]
+    monkeypatch: pytest.MonkeyPatch, started: Started, run: Callable[..., Result]
 ) -> None:
-    monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "of-environment"))
+    monkeypatch.setenv("AOTGAUDI_API_KEY", "of-environment")
 
-    run('store = "of-file"')
+    run('api-key = "of-file"')
 
-    assert started.begin.options.store_root == tmp_path / "of-environment"
+    assert started.options.access.key_digests == digests_of(["of-environment"], "--api-key")
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,6 @@ def refusal(*words: str) -> str:
         "report x.toml --json --trace {}",
         "report x.toml --json --build {}",
         "report x.toml --json --trace trace.csv --step-times {}",
-        "build cache {} --tier least",
-        "build cache x.toml --tier hot --trace {}",
         "serve --bundle {} --model folder --require-warm",
     ],
 )
@@ -113,7 +111,6 @@ def test_what_must_be_a_file_and_is_a_pipe_is_not_waited_for(command: str) -> No
         "tune trace.csv --from x.toml --bytes-per-entry 4GiB --graph-memory",
         "report x.toml --json --trace trace.csv --requests-per-second",
         "report x.toml --json --memory-budget",
-        "build cache x.toml --budget",
         "serve --bundle folder --model folder --drain-delay",
         "run --bundle folder --ready-timeout",
     ],
@@ -140,7 +137,6 @@ def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) ->
         ("tune trace.csv --from x.toml --device cpu --step-times list.json", "--device is for the estimate"),
         ("tune trace.csv --from x.toml -o y.json", "ends in .toml"),
         ("report x.toml --step-times list.json", "--trace FILE"),
-        ("build cache x.toml --budget 10d", "no budget"),
     ],
 )
 def test_what_is_missing_or_contradicts_is_named(command: str, said: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import math
 import os
 import pickle
 import subprocess
@@ -23,8 +22,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin
 from aotgaudi.server.launch import ServeOptions
-from aotgaudi.server.options import Access, Listening, digests_of
-from aotgaudi.threads import Threads
+from aotgaudi.server.options import Access, digests_of
 
 
 def test_a_model_is_served_under_the_name_that_was_given(
@@ -82,43 +80,6 @@ def test_limits_on_clients_and_steps_are_above_nothing(tmp_path: Path, option: s
     assert CliRunner().invoke(cli, ["serve", *where, option, "0"]).exit_code == 2
 
 
-@pytest.mark.parametrize(
-    ("require_warm", "asked", "expected"),
-    [(True, None, 60), (True, 5.0, 5), (False, None, math.inf), (False, 900.0, 900)],
-)
-def test_only_a_step_that_builds_nothing_has_a_limit_of_its_own(
-    require_warm: bool, asked: float | None, expected: float
-) -> None:
-    options = ServeOptions(
-        require_warm=require_warm,
-        threads=Threads(1, "--threads"),
-        listening=Listening(host="", port=0),
-        served_model_names=(),
-        stall_seconds=asked,
-    )
-
-    assert options.longest_step_seconds == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--outside", "refuse"], "--outside refuse serves what is warm: it needs --require-warm"),
-        (["--outside", "chunk"], "it needs --require-warm"),
-        (["--outside", "pad-up"], "it needs --require-warm"),
-        (["--outside", "first-use", "--require-warm"], "it excludes --require-warm"),
-        (["--outside", "drop"], "'drop' is not one of"),
-    ],
-)
-def test_what_lies_outside_is_compiled_or_not_as_require_warm_says(
-    tmp_path: Path, options: list[str], said: str
-) -> None:
-    result = CliRunner().invoke(cli, ["serve", "--bundle", str(tmp_path), "--model", str(tmp_path), *options])
-
-    assert result.exit_code == 2
-    assert said in result.stderr
-
-
 class NoProcess:
     """In the place of the engine's."""
 
@@ -168,10 +129,7 @@ def test_garbage_is_not_looked_for_while_a_server_starts_and_is_again_at_its_end
 
 
 @pytest.mark.usefixtures("no_process")
-@pytest.mark.parametrize("require_warm", [False, True])
-def test_the_engine_is_kept_from_processes_unless_it_has_to_start_builders_and_the_api_server_always(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, require_warm: bool
-) -> None:
+def test_both_processes_are_told_how_to_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[str, str, bool]] = []
 
     def launched(options: ServeOptions, process: NoProcess, _: Phases) -> None:
@@ -181,9 +139,9 @@ def test_the_engine_is_kept_from_processes_unless_it_has_to_start_builders_and_t
     monkeypatch.setattr("aotgaudi.server.launch.launch", launched)
     where = ["--bundle", str(tmp_path), "--model", str(model_directory(tmp_path))]
 
-    CliRunner().invoke(cli, ["serve", *where, *(["--require-warm"] if require_warm else [])])
+    CliRunner().invoke(cli, ["serve", *where, "--require-warm", "--seccomp", "require"])
 
-    assert found == [("auto", "auto" if require_warm else "off", True)]
+    assert found == [("require", "require", True)]
 
 
 @dataclass

@@ -166,16 +166,6 @@ def test_a_cold_entry_is_refused_unless_something_makes_it_warm() -> None:
     with pytest.raises(NotWarmError, match=r"\(prompt, 1, 4, 0\) is not warm"):
         runner_of({}).run(step)
 
-    asked: list[Entry] = []
-    table = ExecutableTable()
-
-    def warm(cold: Entry) -> None:
-        asked.append(cold)
-        table.add(entry, Recorder(prompt_inputs(entry, SIZE, (None,)), torch.zeros(1, 8)))  # type: ignore[arg-type]
-
-    assert ProgramRunner(table, SIZE, warm).run(step).token_ids == [None]
-    assert asked == [entry]
-
 
 def test_the_thread_that_runs_sets_its_threads() -> None:
     before = torch.get_num_threads()

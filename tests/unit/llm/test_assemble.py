@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.bundle.signing import generate_key
+from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.assemble import caches_prefixes, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig
+from aotgaudi.llm.running import ModelOptions
 from aotgaudi.llm.start import check_coverage
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
@@ -89,3 +92,20 @@ def test_sampling_defaults_that_the_sampler_cannot_do_are_one_warning(
     assert said.getMessage() == "sampling defaults of the model: temperature = 0.6"
     assert warned.levelno == logging.WARNING
     assert warned.getMessage().endswith(": min_p = 0.05, repetition_penalty = 1.1")
+
+
+@pytest.mark.parametrize("require_warm", [True, False])
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_a_bundle_is_hashed_where_it_must_be_warm_or_signed(
+    tmp_path: Path, require_warm: bool, is_signed: bool
+) -> None:
+    keys = SignaturePolicy(frozenset({generate_key(tmp_path / "my.key")}))
+    options = ModelOptions(
+        bundle=tmp_path,
+        acceptance=TrustPolicy(signatures=keys if is_signed else None),
+        model_dir=tmp_path,
+        require_warm=require_warm,
+        num_threads=1,
+    )
+
+    assert options.hashes is (require_warm or is_signed)

@@ -231,7 +231,7 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
             "token_text": tokenizer.token_text,
             "model": model,
             "manifest_id": "0123456789abcdef",
-            "warmth": lambda: Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),
+            "warmth": lambda: Warmth(4, 4, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),
             "version": "9.9.9",
         }
         return Service(**{**fields, **overrides})  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def main(delay: float, drain: float) -> None:
         token_text=tokenizer.token_text,
         model=model,
         manifest_id="0",
-        warmth=lambda: Warmth(1, 1, 0, {}),
+        warmth=lambda: Warmth(1, 1, {}),
         version="0",
     )
 

@@ -362,7 +362,6 @@ def test_ready_tells_how_warm_the_server_is(client: TestClient) -> None:
         "guard": "seccomp+hook",
         "model": "not bound",
         "limits": {},
-        "outside": "",
     }
 
 
@@ -420,11 +419,10 @@ def _samples(client: TestClient) -> Mapping[tuple[str, tuple[tuple[str, str], ..
 def test_metrics_are_there_from_the_start(client: TestClient) -> None:
     samples = _samples(client)
 
-    for cause in ("first_use", "process", "import", "torchscript", "dynamo", "backend"):
+    for cause in ("process", "import", "torchscript", "dynamo", "backend"):
         assert samples["aotgaudi_compilations_total", (("cause", cause),)] == 0
     assert samples["aotgaudi_guard", (("layer", "seccomp"),)] == 1
     assert samples["aotgaudi_guard", (("layer", "hook"),)] == 1
-    assert samples["aotgaudi_not_warmed_total", ()] == 0
     assert samples["aotgaudi_ready", ()] == 1
     assert samples["aotgaudi_entries_warm", ()] == samples["aotgaudi_entries", ()] == 4
     assert samples["aotgaudi_requests_running", ()] == 2
@@ -481,21 +479,20 @@ def test_metrics_count_requests_tokens_and_time(client: TestClient, service: Ser
 
 
 def test_compilations_are_counted_by_cause(make_service: Callable[..., Service]) -> None:
-    warmth = Warmth(3, 4, 2, {**dict.fromkeys(CAUSES, 0), "first_use": 5, "process": 1})
+    warmth = Warmth(3, 4, {**dict.fromkeys(CAUSES, 0), "dynamo": 5, "process": 1})
     client = TestClient(create_app(make_service(warmth=lambda: warmth)))
 
     samples = _samples(client)
 
     assert client.get("/ready").json()["compilations"] == 6
-    assert samples["aotgaudi_compilations_total", (("cause", "first_use"),)] == 5
+    assert samples["aotgaudi_compilations_total", (("cause", "dynamo"),)] == 5
     assert samples["aotgaudi_compilations_total", (("cause", "process"),)] == 1
     assert samples["aotgaudi_compilations_total", (("cause", "import"),)] == 0
-    assert samples["aotgaudi_not_warmed_total", ()] == 2
 
 
 def test_steps_with_hyper_connections_are_counted_by_class(make_service: Callable[..., Service]) -> None:
     splits = (SplitCounts(1, 2, 320, is_warm=True), SplitCounts(4, 3, 12, is_warm=False))
-    warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), splits=splits)
+    warmth = Warmth(4, 4, dict.fromkeys(CAUSES, 0), splits=splits)
 
     samples = _samples(TestClient(create_app(make_service(warmth=lambda: warmth))))
 
@@ -506,7 +503,7 @@ def test_steps_with_hyper_connections_are_counted_by_class(make_service: Callabl
 
 
 def test_a_guard_that_the_kernel_has_no_part_in_is_told(make_service: Callable[..., Service]) -> None:
-    warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), ("hook",))
+    warmth = Warmth(4, 4, dict.fromkeys(CAUSES, 0), ("hook",))
     client = TestClient(create_app(make_service(warmth=lambda: warmth)))
 
     samples = _samples(client)

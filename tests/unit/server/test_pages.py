@@ -103,7 +103,7 @@ def test_entries_have_their_figures_and_the_rest_is_one_row(
     entries[PromptEntry(1, 128, 0)] = counters
     stats = replace(engine.stats(), counters=CounterSnapshot(entries))
     engine.stats = lambda: stats
-    warmth = Warmth(4, 4, 0, dict.fromkeys(CAUSES, 0), num_samplers_used=3)
+    warmth = Warmth(4, 4, dict.fromkeys(CAUSES, 0), num_samplers_used=3)
     client = TestClient(create_app(make_service(warmth=lambda: warmth), observability=SHOWN))
 
     data = client.get("/dashboard/data").json()

@@ -82,7 +82,7 @@ class Both:
         )
         self.engine = Engine(core, RULES, _new_detokenizer)
         self.engine.start()
-        model: Any = SimpleNamespace(engine=self.engine, warmth=lambda: Warmth(3, 3, 0, {}))
+        model: Any = SimpleNamespace(engine=self.engine, warmth=lambda: Warmth(3, 3, {}))
         threading.Thread(target=obey, args=(self._channel, model, self.reporter), daemon=True).start()
         running = Running(
             rules=RULES,
@@ -90,8 +90,7 @@ class Both:
             manifest_id="",
             binding="",
             coverage="",
-            outside="",
-            status=Status(self.engine.stats(), Warmth(1, 3, 0, {})),
+            status=Status(self.engine.stats(), Warmth(1, 3, {})),
             phases=(),
         )
         process: Any = SimpleNamespace(connection=ours, ended=lambda: ENDED)
