@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     from aotgaudi.server.batch import BatchProgress
     from aotgaudi.server.batch_files import AnswerFile, RequestFile
 
+_PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings"),
+    *("/tokenize", "/detokenize"),
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Generating(ModelChoice):
@@ -92,9 +97,7 @@ def generate(  # noqa: PLR0913 - one argument for each group of options
         raise click.UsageError("--bundle is a capture, which its own server runs: `aotgaudi run`")
     _ = generating.given_model
     require_packages()
-    from aotgaudi.server.app import BODIES
-
-    requests = RequestFile(source, tuple(BODIES))
+    requests = RequestFile(source, _PATHS)
     with AnswerFile.open(out, requests) as answers:
         num_before = len(answers.done)
         done = None

@@ -291,7 +291,6 @@ class _Clients:
     "observability",
     log_format=LOG_FORMAT,
     access_log=said("Log a line for each request, with its tokens and seconds.", heading=_PROGRAMS),
-    dashboard=said("Show the running server on a page, at /dashboard.", heading=_PROGRAMS),
     otlp_traces_endpoint=said(
         "Send a span for each request to this OpenTelemetry collector (OTLP over HTTP, port 4318); needs [otel].",
         heading=_PROGRAMS,

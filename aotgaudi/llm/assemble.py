@@ -55,11 +55,11 @@ from aotgaudi.spec.sampler import SamplerSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
-    """Returns a model whose engine runs; `coverage` is its proof in a line. Raises what `aotgaudi.llm.start.start` does."""
+def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
+    """Returns a model whose engine runs. Raises what `aotgaudi.llm.start.start` does."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, observers, pinned, coverage)
+        return _assembled(options, observers, pinned)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
+def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
     manifest, model = pinned.bundle.manifest, pinned.weights.model
     served, spec = pinned.served, pinned.served.spec
     with observers.phases.time("tokenizer"):
@@ -132,7 +132,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
             num_built,
             guard.compilations(),
             guard.layers,
-            executables.num_samplers_used,
             splits.counts(steps),
         )
 
@@ -143,7 +142,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
         defaults=defaults,
         manifest_id=manifest.id,
         binding=model.describe(),
-        coverage=coverage,
         limits=spec.limits,
         outside=outside,
         guard=guard,

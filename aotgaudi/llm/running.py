@@ -105,8 +105,7 @@ class Warmth:
 
     `num_not_warmed` counts steps whose entry was not loaded when it was needed. `compilations` counts by cause, see
     `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest, and empty before it is armed.
-    `num_samplers_used` counts the sampler entries that steps have used. `splits` has the classes of hyper-connections, and
-    is empty for a model without them.
+    `splits` has the classes of hyper-connections, and is empty for a model without them.
     """
 
     num_warm: int
@@ -114,7 +113,6 @@ class Warmth:
     num_not_warmed: int
     compilations: Mapping[Cause, int]
     layers: tuple[Layer, ...] = ()
-    num_samplers_used: int = 0
     splits: tuple[SplitCounts, ...] = ()
 
     @property
@@ -135,8 +133,8 @@ class RunningModel:
     """A model that serves requests.
 
     `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle is
-    bound to the model directory, e.g. "bound (6 files)". `coverage` says whether every possible step has an entry. `limits`
-    are the served limits. `outside` says why they are lower than the manifest's, and is empty if they are equal.
+    bound to the model directory, e.g. "bound (6 files)". `limits` are the served limits. `outside`
+    says why they are lower than the manifest's, and is empty if they are equal.
     """
 
     engine: Engine
@@ -145,7 +143,6 @@ class RunningModel:
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str
-    coverage: str
     limits: ServingLimits
     guard: Guard
     warmth: Callable[[], Warmth]

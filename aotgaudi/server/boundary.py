@@ -33,7 +33,7 @@ CLIENT_GONE_STATUS = 499  # nginx's; only metrics and the log show it.
 logger = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:=@+/-]{1,128}")
-_PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/data"})
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Monitoring polls these, so the access log shows them only when they fail."""
 _MAX_LOGGED_CHARS = 256
 

@@ -220,7 +220,6 @@ def start_service(
         model=served,
         manifest_id=running.manifest_id,
         binding=running.binding,
-        coverage=running.coverage,
         limits=limits,
         warmth=lambda: engine.warmth().plus(guard),
         refresh=engine.refresh,

@@ -23,12 +23,12 @@ from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import Event, TokenEvent
 from aotgaudi.errors import AotGaudiError, SpecError, StoreError
-from aotgaudi.server.app import BODIES, create_app
+from aotgaudi.server.app import create_app
 from aotgaudi.server.batch import Batch, BatchProgress, _StoppedError, check_fingerprints
 from aotgaudi.server.batch_files import AnswerFile, BatchAnswer, RequestFile, id_hash
 from aotgaudi.server.service import Service
 
-URLS = tuple(BODIES)
+URLS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings")
 
 
 def line(custom_id: str, url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
