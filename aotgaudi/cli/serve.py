@@ -146,7 +146,7 @@ def _parse_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be a URL such as http://collector:4318")
-    return text
+    return text if parts.path.strip("/") else f"{text.rstrip('/')}/v1/traces"
 
 
 def _check_address(context: click.Context) -> None:

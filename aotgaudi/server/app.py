@@ -42,7 +42,6 @@ from aotgaudi.server.boundary import (
     HEADER,
     AccessLog,
     RequestBoundary,
-    SpanWriter,
     answer_error,
     answer_id,
 )
@@ -84,12 +83,10 @@ def create_app(
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
     access: Access = OPEN_ACCESS,
     root_path: str = "",
-    traces: SpanWriter | None = None,
 ) -> Starlette:
     """Returns the application that serves `service` to requests for `hosts` with `access`. The caller ends the service.
 
-    With `traces`, each request for an answer gets a span. Behind a proxy, clients find the application at `root_path`. The
-    paths of requests may include that prefix or not.
+    Behind a proxy, clients find the application at `root_path`. The paths of requests may include that prefix or not.
 
     A path with a trailing slash is redirected, as by vLLM, but not to wherever the client's ``Host`` says, as by Starlette.
     """
@@ -104,7 +101,6 @@ def create_app(
                 routes=routes,
                 access=log,
                 root_path=root_path,
-                traces=traces,
             ),
             Middleware(HostCheck, hosts=hosts),
             *_admit(access),
@@ -321,7 +317,7 @@ class Api:
     def _submitted(self, request: Request, prepared: PreparedRequest, answer_id: str) -> Generation:
         service = self._service
         generation = Generation(service.engine, answer_id, service.metrics, service.clock)
-        request.state.prepared, request.state.generation = prepared, generation
+        request.state.generation = generation
         try:
             generation.submit(
                 prepared.prompts,
