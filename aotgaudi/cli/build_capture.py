@@ -57,7 +57,8 @@ class CaptureSettings:
         metavar="DIR",
     )
     shards: int | None = option(
-        "Have this many servers warm up a part of the buckets each, side by side, as far as there are cards (vllm-gaudi).",
+        "Have this many servers warm up a part of the buckets each, one after another; parts in the store are not repeated"
+        " (vllm-gaudi).",
         default=None,
         type=click.IntRange(1, MAX_SHARDS),
         metavar="N",

@@ -88,7 +88,7 @@ def _parse_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be a URL such as http://collector:4318")
-    return text
+    return text if parts.path.strip("/") else f"{text.rstrip('/')}/v1/traces"
 
 
 def _check_address(context: click.Context) -> None:
@@ -246,7 +246,6 @@ class _Clients:
     "observability",
     log_format=LOG_FORMAT,
     access_log=said("Log a line for each request, with its tokens and seconds.", heading=_PROGRAMS),
-    dashboard=said("Show the running server on a page, at /dashboard.", heading=_PROGRAMS),
     otlp_traces_endpoint=said(
         "Send a span for each request to this OpenTelemetry collector (OTLP over HTTP, port 4318); needs [otel].",
         heading=_PROGRAMS,

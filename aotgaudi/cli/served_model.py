@@ -33,7 +33,11 @@ if TYPE_CHECKING:
     from aotgaudi.server.options import LogFormat
 
 _SERVE = {"torch": "serve", "tokenizers": "serve", "uvicorn": "serve"}
-OTEL = {"opentelemetry.sdk": "otel", "opentelemetry.exporter.otlp.proto.http": "otel"}
+OTEL = {
+    "opentelemetry.sdk": "otel",
+    "opentelemetry.exporter.otlp.proto.http": "otel",
+    "opentelemetry.instrumentation.asgi": "otel",
+}
 """The modules that `require_packages` looks for, with the extra that brings them."""
 
 

@@ -50,11 +50,11 @@ from aotgaudi.spec.sampler import SamplerSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
-    """Returns a model whose engine runs; `coverage` is its proof in a line. Raises what `aotgaudi.llm.start.start` does."""
+def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
+    """Returns a model whose engine runs. Raises what `aotgaudi.llm.start.start` does."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, observers, pinned, coverage)
+        return _assembled(options, observers, pinned)
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, coverage: str) -> RunningModel:
+def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
     manifest, model = pinned.bundle.manifest, pinned.weights.model
     spec = manifest.spec
     with observers.phases.time("tokenizer"):
@@ -118,7 +118,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
             len(manifest.entries),
             guard.compilations(),
             guard.layers,
-            executables.num_samplers_used,
             splits.counts(steps),
         )
 
@@ -129,7 +128,6 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned, cove
         defaults=defaults,
         manifest_id=manifest.id,
         binding=model.describe(),
-        coverage=coverage,
         limits=spec.limits,
         guard=guard,
         warmth=warmth,

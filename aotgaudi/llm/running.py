@@ -96,16 +96,13 @@ class Warmth:
     """How warm a running model is, and what guards it against compiling.
 
     `compilations` counts by cause, see `aotgaudi.runtime.guard.CAUSES`. `layers` are the guard's, from the lowest, and empty
-    unless it is armed.
-    `num_samplers_used` counts the sampler entries that steps have used. `splits` has the classes of hyper-connections, and
-    is empty for a model without them.
+    unless it is armed. `splits` has the classes of hyper-connections, and is empty for a model without them.
     """
 
     num_warm: int
     num_total: int
     compilations: Mapping[Cause, int]
     layers: tuple[Layer, ...] = ()
-    num_samplers_used: int = 0
     splits: tuple[SplitCounts, ...] = ()
 
     @property
@@ -126,8 +123,7 @@ class RunningModel:
     """A model that serves requests.
 
     `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle is
-    bound to the model directory, e.g. "bound (6 files)". `coverage` says whether every possible step has an entry. `limits`
-    are the served limits.
+        bound to the model directory, e.g. "bound (6 files)". `limits` are the served limits.
     """
 
     engine: Engine
@@ -136,7 +132,6 @@ class RunningModel:
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str
-    coverage: str
     limits: ServingLimits
     guard: Guard
     warmth: Callable[[], Warmth]

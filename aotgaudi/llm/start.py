@@ -45,27 +45,23 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
     reader = ShardReader(model, options.weights_memory)
     with pinned(bundle, reader, phases, hashes=options.hashes) as parts:
         with phases.time("coverage"):
-            coverage = check_coverage(bundle.manifest, require_warm=options.require_warm)
+            check_coverage(bundle.manifest, require_warm=options.require_warm)
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns if numpy is missing, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
             # Imported only now, so that whatever can fail without torch fails within a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, observers, parts, coverage)
+        return assemble(options, observers, parts)
 
 
-def check_coverage(manifest: Manifest, *, require_warm: bool) -> str:
-    """Returns the result of the coverage proof in one line, and warns of possible steps without an entry.
-
-    Under `require_warm` it raises CoverageError instead of warning.
-    """
+def check_coverage(manifest: Manifest, *, require_warm: bool) -> None:
+    """Warns of possible steps without an entry; under `require_warm`, raises CoverageError instead."""
     coverage = coverage_of(manifest, SchedulerSpec())  # Our scheduler serves, whatever the spec describes.
     if coverage.is_closed:
-        return str(coverage)
+        return
     if require_warm:
         raise CoverageError(
             f"manifest: {coverage} (`aotgaudi coverage MANIFEST` lists the holes and says what closes them)"
         )
     logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)
-    return str(coverage)

@@ -193,12 +193,6 @@ class ExecutableTable:
         """Returns the batch sizes above 0 that have a sampler, ascending."""
         return tuple(sorted({size for size, _ in self._samplers if size}))
 
-    @property
-    def num_samplers_used(self) -> int:
-        """How many sampler entries steps have used. Any thread may ask."""
-        found = list(self._serving.values())  # An atomic copy, because other threads may add entries.
-        return len(set(found))
-
     def sampler(self, batch_size: int, signature: SamplerSignature) -> SamplerEntry:
         """Returns the entry that serves a batch: one with its signature, else the cheapest with a larger signature.
 

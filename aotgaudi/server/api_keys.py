@@ -1,8 +1,7 @@
 """Decides which requests need an API key, and whether they carry one.
 
-Every path needs a key, including paths added later, except `OPEN_PATHS` and the files of the pages. Those serve probes,
-scrapers, the API's description, and the pages for people, since a browser cannot send a key. They show nothing that clients
-sent or got.
+Every path needs a key, including paths added later, except `OPEN_PATHS`. Those serve probes and scrapers, and show nothing
+that clients sent or got.
 """
 
 from __future__ import annotations
@@ -18,10 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aotgaudi.errors import RequestError
 from aotgaudi.server.boundary import answer_error
 
-OPEN_PATHS = frozenset(
-    {"/health", "/live", "/ready", "/ping", "/metrics", "/version", "/openapi.json", "/docs", "/dashboard"}
-)
-_OPEN_FOLDERS = ("/docs/", "/dashboard/")
+OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics", "/version"})
 _SCHEME = "bearer"
 
 
@@ -34,7 +30,7 @@ class KeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
-        if scope["type"] != "http" or _is_open(scope["path"]):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         header = Headers(scope=scope).get("authorization")
@@ -54,7 +50,3 @@ class KeyCheck:
         digest = hashlib.sha256(key.strip().encode("latin-1")).digest()
         same = [hmac.compare_digest(digest, known) for known in self._digests]
         return any(same) and scheme.lower() == _SCHEME
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith(_OPEN_FOLDERS)

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, their handlers, errors, and the API's description.
+"""The HTTP application: routes, their handlers, and errors.
 
 =====================================  ====================================================================
 ``GET /v1/models``, ``/v1/models/ID``  the served models
@@ -12,24 +12,19 @@
 ``POST /tokenize``, ``/detokenize``    a prompt's tokens, and the text of tokens, in vLLM's forms
 ``GET /ping``, ``POST /ping``          as ``/health``, for SageMaker
 ``GET /load``                          how many answers are waiting or in progress
-``GET /openapi.json``                  this API in OpenAPI 3.1 (https://spec.openapis.org/oas/v3.1.0)
-``GET /docs``                          a page that shows this description
-``GET /dashboard``                     a page that shows the running server, with ``--dashboard``
 =====================================  ====================================================================
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import cached_property, partial
+from functools import partial
 
-from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -46,7 +41,6 @@ from aotgaudi.server.boundary import (
     HEADER,
     AccessLog,
     RequestBoundary,
-    SpanWriter,
     answer_error,
     answer_id,
 )
@@ -61,12 +55,9 @@ from aotgaudi.server.http import (
 )
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
-from aotgaudi.server.pages.routes import dashboard_routes, docs_routes
-from aotgaudi.server.preprocess.body import Body
-from aotgaudi.server.preprocess.embedding_request import EmbeddingRequest, embedding_item
+from aotgaudi.server.preprocess.embedding_request import embedding_item
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
-from aotgaudi.server.preprocess.protocol import ChatCompletionRequest, CompletionRequest
-from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, TokenizeRequest
+from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.reply.message import ReadMessage
 from aotgaudi.server.responses import (
     AnswerFormat,
@@ -81,17 +72,6 @@ from aotgaudi.server.responses import (
 from aotgaudi.server.service import Service
 
 _LAST_SLASHES = re.compile(r"(/|%2[fF])+$")
-_REF = "#/components/schemas/{model}"
-
-
-BODIES: Mapping[str, type[Body]] = {
-    "/v1/completions": CompletionRequest,
-    "/v1/chat/completions": ChatCompletionRequest,
-    "/v1/embeddings": EmbeddingRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-}
-"""The body of each path that takes one."""
 
 
 def create_app(
@@ -100,18 +80,14 @@ def create_app(
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
     access: Access = OPEN_ACCESS,
     root_path: str = "",
-    traces: SpanWriter | None = None,
 ) -> Starlette:
     """Returns the application that serves `service` to requests for `hosts` with `access`. The caller ends the service.
 
-    With `traces`, each request for an answer gets a span. Behind a proxy, clients find the application at `root_path`. The
-    paths of requests may include that prefix or not.
+    Behind a proxy, clients find the application at `root_path`. The paths of requests may include that prefix or not.
 
     A path with a trailing slash is redirected, as by vLLM, but not to wherever the client's ``Host`` says, as by Starlette.
     """
-    routes = [*_routes(Api(service, root_path)), *docs_routes()]
-    if observability.dashboard:
-        routes += dashboard_routes(service)
+    routes = _routes(Api(service))
     log = AccessLog(service.now) if observability.access_log else None
     app = Starlette(
         routes=[*_slashed(routes), *routes],
@@ -122,7 +98,6 @@ def create_app(
                 routes=routes,
                 access=log,
                 root_path=root_path,
-                traces=traces,
             ),
             Middleware(HostCheck, hosts=hosts),
             *_admit(access),
@@ -141,7 +116,7 @@ def _slashed(routes: Iterable[Route]) -> Iterable[Route]:
     """Yields a route that redirects each path with a slash at its end to the path without."""
     for route in routes:
         methods = sorted(route.methods or ())
-        yield Route(f"{route.path}/", _redirect, methods=methods, include_in_schema=False)
+        yield Route(f"{route.path}/", _redirect, methods=methods)
 
 
 async def _redirect(request: Request) -> Response:
@@ -179,16 +154,14 @@ def _routes(api: Api) -> list[Route]:
         Route("/detokenize", api.detokenize, methods=["POST"]),
         Route("/ping", api.ping, methods=["GET", "POST"]),
         Route("/load", api.load),
-        Route("/openapi.json", api.describe, include_in_schema=False),
     ]
 
 
 class Api:
     """The handlers of the routes, bound to a service."""
 
-    def __init__(self, service: Service, root_path: str = "") -> None:
+    def __init__(self, service: Service) -> None:
         self._service, self._bodies = service, BodyReader(service.engine.admission, service.max_body_bytes)
-        self._root_path = root_path
 
     async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
@@ -268,15 +241,6 @@ class Api:
         """Says how many answers are being made or wait."""
         return JSONResponse({"server_load": self._service.engine.admission.num_open})
 
-    async def describe(self, _: Request) -> Response:
-        """Describes the API."""
-        return JSONResponse(self._description)
-
-    @cached_property
-    def _description(self) -> Mapping[str, object]:
-        """The API's description, built on first use so that it does not delay the start."""
-        return openapi_document(self._service.version, _routes(self), BODIES, self._root_path)
-
     def _model_card(self, name: str) -> dict[str, object]:
         return {
             "id": name,
@@ -338,7 +302,7 @@ class Api:
     def _submitted(self, request: Request, prepared: PreparedRequest, answer_id: str) -> Generation:
         service = self._service
         generation = Generation(service.engine, answer_id, service.metrics, service.clock)
-        request.state.prepared, request.state.generation = prepared, generation
+        request.state.generation = generation
         try:
             generation.submit(
                 prepared.prompts,
@@ -377,39 +341,3 @@ async def _answer_http_exception(_: Request, error: Exception) -> Response:
 
 async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_GONE_STATUS)
-
-
-def openapi_document(
-    version: str, routes: Iterable[Route], bodies: Mapping[str, type[Body]], root_path: str = ""
-) -> Mapping[str, object]:
-    """Returns ``/openapi.json`` for `routes`. `bodies` maps each path that takes a body to its class."""
-    _, definitions = models_json_schema([(body, "validation") for body in bodies.values()], ref_template=_REF)
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "aotgaudi", "version": version},
-        "servers": [{"url": root_path or "/"}],
-        "paths": {
-            route.path_format: _path(route, bodies.get(route.path))
-            for route in routes
-            if route.include_in_schema
-        },
-        "components": {"schemas": definitions["$defs"]},
-    }
-
-
-def _path(route: Route, body: type[Body] | None) -> Mapping[str, object]:
-    summary = (inspect.getdoc(route.endpoint) or "").splitlines()[0].rstrip(".")
-    operation: dict[str, object] = {
-        "operationId": route.name,
-        "summary": summary,
-        "responses": {"200": {"description": "what was asked for"}, "default": {"description": "an error"}},
-    }
-    if route.param_convertors:
-        operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in route.param_convertors
-        ]
-    if body is not None:
-        content = {"application/json": {"schema": {"$ref": _REF.format(model=body.__name__)}}}
-        operation["requestBody"] = {"required": True, "content": content}
-    return {"get" if body is None else "post": operation}

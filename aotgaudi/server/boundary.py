@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -33,7 +33,7 @@ CLIENT_GONE_STATUS = 499  # nginx's; only metrics and the log show it.
 logger = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(r"[A-Za-z0-9._:=@+/-]{1,128}")
-_PROBES = frozenset({"/health", "/ready", "/metrics", "/dashboard/data"})
+_PROBES = frozenset({"/health", "/ready", "/metrics"})
 """Monitoring polls these, so the access log shows them only when they fail."""
 _MAX_LOGGED_CHARS = 256
 
@@ -90,14 +90,6 @@ def _logged(text: str) -> str:
     return text[:_MAX_LOGGED_CHARS].encode("unicode_escape").decode("ascii")
 
 
-class SpanWriter(Protocol):
-    """A writer of spans, such as `aotgaudi.server.traces.Traces`."""
-
-    def write(self, scope: Scope, route: str, status: int, began: int, ended: int) -> None:
-        """Writes the span of a request that has ended. Times are nanoseconds since 1970."""
-        ...
-
-
 class RequestBoundary:
     """Names requests, counts answers by endpoint and status, and answers uncaught errors with 500."""
 
@@ -108,11 +100,9 @@ class RequestBoundary:
         routes: Iterable[Route],
         access: AccessLog | None = None,
         root_path: str = "",
-        traces: SpanWriter | None = None,
     ) -> None:
         """Without `access`, requests are not logged. If a path begins with `root_path`, that prefix is removed."""
         self._app, self._metrics, self._access, self._root_path = app, metrics, access, root_path
-        self._traces = traces
         self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -143,12 +133,8 @@ class RequestBoundary:
             # The label is the route's path: clients must not be able to invent labels.
             route, code = self._paths.get(scope.get("endpoint"), "other"), status or CLIENT_GONE_STATUS
             self._metrics.requests.labels(route, str(code)).inc()
-            seconds = time.monotonic() - began
             if self._access is not None:
-                self._access.write(scope, route, code, seconds)
-            if self._traces is not None:
-                ended = time.time_ns()
-                self._traces.write(scope, route, code, ended - int(seconds * 1e9), ended)
+                self._access.write(scope, route, code, time.monotonic() - began)
             REQUEST_ID.reset(token)
 
 

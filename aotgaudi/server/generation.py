@@ -14,7 +14,7 @@ from typing import Protocol
 
 from aotgaudi.engine.admission import Admission
 from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
-from aotgaudi.engine.request import FinishReason, NewRequest
+from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.engine.steps import PoolingParams
@@ -76,13 +76,7 @@ class TokenCounts:
 
 
 class Generation:
-    """The outputs (choices) of one HTTP request: one or several for each prompt, ordered by prompt.
-
-    Attributes:
-        finish_reasons: Of each choice that has ended, in the order in which they ended.
-        queue_seconds, first_token_seconds, whole_seconds: From the request's arrival to the first step, the first token and
-            the end. With several choices, these are the longest, the first and the last time. None until then.
-    """
+    """The outputs (choices) of one HTTP request: one or several for each prompt, ordered by prompt."""
 
     def __init__(
         self,
@@ -102,10 +96,6 @@ class Generation:
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
         self._num_cached_tokens = 0
-        self.finish_reasons: list[FinishReason] = []
-        self.queue_seconds: float | None = None
-        self.first_token_seconds: float | None = None
-        self.whole_seconds: float | None = None
         self._num_choices, self._shows_output = 1, True
 
     @property
@@ -187,16 +177,11 @@ class Generation:
         if not self._shows_output:
             event = _without_output(event)
         timer.count_tokens(len(event.token_ids))
-        if self.first_token_seconds is None and event.token_ids:
-            self.first_token_seconds = self._clock() - self._arrival
         self._num_output_tokens += len(event.token_ids)
         if event.usage is not None and index % self._num_choices == 0:
             self._num_cached_tokens += event.usage.num_cached_tokens
-            self.queue_seconds = max(self.queue_seconds or 0.0, event.usage.queue_seconds)
         if event.finish_reason is not None:
             del self._open[event.request_id]
-            self.finish_reasons.append(event.finish_reason)
-            self.whole_seconds = self._clock() - self._arrival
         if event.finish_reason == "abort":
             raise RequestError("The server is shutting down", http_status=503)
         if event.finish_reason is not None:

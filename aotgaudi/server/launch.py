@@ -9,11 +9,14 @@ from __future__ import annotations
 import gc
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
+
+from starlette.types import ASGIApp
 
 from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
@@ -21,8 +24,8 @@ from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.runtime.seccomp import leave_others_alone
+from aotgaudi.server.api_keys import OPEN_PATHS
 from aotgaudi.server.app import create_app
-from aotgaudi.server.boundary import SpanWriter
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts, is_loopback
@@ -45,6 +48,11 @@ from aotgaudi.threads import Threads
 
 if TYPE_CHECKING:
     import ssl
+
+_Wrap: TypeAlias = Callable[[ASGIApp], ASGIApp]
+
+_EXPORT_SECONDS, _MAX_SPANS = 3, 2048
+"""How long sending spans may take, and how many may wait. At the end at most two batches are sent."""
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +99,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
     with (
         listener,
         PreprocessorPool(seccomp=options.seccomp) as preprocessor,
-        _traces(options.observability) as traces,
+        tracing(options.observability.otlp_traces_endpoint) as traced,
     ):
         leave_others_alone()  # The engine's process and the pool run already, so they are among the others.
         service, engine = _start_service(options, process, preprocessor, phases)
@@ -111,7 +119,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         hosts = _hosts(options.listening, asks_for_key=bool(options.access.key_digests))
         root_path = options.listening.root_path
         server = HttpServer(
-            create_app(service, hosts, options.observability, options.access, root_path, traces),
+            traced(create_app(service, hosts, options.observability, options.access, root_path)),
             listener,
             service,
             on_listening=on_listening,
@@ -130,18 +138,35 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
 
 
 @contextmanager
-def _traces(observability: Observability) -> Iterator[SpanWriter | None]:
-    """Yields the writer of spans, or None if there is no endpoint (then the SDK is not imported). Sends the last spans."""
-    if observability.otlp_traces_endpoint is None:
-        yield None
-        return
-    from aotgaudi.server.traces import Traces
+def tracing(url: str | None) -> Iterator[_Wrap]:
+    """Yields what makes an application send a span for each request to `url`. Sends the last spans.
 
-    traces = Traces(observability.otlp_traces_endpoint, __version__)
+    Enter it before the guard is armed, since it imports OpenTelemetry. Without a `url` it does nothing.
+    """
+    if url is None:
+        yield lambda app: app
+        return
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.instrumentation.asgi import OpenTelemetryMiddleware
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    resource = Resource.create({"service.name": "aotgaudi", "service.version": __version__})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=url, timeout=_EXPORT_SECONDS)
+    provider.add_span_processor(
+        BatchSpanProcessor(exporter, max_queue_size=_MAX_SPANS, max_export_batch_size=_MAX_SPANS)
+    )
     try:
-        yield traces
+        yield partial(
+            OpenTelemetryMiddleware,
+            excluded_urls=",".join(f"{path}$" for path in OPEN_PATHS),
+            tracer_provider=provider,
+            exclude_spans=["receive", "send"],
+        )
     finally:
-        traces.close()
+        provider.shutdown()
 
 
 def _listener(listening: Listening) -> socket.socket:
@@ -203,7 +228,6 @@ def _start_service(
         model=served,
         manifest_id=running.manifest_id,
         binding=running.binding,
-        coverage=running.coverage,
         limits=limits,
         warmth=lambda: engine.warmth().plus(guard),
         refresh=engine.refresh,

@@ -375,7 +375,6 @@ class Metrics:
     def __init__(self, model_name: str = "", version: str = "") -> None:
         """`model_name` is a label of the metrics under vLLM's names, `version` a label of ``aotgaudi_build_info``."""
         self._model_name = model_name
-        self.start_seconds, self.start_phases = 0.0, tuple[Phase, ...]()
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         Info("aotgaudi_build", "The program that runs.", registry=registry).info({"version": version})
@@ -456,8 +455,7 @@ class Metrics:
     def tell_start(self, seconds: float, phases: Iterable[Phase]) -> None:
         """Records how long the start and its phases took."""
         self.time_to_ready.set(seconds)
-        self.start_seconds, self.start_phases = seconds, tuple(phases)
-        for phase in self.start_phases:
+        for phase in phases:
             self._phase_begin.labels(phase.name).set(phase.begin)
             self._phase_end.labels(phase.name).set(phase.end)
 

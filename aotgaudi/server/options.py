@@ -194,13 +194,11 @@ class Observability:
     Attributes:
         log_format: Lines of the log, as text or as JSON objects.
         access_log: Log a line for each request.
-        dashboard: Show the running server on a page.
         otlp_traces_endpoint: URL of the OpenTelemetry collector that gets a span for each request; None for no spans.
     """
 
     log_format: LogFormat = "text"
     access_log: bool = False
-    dashboard: bool = False
     otlp_traces_endpoint: str | None = None
 
 

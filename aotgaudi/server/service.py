@@ -76,9 +76,8 @@ class Service:
     """One model being served. It is as thread-safe as its parts.
 
     An engine that has had work for `stall_seconds` without ending a step counts as stuck. `clock` returns seconds from an
-    arbitrary start, `now` the time of day. `coverage` says whether every step that the scheduler can form has an entry.
-    `token_text` returns the text of a token whose log-probability is in an answer. `refresh` updates the snapshot that
-    `engine` and `warmth` report.
+    arbitrary start, `now` the time of day. `token_text` returns the text of a token whose log-probability is in
+    an answer. `refresh` updates the snapshot that `engine` and `warmth` report.
     """
 
     engine: EngineLike
@@ -90,7 +89,6 @@ class Service:
     version: str
     refresh: Callable[[], Awaitable[None]] = _nothing
     binding: str = "not bound"
-    coverage: str = ""
     limits: ServingLimits | None = None
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES

@@ -153,7 +153,7 @@ def build_run(
     needed = sum(file.digest.size_bytes for file in files)
     with open_sandbox(setting.root, needed_bytes=needed) as sandbox:
         if files:
-            restore_files(files, Source(setting.objects.path, "the capture", "build it again"), sandbox.here)
+            restore_files(files, Source(setting.objects.path, "the capture", "build it again"), sandbox.root)
         link_model(setting.found, setting.launch, sandbox)
         before(sandbox)
         sealed = {file.path: file.digest for file in files}
@@ -191,7 +191,7 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
             )
         watch.look()  # An event after the last look ends the start, too.
         findings = _findings(session)
-    after = compare(sandbox.here, plan.rules) if plan.rules.has_sealed else FileChanges()
+    after = compare(sandbox.root, plan.rules) if plan.rules.has_sealed else FileChanges()
     return Ran(ready_seconds, seen, after, findings, answers, answer_seconds)
 
 

@@ -186,8 +186,7 @@ def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFil
     progress.begin(counted(sharding.num, "shard"))
     missing = [shard for shard in shards if find_unproven(store, shard.key) is None]
     if missing and sharding.command is not None:
-        servers = order.found.adapter.cards(order.launch, sharding.environ)
-        run_shards(missing, sharding.command, servers, sharding.environ, store.root / "logs", progress)
+        run_shards(missing, sharding.command, sharding.environ, store.root / "logs", progress)
     rows = [row for row in (find_unproven(store, shard.key) for shard in shards) if row is not None]
     if len(rows) < len(shards):
         names = ", ".join(shard.name for shard in shards if find_unproven(store, shard.key) is None)
@@ -273,10 +272,10 @@ def _started(
             "measure" if files else "cold",
             files,
             before=partial(_put, {} if files else order.given),
-            between=lambda sandbox: order.found.adapter.settle(sandbox.here),
+            between=lambda sandbox: order.found.adapter.settle(sandbox.root),
         ) as (ran, sandbox):
             _require_agents(ran, setting)
-            found = collect(sandbox.here, rules.for_sandbox(sandbox), setting.objects)
+            found = collect(sandbox.root, rules, setting.objects)
     except EndedEarlyError as early:
         raise CaptureError(early.cause) from early
     for path in found.strays[:3]:
@@ -299,7 +298,7 @@ def _started(
 def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
     """Writes the files that the launch needs. Raises StoreError."""
     for name, text in given.items():
-        path = sandbox.here / name
+        path = sandbox.root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -22,7 +22,7 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotgaudi.bundle.capture_receipt import (
@@ -36,7 +36,6 @@ from aotgaudi.bundle.capture_receipt import (
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.machine import available_cores
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.session import OUTSIDE
 from aotgaudi.wrap.variables import is_secret, is_secret_key, secret_values
 
@@ -154,18 +153,12 @@ class Rules:
         kind_of: Returns a file's kind by its path.
         secrets: Values that no file may hold.
         places: Name -> path. Files that contain the path are counted.
-        foreign: Paths that no file may contain, because only this build sees them.
     """
 
     left_out: tuple[tuple[str, str], ...]
     kind_of: Callable[[str], FileKind]
     secrets: tuple[Secret, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
-    foreign: tuple[str, ...] = ()
-
-    def for_sandbox(self, sandbox: Sandbox) -> Rules:
-        """Returns the rules for a sandbox. We may see it under another path than the server does."""
-        return self if sandbox.here == sandbox.root else replace(self, foreign=(str(sandbox.here),))
 
 
 @dataclass(frozen=True)
@@ -284,8 +277,7 @@ class _Needles:
             form: secret.name for secret in rules.secrets if secret.is_searched for form in secret.forms()
         }
         self.places = {os.fsencode(text): name for name, text in rules.places.items() if text}
-        self.foreign = tuple(map(os.fsencode, rules.foreign))
-        self.all = (*self.secrets, *self.places, *self.foreign)
+        self.all = (*self.secrets, *self.places)
         self.longest = max(map(len, self.all), default=1)
 
 
@@ -332,10 +324,6 @@ def _refuse(path: str, held: Iterable[bytes], needles: _Needles) -> None:
         raise CaptureError(
             f"{_without(path, needles)} holds the value of {', '.join(secrets)}, a secret that everybody with the bundle"
             " could read (build without it, or keep the server from writing it there)"
-        )
-    if any(needle in needles.foreign for needle in held):
-        raise CaptureError(
-            f"{path} holds a path that only this build has, so it could not be used anywhere else"
         )
 
 

@@ -1,10 +1,9 @@
 """The program that becomes the wrapped server, after it has set up what must hold before the server's first instruction.
 
-The arguments of ``main`` are PARENT HERE ROOT [SOCKET] -- WORDS. It makes the process end with its parent. If HERE and ROOT
-differ, it mounts HERE over ROOT in a private mount namespace. It restores the default signals. If there is a SOCKET, it has
-the kernel ask us about programs that are started (`aotgaudi.wrap.programs`). Then it becomes WORDS. It uses the standard
-library only, and it is a separate program because no code of ours may run between fork and exec in a process with threads.
-Source: unshare(2), mount(2), user_namespaces(7), seccomp(2).
+The arguments of ``main`` are PARENT [SOCKET] -- WORDS. It makes the process end with its parent. It restores the default
+signals. If there is a SOCKET, it has the kernel ask us about programs that are started (`aotgaudi.wrap.programs`). Then it
+becomes WORDS. It uses the standard library only, and it is a separate program because no code of ours may run between fork
+and exec in a process with threads. Source: seccomp(2).
 """
 
 from __future__ import annotations
@@ -19,26 +18,22 @@ import sys
 
 from aotgaudi.child import die_with_parent
 
-NOT_FOUND, NOT_EXECUTABLE, NO_NAMESPACE = 127, 126, 125
-"""Exit codes if the command cannot be run: those of a shell, and one for a refused namespace."""
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""Exit codes if the command cannot be run: those of a shell."""
 
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 _NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER, _SPEC_ALLOW = 38, 1, 8, 4
 """The last one leaves speculation as it is. Without it, Linux before 5.16 slows down a filtered process."""
 _ALLOW, _ASK = 0x7FFF0000, 0x7FC00000
 _LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
 _ABIS = {"x86_64": (0xC000003E, 317, 59, 322), "aarch64": (0xC00000B7, 277, 221, 281)}
 """Machine -> its AUDIT_ARCH, and the numbers of seccomp, execve and execveat."""
-_MS_BIND, _MS_REC, _MS_PRIVATE = 0x1000, 0x4000, 0x40000
 
 
 def main() -> None:
     """Becomes the wrapped server, or exits with one line on standard error."""
     at = sys.argv.index("--")
-    parent, here, root, *asker = sys.argv[1:at]
+    parent, *asker = sys.argv[1:at]
     words = sys.argv[at + 1 :]
-    if here != root:
-        _bind(here, root)
     die_with_parent(int(parent), signal.SIGTERM)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps what is ignored.
         signal.signal(number, signal.SIG_DFL)
@@ -88,33 +83,6 @@ def send_listener(descriptor: int) -> None:
         socket.send_fds(there, [b"."], [listener] if listener >= 0 else [])
         if listener >= 0:
             os.close(listener)
-
-
-def _bind(here: str, root: str) -> None:
-    """Mounts `here` over `root` for this process and its descendants, in a user namespace if the mount needs one."""
-    library = ctypes.CDLL(None, use_errno=True)
-    uid, gid = os.geteuid(), os.getegid()
-    if library.unshare(_CLONE_NEWNS):
-        if library.unshare(_CLONE_NEWUSER | _CLONE_NEWNS):
-            _fail(NO_NAMESPACE, f"no private mount namespace: {os.strerror(ctypes.get_errno())}")
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
-    mounts = (
-        (None, b"/", _MS_REC | _MS_PRIVATE),
-        (os.fsencode(here), os.fsencode(root), _MS_BIND),
-    )
-    for source, target, flags in mounts:
-        if library.mount(source, target, None, ctypes.c_ulong(flags), None):
-            _fail(NO_NAMESPACE, f"{target.decode()}: cannot be mounted: {os.strerror(ctypes.get_errno())}")
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        with open(path, "w", encoding="ascii") as file:
-            file.write(text)
-    except OSError as error:
-        _fail(NO_NAMESPACE, f"{path}: {error.strerror}")
 
 
 def _fail(exit_code: int, message: str) -> None:

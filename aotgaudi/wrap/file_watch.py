@@ -147,7 +147,7 @@ class FileChanges:
 
 
 def compare(here: Path, rules: FileRules) -> FileChanges:
-    """Returns how the files below `here`, where we see the root, differ from the sealed ones. Reads every byte.
+    """Returns how the files below `here` differ from the sealed ones. Reads every byte.
 
     A link, a device or a FIFO in place of a file counts as changed, and so does a file that cannot be read.
     """

@@ -167,7 +167,7 @@ def _added(setting: Setting, rules: Rules, ran: Ran, sandbox: Sandbox) -> tuple[
     sight = ran.seen.files | ran.after
     if sight.changed or sight.missing or not sight.added:
         return ()
-    there: Collected = collect(sandbox.here, rules.for_sandbox(sandbox), setting.objects)
+    there: Collected = collect(sandbox.root, rules, setting.objects)
     return tuple(file for file in there.files if file.path in sight.added)
 
 

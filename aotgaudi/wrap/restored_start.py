@@ -89,7 +89,7 @@ def _asked_here(sealed: Launch, found: Found, cost: StartCost | None) -> dict[in
 
 
 def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
-    restored = restore(bundle, sandbox.here)
+    restored = restore(bundle, sandbox.root)
     metrics.set("aotgaudi_restore_seconds", restored.seconds)
     _log.info(
         "%d files, %d bytes, verified and restored in %.2f s",

@@ -2,7 +2,7 @@
 
 ::
 
-    <root>/lock       held by one run at a time; the kernel frees it, however that run ends
+    <root>/lock       names the run that holds it; the kernel frees it, however that run ends
            cache/     the server's caches: what is captured and restored
            tmp/       TMPDIR; its path is short, because servers put sockets there
            home/      HOME while building
@@ -12,8 +12,7 @@
            state      one byte: the phase
            allowed    the sealed paths, one a line; absent in a cold run
 
-The files that a server compiles contain the root's path, so every run uses the root of the build. If another run holds it,
-we take a sibling directory (``<root>.1`` ...), which the server sees at the root, in a private mount namespace. Before we
+The files that a server compiles contain the root's path, so every run uses the root of the build, one at a time. Before we
 change anything, we check who could write there, whether libraries can be loaded from there, how much room is left, and
 whether a socket's path fits (unix(7): 107 bytes).
 
@@ -49,7 +48,7 @@ from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 
 DEFAULT_ROOT = Path("/run/aotgaudi")
 MARK = "AOTGAUDI_PLACE"
-"""The variable that marks all processes of a wrapped server. Its value is the sandbox's directory as we see it."""
+"""The variable that marks all processes of a wrapped server. Its value is the sandbox's directory."""
 FOLDERS = ("cache", "tmp", "home", "witness", "events")
 _NAMES = (*FOLDERS, "model", "state", "allowed")
 """What we make in a root. In one that is not ours alone, nothing else is touched."""
@@ -57,7 +56,6 @@ _NAMES = (*FOLDERS, "model", "state", "allowed")
 _MAX_SOCKET_BYTES, _SOCKET_NAME_BYTES = 107, 1 + 3 + 1 + 36
 """The size of sun_path in unix(7), and what servers put below the root: ``/tmp/`` and, in vLLM, a UUID."""
 _MAX_ROOT_BYTES = _MAX_SOCKET_BYTES - _SOCKET_NAME_BYTES
-_MAX_SIBLINGS = 32
 _WAIT_SECONDS, _RETRY_SECONDS = 15.0, 0.1
 """How long the reaper of a killed run may take to end what is left of it."""
 _SPARE_BYTES = 64 << 20
@@ -68,28 +66,26 @@ class Sandbox:
     """A directory that is ours, empty except for its folders.
 
     Attributes:
-        root: Where the server sees it.
-        here: Where we see it. It differs from `root` if the server has a private mount namespace.
+        root: Its path.
         descriptors: The descriptors that hold the lock. Every process that has them open holds it, too.
     """
 
     root: Path
-    here: Path
     descriptors: tuple[int, ...] = ()
 
     def folder(self, name: str) -> Path:
-        """Returns the path at which we see one of its folders or files."""
-        return self.here / name
+        """Returns the path of one of its folders or files."""
+        return self.root / name
 
     @property
     def mark(self) -> str:
         """The assignment in the environment of every process of the server."""
-        return f"{MARK}={self.here}"
+        return f"{MARK}={self.root}"
 
     @property
     def state(self) -> Path:
-        """The path at which we see the file with the state byte."""
-        return self.here / "state"
+        """The path of the file with the state byte."""
+        return self.root / "state"
 
     def set_state(self, byte: str) -> None:
         """Tells the agents the phase. Raises StoreError."""
@@ -112,31 +108,31 @@ def open_sandbox(
     Caches and temporary files are removed at the end. The events stay until the next run, so that they can be explained.
 
     Args:
-        root: Where the server will see it; absolute.
+        root: Its path; absolute.
         needed_bytes: How much will be written there.
-        wait_seconds: How long to wait for a run that is ending, if no sibling directory can be used.
+        wait_seconds: How long to wait for a run that is ending.
 
     Raises:
-        SpecError: `root` cannot be used (relative, too long, noexec), or it is in use and no sibling can be used.
+        SpecError: `root` cannot be used (relative, too long, noexec), or another run has it.
         UntrustedError: Another user could write there.
         StoreError: It cannot be made or emptied, or has too little room.
     """
     check_path(root)
     with contextlib.ExitStack() as stack:
         sandbox = _take(root, stack, wait_seconds)
-        _check_file_system(sandbox.here, needed_bytes)
+        _check_file_system(root, needed_bytes)
         ProcessTree(None, sandbox.mark).end(0.0)  # A server that outlived its supervisor and its reaper.
         try:
-            _empty(sandbox.here, _NAMES if sandbox.here.stat().st_uid != os.geteuid() else None)
+            _empty(root, _NAMES if root.stat().st_uid != os.geteuid() else None)
             for name in FOLDERS:
-                _make_folder(sandbox.here / name)
+                _make_folder(root / name)
         except OSError as error:
-            raise store_error("prepare", sandbox.here, error) from error
+            raise store_error("prepare", root, error) from error
         try:
             yield sandbox
         finally:
             with contextlib.suppress(OSError):
-                _empty(sandbox.here, ("cache", "tmp", "home"))
+                _empty(root, ("cache", "tmp", "home"))
 
 
 def check_path(root: Path) -> None:
@@ -168,32 +164,14 @@ def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Sandb
         descriptor = _lock(root)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
-            return Sandbox(root, root, (descriptor,))
-        problem = _namespace_problem(root)
-        if not problem:
-            return _take_sibling(root, stack)
+            return Sandbox(root, (descriptor,))
         if time.monotonic() >= deadline:
             raise SpecError(
                 f"--root {root}",
-                f"is in use by another run, and this one cannot have a private mount namespace ({problem})",
+                f"is in use by another run: {_holder(root)}",
                 "wait for it, run each in its own container, or build a second capture with another --root",
             )
         time.sleep(_RETRY_SECONDS)
-
-
-def _take_sibling(root: Path, stack: contextlib.ExitStack) -> Sandbox:
-    for number in range(1, _MAX_SIBLINGS + 1):
-        here = root.with_name(f"{root.name}.{number}")
-        _prepare(here)
-        descriptor = _lock(here)
-        if descriptor is not None:
-            stack.callback(os.close, descriptor)
-            return Sandbox(root, here, (descriptor,))
-    raise SpecError(
-        f"--root {root}",
-        f"is in use, and so are its siblings {root}.1 to {root}.{_MAX_SIBLINGS}",
-        "end some of those runs",
-    )
 
 
 def _prepare(root: Path) -> None:
@@ -235,6 +213,8 @@ def _lock(root: Path) -> int | None:
         raise store_error("lock", root, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}".encode("ascii"), 0)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -244,35 +224,36 @@ def _lock(root: Path) -> int | None:
     return descriptor
 
 
-def _namespace_problem(root: Path) -> str:
-    """Returns why nothing can be mounted over `root` for a single process; empty if it can."""
-    words = [*_exec_shim(root.parent, root), "/bin/true"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    return "" if done.returncode == 0 else done.stderr.strip().removeprefix("aotgaudi: ") or "refused"
-
-
-def _check_file_system(here: Path, needed_bytes: int) -> None:
+def _holder(root: Path) -> str:
+    """Returns which run holds the lock, as it says itself."""
     try:
-        system = os.statvfs(here)
+        return (root / "lock").read_text("ascii") or "an unknown process"
+    except (OSError, ValueError):
+        return "an unknown process"
+
+
+def _check_file_system(root: Path, needed_bytes: int) -> None:
+    try:
+        system = os.statvfs(root)
     except OSError as error:
-        raise store_error("look at", here, error) from error
+        raise store_error("look at", root, error) from error
     if system.f_flag & os.ST_NOEXEC:
         raise SpecError(
-            f"--root {here}",
+            f"--root {root}",
             "is mounted noexec: the server could not load its libraries from there",
             "mount it with exec, or build and run with another --root",
         )
     free_bytes = system.f_bavail * system.f_frsize
     if free_bytes < needed_bytes + _SPARE_BYTES:
         raise StoreError(
-            f"{here}: has {free_bytes} bytes free, {needed_bytes + _SPARE_BYTES} are needed"
+            f"{root}: has {free_bytes} bytes free, {needed_bytes + _SPARE_BYTES} are needed"
             " (make room, or take another --root)"
         )
 
 
-def _empty(here: Path, names: Collection[str] | None) -> None:
+def _empty(root: Path, names: Collection[str] | None) -> None:
     """Removes the entries with these `names`; None: all but the lock."""
-    for entry in list(os.scandir(here)):
+    for entry in list(os.scandir(root)):
         if entry.name == "lock" or (names is not None and entry.name not in names):
             continue
         if entry.is_dir(follow_symlinks=False):
@@ -302,7 +283,7 @@ class Child:
         Args:
             words: The command; its first word is looked up in the server's PATH.
             environment: The server's whole environment.
-            sandbox: The directory that the server sees as its root.
+            sandbox: The directory that is its root.
             adopts: Whether to adopt and reap the server's orphans. For a process that has no other children.
             output: Where its standard output and error go; None: to our own, standard error through a `Relay`.
             termination_seconds: How long it has after SIGTERM, also if we are killed.
@@ -315,8 +296,8 @@ class Child:
         asker = self.programs.descriptor
         try:
             self._process = subprocess.Popen(
-                [*_exec_shim(sandbox.here, sandbox.root, asker), *words],
-                env={**environment, MARK: str(sandbox.here)},
+                [*_exec_shim(asker), *words],
+                env={**environment, MARK: str(sandbox.root)},
                 start_new_session=True,
                 pass_fds=(asker,),
                 stdin=subprocess.DEVNULL,
@@ -396,13 +377,12 @@ def exit_code(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _exec_shim(here: Path, root: Path, asker: int | None = None) -> list[str]:
-    """Returns the words to put in front of a command, so that it runs as our child and sees `here` at `root`.
+def _exec_shim(asker: int) -> list[str]:
+    """Returns the words to put in front of a command, so that it runs as our child.
 
     The kernel asks us about its programs through the socket `asker`.
     """
-    arguments = (str(os.getpid()), str(here), str(root), *(() if asker is None else (str(asker),)))
-    return python_command("aotgaudi.wrap.exec_shim", *arguments, "--", bare=True)
+    return python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(asker), "--", bare=True)
 
 
 def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> subprocess.Popen[bytes]:

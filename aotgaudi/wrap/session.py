@@ -108,7 +108,7 @@ def plan_for(
         address=Address(
             host=flags.host,
             port=flags.port,
-            uds=_seen_from_here(flags.uds, sandbox),
+            uds=flags.uds,
             served_name=flags.served_name,
             authorization=flags.authorization,
         ),
@@ -123,12 +123,6 @@ def _established(found: Found, launch: Launch) -> dict[str, str]:
     ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
     kept = {name: value for name, value in found.environ.items() if name not in ours}
     return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}
-
-
-def _seen_from_here(uds: str | None, sandbox: Sandbox) -> str | None:
-    """Returns the path at which we see a socket: below the sandbox if it is below the server's root, else unchanged."""
-    prefix = f"{sandbox.root}/"
-    return str(sandbox.here / uds[len(prefix) :]) if uds is not None and uds.startswith(prefix) else uds
 
 
 def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
@@ -168,14 +162,14 @@ class Session:
         self.log = EventLog(sandbox.folder("events"))
         self._answers: tuple[AnswerDigests, ...] | None = None
         try:
-            archive = write_agent(sandbox.here / AGENT)
+            archive = write_agent(sandbox.root / AGENT)
             rules = replace(plan.rules, agent={AGENT: archive} if plan.rules.has_sealed else {})
             self.plan = replace(plan, rules=rules)
             self._write_allowed()
         except OSError as error:
-            raise store_error("prepare", sandbox.here, error) from error
+            raise store_error("prepare", sandbox.root, error) from error
         sandbox.set_state(phase)
-        self._watcher = Watcher(sandbox.here, plan.rules) if plan.rules.has_sealed else None
+        self._watcher = Watcher(sandbox.root, plan.rules) if plan.rules.has_sealed else None
         self._compared = FileChanges(is_watched=self._watcher is not None)
         self._started, self._began = time.monotonic(), time.time()
         self._compilers = Compilers()
@@ -191,7 +185,7 @@ class Session:
                 termination_seconds=termination_seconds,
             )
         except OSError as error:  # Too many processes, or a command line that is too long.
-            raise store_error("start the server in", sandbox.here, error) from error
+            raise store_error("start the server in", sandbox.root, error) from error
 
     def __enter__(self) -> Session:
         return self
@@ -276,7 +270,7 @@ class Session:
         living = self.child.tree.living()
         if compares:
             self._await_passing()
-            self._compared = self._compared | compare(self.sandbox.here, self.plan.rules)
+            self._compared = self._compared | compare(self.sandbox.root, self.plan.rules)
             self._find_libraries(living)
         files = self.files(passing_seconds=0.0 if compares else PASSING_SECONDS)
         self.log.read()  # Last: a process reports a file, or its end, before we can see either.

@@ -1,9 +1,9 @@
-"""Shards of a capture's cold run: several servers at the same time, each warming up a slice of the shapes.
+"""Shards of a capture's cold run: several servers, each warming up a slice of the shapes.
 
-A server gets the files of its slice instead of those of all shapes, its own devices and port, and no requests. The files
-that it leaves are recorded in the store. A shard that died is therefore run again alone, a shard with a record is not run
-again, and machines that share a store may run some shards each (``--shard I/N``, then ``--merge``). The capture's cold run
-begins with the files of all shards. It warms up all shapes, gets all requests, and compiles what no shard compiled.
+A server gets the files of its slice instead of those of all shapes, its own port, and no requests. The files that it leaves
+are recorded in the store. A shard that died is therefore run again alone, a shard with a record is not run again, and
+containers that share a store run shards at the same time (``--shard I/N``, then ``--merge``). The capture's cold run begins
+with the files of all shards. It warms up all shapes, gets all requests, and compiles what no shard compiled.
 
 Each shard is a process of ours, because servers are watched, signalled and reaped by process.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,6 @@ from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.output import last_line, tail_of
 from aotgaudi.wrap.session import Plan
 
-_POLL_SECONDS = 0.1
 MAX_SHARDS = 1024
 """Limits the damage of a typing error."""
 
@@ -92,64 +90,30 @@ def placed_beside_others(plan: Plan) -> Plan:
 def run_shards(
     shards: Sequence[Shard],
     command: Callable[[str], Sequence[str]],
-    servers: Sequence[Mapping[str, str]],
     environ: Mapping[str, str],
     logs: Path,
     progress: Progress,
 ) -> None:
-    """Runs `shards`, at most one at a time for each of `servers`, with its variables. Returns when all have succeeded.
+    """Runs `shards` one after another, since they have one root. Returns when all have succeeded.
 
     Raises:
         CaptureError: Shards failed. The others ran to their end, and their records stay. Names each failed shard with its
         log. StoreError: A log cannot be written.
     """
-    waiting, free = list(shards), list(servers)
-    running: dict[str, _Running] = {}
     failed: list[str] = []
-    num_done = 0
-    try:
-        while waiting or running:
-            while waiting and free:
-                shard, variables = waiting.pop(0), free.pop(0)
-                running[shard.name] = _start(
-                    command(shard.name), {**environ, **variables}, variables, _log_path(logs, shard)
-                )
-            time.sleep(_POLL_SECONDS)
-            for name, one in list(running.items()):
-                status = one.process.poll()
-                if status is None:
-                    continue
-                del running[name]
-                free.append(one.variables)
-                num_done += 1
-                if status != 0:
-                    failed.append(
-                        f"  shard {name}: exit code {status}: {one.last_line()} (all of it: {one.log})"
-                    )
-            progress.note(f"{num_done} of {counted(len(shards), 'shard')} ended, {len(running)} under way")
-    finally:
-        for one in running.values():
-            one.process.terminate()
-        for one in running.values():
-            one.process.wait()
+    for number, shard in enumerate(shards):
+        progress.note(f"{number} of {counted(len(shards), 'shard')} ended")
+        log = _log_path(logs, shard)
+        status = _run(command(shard.name), environ, log)
+        if status != 0:
+            said = last_line(tail_of(log)) or "it said nothing"
+            failed.append(f"  shard {shard.name}: exit code {status}: {said} (all of it: {log})")
     if failed:
         others = "; the others are recorded, and are not run again" if len(failed) < len(shards) else ""
         raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
 
 
-@dataclass(frozen=True)
-class _Running:
-    process: subprocess.Popen[bytes]
-    variables: Mapping[str, str]
-    log: Path
-
-    def last_line(self) -> str:
-        return last_line(tail_of(self.log)) or "it said nothing"
-
-
-def _start(
-    words: Sequence[str], environ: Mapping[str, str], variables: Mapping[str, str], log: Path
-) -> _Running:
+def _run(words: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
     try:
         make_directories(log.parent)
         with log.open("wb") as file:
@@ -158,7 +122,12 @@ def _start(
             )
     except OSError as error:
         raise store_error("start a shard with the log", log, error) from error
-    return _Running(process, variables, log)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
 
 
 def _log_path(logs: Path, shard: Shard) -> Path:

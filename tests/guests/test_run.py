@@ -15,7 +15,6 @@ import pytest
 
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.main import cli
-from tests.container import can_mount
 from tests.guests.conftest import ENVIRON, Captured, build
 from tests.guests.fake import Fake, make_model
 from tests.guests.running import Runs, left_in, wait
@@ -51,16 +50,6 @@ def test_one_that_probes_its_folders_and_leaves_nothing_is_warm_and_stays_so(run
         assert (report["verdict"], report["findings"], report["files"]["added"]) == ("Warm", [], [])
         assert running.get("/ready")[0] == 200
         assert running.end() == 0, running.log
-
-
-@pytest.mark.skipif(not can_mount(), reason="mount namespaces are not permitted here")
-def test_two_at_once_from_one_bundle_are_both_warm(runs: Runs, fake: Fake) -> None:
-    with runs.started(fake) as one, runs.started(replace(fake, port=free_port())) as other:
-        for running in (one, other):
-            running.wait_ready()
-
-        assert [running.metric("aotgaudi_guest_warm") for running in (one, other)] == [1, 1]
-        assert [running.end() for running in (one, other)] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.doctor.machine": [],
     "aotgaudi.server.engine.main": ["{fd}", "0"],
     "aotgaudi.server.preprocess.worker": ["{fd}", "auto"],
-    "aotgaudi.wrap.exec_shim": ["{pid}", ".", ".", "--", "/bin/true"],
+    "aotgaudi.wrap.exec_shim": ["{pid}", "--", "/bin/true"],
     "aotgaudi.wrap.process_tree": ["{victim}", "mark", "0.1"],
 }
 """Every Python child that the product starts, and arguments with which it imports what it needs and ends."""
@@ -117,9 +117,7 @@ def test_a_child_runs_nothing_of_the_working_directory(module: str, tmp_path: Pa
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_child_runs_our_package_and_has_its_arguments(bare: bool, tmp_path: Path) -> None:
-    words = python_command(
-        "aotgaudi.wrap.exec_shim", str(os.getpid()), ".", ".", "--", "echo", "a b", bare=bare
-    )
+    words = python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), "--", "echo", "a b", bare=bare)
 
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
 
@@ -129,9 +127,7 @@ def test_a_child_runs_our_package_and_has_its_arguments(bare: bool, tmp_path: Pa
 def test_what_a_child_starts_leaves_the_working_directory_out_too(tmp_path: Path) -> None:
     found = plant(tmp_path, tmp_path / "found")
     show = "import sys; print(sys.path); import tokenizers"
-    words = python_command(
-        "aotgaudi.wrap.exec_shim", str(os.getpid()), ".", ".", "--", sys.executable, "-c", show
-    )
+    words = python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), "--", sys.executable, "-c", show)
 
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
 

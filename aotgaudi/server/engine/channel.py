@@ -67,7 +67,6 @@ class Running:
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str
-    coverage: str
     status: Status
     phases: tuple[Phase, ...]
 

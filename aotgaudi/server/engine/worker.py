@@ -97,7 +97,6 @@ def _running(model: RunningModel, phases: Phases) -> Running:
         defaults=model.defaults,
         manifest_id=model.manifest_id,
         binding=model.binding,
-        coverage=model.coverage,
         status=_status(model),
         phases=phases.done,
     )

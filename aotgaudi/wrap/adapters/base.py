@@ -273,15 +273,8 @@ class Adapter(Protocol):
         """Returns the files of `Shapes` for each of `num` servers that share the shapes. Raises SpecError."""
         ...
 
-    def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns, for each of several servers that run at the same time, the variables that give it its devices.
-
-        The length is the number of servers that fit on this machine. Raises TargetError if none fits.
-        """
-        ...
-
     def settle(self, root: Path) -> None:
-        """Puts the caches below `root`, as we see it, in order. Called after the server has ended and before the capture.
+        """Puts the caches below `root` in order. Called after the server has ended and before the capture.
 
         Raises CompileError if the server left something unfinished.
         """

@@ -358,10 +358,6 @@ class Vllm:
         """Raises SpecError: there is no list of shapes."""
         raise no_slices(self.name)
 
-    def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns no variables, for one server."""
-        return ({},)
-
     def settle(self, root: Path) -> None:
         """Does nothing: vLLM leaves complete caches."""
 

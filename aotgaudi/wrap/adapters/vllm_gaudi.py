@@ -6,7 +6,6 @@ Nothing here has run on a card.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,10 +17,9 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE, cut_bucket_file
 from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
-from aotgaudi.errors import CompileError, SpecError, TargetError, counted, shown, store_error
+from aotgaudi.errors import CompileError, SpecError, shown, store_error
 from aotgaudi.gaudi.environment import (
     CACHE_VARIABLE,
-    CARD_VARIABLES,
     NEUTRAL,
     RECIPE_RULES,
     may_change_code,
@@ -29,13 +27,11 @@ from aotgaudi.gaudi.environment import (
     sealed_variables,
 )
 from aotgaudi.gaudi.identity import (
-    MODULES_VARIABLE,
     SYSTEM_LIBRARIES,
     DigestMemory,
     Installation,
     LibraryDigests,
     find_cards,
-    usable_modules,
 )
 from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
@@ -261,23 +257,6 @@ class VllmGaudi(Vllm):
         if FILE not in files:
             raise SpecError("--shards", "is given without --shapes", "--shapes SPEC, whose buckets are cut")
         return tuple({**files, FILE: text} for text in cut_bucket_file(files[FILE], num))
-
-    def cards(self, launch: Launch, environ: Mapping[str, str]) -> tuple[Mapping[str, str], ...]:
-        """Returns the variables of as many servers as there are cards for, with one card for each rank.
-
-        A server of one rank gets both variables that name a card (K-25). If cards have no ids, there is one server.
-        """
-        modules, ranks = usable_modules(environ), math.prod(launch.world.values())
-        if modules == (None,):
-            return ({},)
-        groups = [modules[first : first + ranks] for first in range(0, len(modules) - ranks + 1, ranks)]
-        if not groups:
-            raise TargetError(
-                f"--shards: a server has {counted(ranks, 'rank')}, and {counted(len(modules), 'card')} can be used"
-                f" ({MODULES_VARIABLE} lists others)"
-            )
-        names = CARD_VARIABLES if ranks == 1 else (MODULES_VARIABLE,)
-        return tuple(dict.fromkeys(names, ",".join(map(str, group))) for group in groups)
 
     def settle(self, root: Path) -> None:
         """Puts the recipe caches in order, after the server has ended. Raises CompileError for a truncated recipe."""

@@ -217,16 +217,6 @@ def test_the_first_sampler_declared_for_a_signature_is_used() -> None:
     assert table_of(FILTERED, other).sampler(2, SamplerSignature(SamplerWork.FILTERED)) == FILTERED
 
 
-def test_samplers_that_steps_have_asked_for_are_counted_once_each() -> None:
-    table = table_of(FILTERED)
-    assert table.num_samplers_used == 0
-
-    for wanted in (SamplerWork.FILTERED, SamplerWork.GREEDY, SamplerWork.FILTERED):
-        table.sampler(2, SamplerSignature(wanted))
-
-    assert table.num_samplers_used == 1
-
-
 def test_sampler_sizes_ascend_each_once() -> None:
     sizes = [4, 1, 0, 4, 2]
 

@@ -31,7 +31,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 @pytest.fixture
 def app(service: Service) -> Starlette:
-    return create_app(service, ANY_HOST, Observability(dashboard=True, access_log=True), ACCESS)
+    return create_app(service, ANY_HOST, Observability(access_log=True), ACCESS)
 
 
 @pytest.fixture
@@ -77,14 +77,8 @@ def test_a_request_without_a_key_is_refused_in_the_form_of_openai(
     assert (error["type"], error["code"]) == ("Unauthorized", 401)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/health", "/ready", "/metrics", "/version", "/dashboard", "/dashboard/data"),
-        *("/docs", "/docs/docs.js", "/openapi.json"),
-    ],
-)
-def test_probes_scrapers_and_pages_need_no_key(guarded: TestClient, path: str) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/version"])
+def test_probes_and_scrapers_need_no_key(guarded: TestClient, path: str) -> None:
     assert guarded.get(path).status_code == 200
 
 
@@ -131,13 +125,7 @@ def test_no_key_is_shown_anywhere(guarded: TestClient, caplog: pytest.LogCapture
     refused = guarded.post("/v1/completions", json={"prompt": "hi"}, headers=_bearer(wrong)).text
     guarded.post("/v1/completions", json={"prompt": "hi"}, headers=_bearer(KEYS[0]))
 
-    shown = (
-        refused
-        + guarded.get("/metrics").text
-        + guarded.get("/dashboard/data").text
-        + caplog.text
-        + repr(ACCESS)
-    )
+    shown = refused + guarded.get("/metrics").text + caplog.text + repr(ACCESS)
 
     assert not any(key in shown for key in (wrong, *KEYS))
     assert "Incorrect API key" in caplog.text

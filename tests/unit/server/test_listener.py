@@ -418,11 +418,9 @@ def test_requests_come_with_the_root_path_or_without(service: Service, prefix: s
             probed = {
                 name: http.get(f"/{name}").status_code for name in ("health", "ready", "metrics", "v1/models")
             }
-            described = http.get("/openapi.json").json()
 
     assert answer.choices[0].text == "Hello"
     assert probed == {"health": 200, "ready": 200, "metrics": 200, "v1/models": 401}
-    assert described["servers"] == [{"url": "/llm"}]
 
 
 @pytest.mark.parametrize(

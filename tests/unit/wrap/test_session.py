@@ -38,7 +38,7 @@ def told(plan: Plan, root: Path) -> dict[str, str]:
         while session.child.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        lines = (sandbox.here / "environ").read_text().splitlines()
+        lines = (sandbox.root / "environ").read_text().splitlines()
     return dict(line.partition("=")[::2] for line in lines)
 
 
@@ -114,25 +114,25 @@ def found(tmp_path: Path) -> Found:
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Sandbox:
     (tmp_path / "place").mkdir()
-    return Sandbox(Path("/run/x"), tmp_path / "place")
+    return Sandbox(tmp_path / "place")
 
 
 def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, sandbox: Sandbox) -> None:
-    launch = describe(found, root="/run/x")
+    launch = describe(found, root=str(sandbox.root))
     plan = plan_for(found, launch, sandbox, "cold")
     link_model(found, launch, sandbox)
 
-    assert "/run/x/model" in plan.words
+    assert f"{sandbox.root}/model" in plan.words
     assert str(found.model) not in plan.words[:-1]
     assert plan.address.served_name == str(found.model)
-    assert os.readlink(sandbox.here / "model") == str(found.model)
+    assert os.readlink(sandbox.root / "model") == str(found.model)
     assert plan.address.port == 8123
 
 
 def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
     found: Found, sandbox: Sandbox
 ) -> None:
-    sealed = describe(found, root="/run/x")
+    sealed = describe(found, root=str(sandbox.root))
     words = ("vllm", "serve", "org/name")
     flags = found.adapter.read(words[2:], {})
     of_hub = replace(found, words=words, flags=flags, is_local=False)
@@ -140,23 +140,23 @@ def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
     link_model(of_hub, sealed, sandbox)
     plan = plan_for(of_hub, sealed, sandbox, "load")
 
-    assert plan.words == ("vllm", "serve", "/run/x/model", "--served-model-name", "org/name")
-    assert (sandbox.here / "model").is_symlink()
+    assert plan.words == ("vllm", "serve", f"{sandbox.root}/model", "--served-model-name", "org/name")
+    assert (sandbox.root / "model").is_symlink()
 
 
 def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, sandbox: Sandbox) -> None:
     words = ("vllm", "serve", "org/name")
     of_hub = replace(found, words=words, flags=found.adapter.read(words[2:], {}), is_local=False)
-    sealed = describe(of_hub, root="/run/x")
+    sealed = describe(of_hub, root=str(sandbox.root))
 
     link_model(of_hub, sealed, sandbox)
 
     assert plan_for(of_hub, sealed, sandbox, "load").words == words
-    assert not (sandbox.here / "model").is_symlink()
+    assert not (sandbox.root / "model").is_symlink()
 
 
 def test_variables_that_the_server_hashes_are_as_in_the_launch(found: Found, sandbox: Sandbox) -> None:
-    sealed = describe(found, root="/run/x")
+    sealed = describe(found, root=str(sandbox.root))
     elsewhere = Found(
         adapter=found.adapter,
         interpreter=found.interpreter,
@@ -176,7 +176,12 @@ def test_variables_that_the_server_hashes_are_as_in_the_launch(found: Found, san
 def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox: Sandbox) -> None:
     sealed = {"cache/vllm/model": Digest.of(b"x")}
     plan = plan_for(
-        found, describe(found, root="/run/x"), sandbox, "load", sealed=sealed, left_out=("cache/mine/*",)
+        found,
+        describe(found, root=str(sandbox.root)),
+        sandbox,
+        "load",
+        sealed=sealed,
+        left_out=("cache/mine/*",),
     )
 
     assert plan.rules.sealed == sealed
@@ -187,16 +192,18 @@ def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox
 
 
 def test_a_home_that_holds_captured_files_is_the_servers(found: Found, sandbox: Sandbox) -> None:
-    launch = describe(found, root="/run/x")
+    launch = describe(found, root=str(sandbox.root))
 
     assert plan_for(found, launch, sandbox, "load").environment["HOME"] == found.environ["HOME"]
     sealed = {"home/.x": Digest.of(b"x")}
-    assert plan_for(found, launch, sandbox, "load", sealed=sealed).environment["HOME"] == "/run/x/home"
+    assert (
+        plan_for(found, launch, sandbox, "load", sealed=sealed).environment["HOME"] == f"{sandbox.root}/home"
+    )
 
 
 def test_repairs_are_those_of_the_launch(found: Found, sandbox: Sandbox) -> None:
-    assert plan_for(found, describe(found, root="/run/x"), sandbox, "load").repairs == (
+    assert plan_for(found, describe(found, root=str(sandbox.root)), sandbox, "load").repairs == (
         "vllm.finalize-loading",
     )
-    bare = describe(found, root="/run/x", repairs=())
+    bare = describe(found, root=str(sandbox.root), repairs=())
     assert plan_for(found, bare, sandbox, "load").repairs == ()

@@ -89,7 +89,6 @@ class Both:
             defaults={},
             manifest_id="",
             binding="",
-            coverage="",
             status=Status(self.engine.stats(), Warmth(1, 3, {})),
             phases=(),
         )

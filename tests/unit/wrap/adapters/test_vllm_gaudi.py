@@ -419,31 +419,6 @@ def test_shapes_are_a_plain_value() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("visible", "ranks", "expected"),
-    [
-        ("0,1,2", 1, [("0", "0"), ("1", "1"), ("2", "2")]),
-        ("4, 6", 1, [("4", "4"), ("6", "6")]),
-        ("0,1,2,3,4", 2, [("0,1", None), ("2,3", None)]),
-    ],
-)
-def test_servers_side_by_side_have_a_card_for_each_rank(
-    visible: str, ranks: int, expected: list[tuple[str, str | None]]
-) -> None:
-    launch = a_launch(guest="vllm-gaudi", world=world({"tensor_parallel": ranks}))
-
-    found = GUEST.cards(launch, {"HABANA_VISIBLE_MODULES": visible})
-
-    assert [(one["HABANA_VISIBLE_MODULES"], one.get("HLS_MODULE_ID")) for one in found] == expected
-
-
-def test_too_few_cards_for_one_server_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = a_launch(guest="vllm-gaudi", world=world({"tensor_parallel": 4}))
-
-    with pytest.raises(TargetError, match=r"a server has 4 ranks, and 2 cards can be used"):
-        GUEST.cards(launch, {"HABANA_VISIBLE_MODULES": "0,1"})
-
-
 def test_only_buckets_can_be_cut() -> None:
     found = GUEST.shapes(spec_of(), read(), {})
 

@@ -1,1 +1,0 @@
-"""The server's pages for people: the API's description and the dashboard."""
