@@ -30,12 +30,18 @@ _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _signals_are_left_alone() -> Iterator[None]:
-    """A module that leaves a signal ignored or caught would fail others, whose child processes inherit that."""
-    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
-    before = [signal.getsignal(number) for number in numbers]
+def _this_process_is_left_alone() -> Iterator[None]:
+    """A module that ignores or catches a signal for good, or gives rights away, would fail others, which inherit that."""
+    before = _inherited()
     yield
-    assert [signal.getsignal(number) for number in numbers] == before
+    assert _inherited() == before
+
+
+def _inherited() -> tuple[object, ...]:
+    numbers = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD)
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    rights = [line for line in status.splitlines() if line.startswith(("NoNewPrivs:", "Seccomp:"))]
+    return *map(signal.getsignal, numbers), *rights
 
 
 @pytest.hookimpl(optionalhook=True)

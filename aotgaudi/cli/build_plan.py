@@ -79,14 +79,14 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"{document['num_entries']} entries are {document['num_programs']} programs; "
         f"{document['num_units_ready']} units are in the store"
     ]
+    if document["compare_model"]:
+        lines.append(
+            "  compare  the graphs with transformers' model: no comparison with this key in the store"
+        )
     for row in document["trace"]:
         others = f" (and {row['num_entries'] - 1} entries like it)" if row["num_entries"] > 1 else ""
         lines.append(f"  trace    {row['entry']}{others}: {row['why']}")
     lines += [f"  compile  {row['label']}: {row['why']}" for row in document["compile"]]
-    if document["compare_model"]:
-        lines.insert(
-            1, "  compare  the graphs with transformers' model: no comparison with this key in the store"
-        )
     if len(lines) == 1:
         return [*lines, "nothing to do"]
     if document["estimate_seconds"] is None:

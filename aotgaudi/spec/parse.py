@@ -143,7 +143,7 @@ def finite_json(value: Any) -> Any:
 
 
 def json_floats(value: Any) -> Any:
-    """Returns what `finite_json` was given: the numbers that transformers' own configurations hold."""
+    """Returns what `finite_json` was given, in new lists and dicts: numbers as transformers' configurations hold them."""
     if isinstance(value, dict):
         tag = value.get(_FLOAT_TAG)
         if len(value) == 1 and tag in _SPECIAL_FLOATS:

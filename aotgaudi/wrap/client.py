@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import io
 import json
 import re
 import selectors
 import socket
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 from pydantic import JsonValue
 
@@ -22,14 +26,15 @@ _HEALTH_PATH = "/health"
 HEALTH_SECONDS = 2.0
 ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
-_MAX_ANSWER_BYTES = 16 << 20
+_MAX_ANSWER_BYTES, _READ_BYTES = 16 << 20, 1 << 20
 _PROBLEM_CHARS = 300
-_NUM_TRIES, _NUM_LENGTHS, _NUM_TOGETHER = 12, 3, 2
-"""For requests that must run at the same time: the tries, each cheap because it ended too soon; the lengths that they have,
-each twice the one before; and the events that each answer needs after all have begun."""
+_NUM_TRIES, _NUM_LENGTHS, _TRY_SECONDS = 12, 3, 20.0
+"""For requests that must run at the same time: the tries, their lengths, each twice the one before, and how long there are
+tries at the last length."""
+_NUM_TOGETHER = 2
+"""The events that each of them needs after all have begun."""
 _TOO_LONG = 400
 """How a server answers a request that was made longer than it takes; a batch's first try was taken."""
-_STATUS = re.compile(rb"HTTP/1\.\d (\d{3})\b")
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, even text that no header can hold."""
 
@@ -105,7 +110,9 @@ def require_free(address: Address) -> None:
 def is_healthy(address: Address) -> bool:
     """Whether the server answers its health question with 200 now."""
     try:
-        return _request(address, "GET", _HEALTH_PATH, None, HEALTH_SECONDS)[0] == 200
+        with closing(_connection(address, HEALTH_SECONDS)) as connection:
+            connection.request("GET", _HEALTH_PATH, headers=_headers(address))
+            return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
 
@@ -119,45 +126,35 @@ def ask(address: Address, request: WarmUpRequest) -> Answer:
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
-    is_batch = len(request.bodies) > 1 and all(body.get("stream") is True for body in request.bodies)
-    ran_together = True
-    if is_batch:
-        answers, ran_together = _batch(address, request)
-    else:
-        answers = _send_copies(address, request)
-    worst = max(status for status, _ in answers)
+    bodies: Sequence[Mapping[str, JsonValue]] = request.bodies
+    answers, ran_together = _exchanged(address, request, bodies)
+    is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
+    num_tries, num_longer, deadline = 1, _NUM_LENGTHS - 1, time.monotonic() + _TRY_SECONDS
+    while is_batch and not ran_together and _worst(answers) < 400:
+        if num_tries >= _NUM_TRIES or (num_tries >= _NUM_LENGTHS and time.monotonic() > deadline):
+            problem = f"one of its {len(answers)} answers ended before the last had begun, {num_tries} times"
+            return Answer(_worst(answers), "", problem)
+        longer = [_longer(body) for body in bodies] if num_longer > 0 else bodies
+        again, ran_together = _exchanged(address, request, longer)
+        num_tries += 1
+        if longer is not bodies and any(status == _TOO_LONG for status, _ in again):
+            num_longer = 0
+        else:
+            bodies, answers, num_longer = longer, again, num_longer - 1
+    worst = _worst(answers)
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
         raise WrappedServerError(
             f"the server answered the request {request.name!r} with {worst}",
             request_id=_request_id(request, first),
         )
-    if worst < 400 and not ran_together:
-        return Answer(
-            worst,
-            "",
-            f"one of its {len(answers)} answers ended before the last had begun, {_NUM_TRIES} times",
-        )
     texts = {_text(data) for status, data in answers if status == 200}
     failed = next((data for status, data in answers if status >= 400), b"")
     return Answer(worst, "\n".join(sorted(texts)), printable(failed.decode(errors="replace"), _PROBLEM_CHARS))
 
 
-def _batch(address: Address, request: WarmUpRequest) -> tuple[list[tuple[int, bytes]], bool]:
-    """Returns the answers of the first try whose answers ran at the same time, else of the last; and whether they did."""
-    bodies: Sequence[Mapping[str, JsonValue]] = request.bodies
-    num_longer = _NUM_LENGTHS - 1
-    answers, ran_together = _stream_together(address, request, bodies)
-    for _ in range(_NUM_TRIES - 1):
-        if ran_together or max(status for status, _ in answers) >= 400:
-            break
-        longer = [_longer(body) for body in bodies] if num_longer > 0 else bodies
-        again, ran_together = _stream_together(address, request, longer)
-        if longer is not bodies and any(status == _TOO_LONG for status, _ in again):
-            num_longer = 0
-        else:
-            bodies, answers, num_longer = longer, again, num_longer - 1
-    return answers, ran_together
+def _worst(answers: Sequence[tuple[int, bytes]]) -> int:
+    return max(status for status, _ in answers)
 
 
 def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
@@ -165,107 +162,103 @@ def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     return {**body, "max_tokens": 2 * tokens} if isinstance(tokens, int) else dict(body)
 
 
-def _send_copies(address: Address, request: WarmUpRequest) -> list[tuple[int, bytes]]:
-    """Returns the status and the data of each copy's answer."""
-    bodies = [*request.bodies]
+class _Pending:
+    """A request that was sent, and its answer as far as it has been read."""
 
-    def send(copy: int) -> tuple[int, bytes]:
-        body = json.dumps({"model": address.served_name, **bodies[copy]}).encode()
-        request_id = _request_id(request, copy)
-        try:
-            return _request(address, "POST", request.path, body, ANSWER_SECONDS, request_id)
-        except (OSError, http.client.HTTPException) as error:
-            raise _unanswered(request, copy, error) from error
+    def __init__(self, connection: http.client.HTTPConnection, request_id: str) -> None:
+        self.connection, self.request_id = connection, request_id
+        self.num_events, self._data, self._line = 0, bytearray(), b""
 
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        return list(pool.map(send, range(len(bodies))))
-
-
-def _unanswered(request: WarmUpRequest, copy: int, error: Exception) -> WrappedServerError:
-    what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    return WrappedServerError(
-        f"the server did not answer the request {request.name!r}: {what}",
-        request_id=_request_id(request, copy),
-    )
-
-
-class _Stream:
-    """A streamed answer as far as it has been read."""
-
-    def __init__(self, connection: http.client.HTTPConnection, copy: int) -> None:
-        self.connection, self.copy, self.is_open = connection, copy, True
-        self._head, self._line, self.num_events, self._is_done = bytearray(), b"", 0, False
-
-    @property
-    def status(self) -> int:
-        found = _STATUS.match(self._head)
-        return int(found[1]) if found else 0
-
-    @property
-    def data(self) -> bytes:
-        """The body of an answer that is no stream of events."""
-        return bytes(self._head.partition(b"\r\n\r\n")[2])
-
-    def read(self) -> None:
-        """Takes what has come. Raises http.client.HTTPException if that was no answer."""
-        try:
-            come = self.connection.sock.recv(_MAX_ANSWER_BYTES)
-        except BlockingIOError:
-            return
-        self.is_open = bool(come)
-        if len(self._head) < _MAX_ANSWER_BYTES and not self.num_events:
-            self._head += come
-        *lines, rest = (self._line + come).split(b"\n")
-        self._line = bytes(rest)
+    def read(self) -> bool:
+        """Takes what has come. Returns False at the end. Raises http.client.HTTPException for too much."""
+        come = self.connection.sock.recv(_READ_BYTES)
+        self._data += come
+        if len(self._data) > _MAX_ANSWER_BYTES:
+            raise http.client.HTTPException(f"its answer has more than {_MAX_ANSWER_BYTES >> 20} MiB")
+        *lines, self._line = (self._line + come).split(b"\n")
         self.num_events += sum(line.startswith(b"data: {") for line in lines)
-        self._is_done |= any(line.startswith(b"data: [DONE]") for line in lines)
-        if not self.is_open and not (self._is_done if self.num_events else self.status):
+        return bool(come)
+
+    def answer(self) -> tuple[int, bytes]:
+        """Returns the status and the body. Raises http.client.HTTPException if the answer is incomplete."""
+        if not self._data:
+            raise http.client.RemoteDisconnected("the server closed the connection")
+        replay: Any = SimpleNamespace(makefile=lambda _: io.BytesIO(self._data))
+        response = http.client.HTTPResponse(replay, method="POST")
+        response.begin()
+        body = response.read()
+        if self.num_events and b"data: [DONE]" not in body:
             raise http.client.RemoteDisconnected("the answer broke off")
+        return response.status, body
 
 
-def _stream_together(
+def _exchanged(
     address: Address, request: WarmUpRequest, bodies: Sequence[Mapping[str, JsonValue]]
 ) -> tuple[list[tuple[int, bytes]], bool]:
-    """Returns the status and the data of each streamed answer, and whether all ran at the same time.
+    """Sends all bodies at once. Returns the status and the data of each answer, and whether all were streamed together.
 
-    They did if each had events that came after all had begun. One thread reads them all, because only so it is known which
-    came later: when the last has begun, all that has come of the others by then is read and does not count.
+    They were if each had events that came after all had begun.
     """
-    streams, came = [_Stream(_connection(address, ANSWER_SECONDS), copy) for copy in range(len(bodies))], None
-    stream = streams[0]
+    sent = [
+        _Pending(_connection(address, ANSWER_SECONDS), _request_id(request, copy))
+        for copy in range(len(bodies))
+    ]
     try:
-        with selectors.DefaultSelector() as selector:
-            for stream in streams:
-                stream.connection.connect()
-            for stream in streams:
-                body = json.dumps({"model": address.served_name, **bodies[stream.copy]}).encode()
-                headers = _headers(address, body, _request_id(request, stream.copy))
-                stream.connection.request("POST", request.path, body, headers)
-                stream.connection.sock.setblocking(False)
-                selector.register(stream.connection.sock, selectors.EVENT_READ, stream)
-            while selector.get_map():
-                all_began = all(stream.num_events for stream in streams)
-                ready = [
-                    key.data for key, _ in selector.select(0 if all_began and not came else ANSWER_SECONDS)
-                ]
-                if not ready and (came or not all_began):
-                    raise TimeoutError
-                for stream in ready:
-                    stream.read()
-                    if not stream.is_open:
-                        selector.unregister(stream.connection.sock)
-                if all_began and not came:
-                    came = [stream.num_events for stream in streams]
-    except (OSError, http.client.HTTPException) as error:
-        raise _unanswered(request, stream.copy, error) from error
+        for one in sent:
+            with _named(request, one):
+                one.connection.connect()
+        for one, body in zip(sent, bodies, strict=True):
+            data = json.dumps({"model": address.served_name, **body}).encode()
+            with _named(request, one):
+                one.connection.request("POST", request.path, data, _headers(address, data, one.request_id))
+        came = _read_all(request, sent)
+        answers = []
+        for one in sent:
+            with _named(request, one):
+                answers.append(one.answer())
     finally:
-        for stream in streams:
-            stream.connection.close()
-    answers = [(stream.status, b"" if stream.num_events else stream.data) for stream in streams]
-    ran_together = came is not None and all(
-        stream.num_events >= then + _NUM_TOGETHER for stream, then in zip(streams, came, strict=True)
+        for one in sent:
+            one.connection.close()
+    return answers, bool(came) and all(
+        one.num_events >= then + _NUM_TOGETHER for one, then in zip(sent, came, strict=True)
     )
-    return answers, ran_together
+
+
+def _read_all(request: WarmUpRequest, sent: Sequence[_Pending]) -> list[int]:
+    """Reads all answers. Returns the number of events that had come of each when all had begun; nothing if not all did.
+
+    One thread reads them, because only so it is known which came later: when the last has begun, all that has come of the
+    others by then is read first.
+    """
+    came: list[int] = []
+    with selectors.DefaultSelector() as selector:
+        for one in sent:
+            selector.register(one.connection.sock, selectors.EVENT_READ, one)
+        while reading := selector.get_map():
+            have_begun = not came and all(one.num_events for one in sent)
+            ready = [key.data for key, _ in selector.select(0 if have_begun else ANSWER_SECONDS)]
+            if not (ready or have_begun):
+                with _named(request, next(iter(reading.values())).data):
+                    raise TimeoutError
+            for one in ready:
+                with _named(request, one):
+                    if not one.read():
+                        selector.unregister(one.connection.sock)
+            if have_begun:
+                came = [one.num_events for one in sent]
+    return came
+
+
+@contextmanager
+def _named(request: WarmUpRequest, one: _Pending) -> Iterator[None]:
+    """Raises WrappedServerError, which names the request, for an answer that is missing or incomplete."""
+    try:
+        yield
+    except (OSError, http.client.HTTPException) as error:
+        what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        raise WrappedServerError(
+            f"the server did not answer the request {request.name!r}: {what}", request_id=one.request_id
+        ) from error
 
 
 def _request_id(request: WarmUpRequest, copy: int) -> str:
@@ -290,33 +283,15 @@ def _connection(address: Address, timeout_seconds: float) -> http.client.HTTPCon
     return _UnixConnection(address.uds, timeout_seconds)
 
 
-def _headers(address: Address, body: bytes | None, request_id: str) -> dict[str, str]:
+def _headers(address: Address, body: bytes = b"", request_id: str = "") -> dict[str, str]:
     headers = {"Connection": "close"}
     if request_id:
         headers["X-Request-Id"] = request_id
-    if body is not None:
+    if body:
         headers["Content-Type"] = "application/json"
     if address.authorization:
         headers["Authorization"] = address.authorization
     return headers
-
-
-def _request(
-    address: Address,
-    method: str,
-    path: str,
-    body: bytes | None,
-    timeout_seconds: float,
-    request_id: str = "",
-) -> tuple[int, bytes]:
-    """Returns an answer's status and data."""
-    connection = _connection(address, timeout_seconds)
-    try:
-        connection.request(method, path, body, _headers(address, body, request_id))
-        response = connection.getresponse()
-        return response.status, response.read(_MAX_ANSWER_BYTES)
-    finally:
-        connection.close()
 
 
 def _text(data: bytes) -> str:

@@ -39,8 +39,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "x.toml").write_text(spec)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    # Commands run in the process of the tests, which may not lose its rights for good.
-    monkeypatch.setattr("aotgaudi.server.launch.leave_others_alone", lambda: False)
     return tmp_path
 
 

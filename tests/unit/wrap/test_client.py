@@ -19,13 +19,16 @@ from aotgaudi.wrap.exercise import completion
 
 
 class Streams:
-    """How many events each streamed answer has, where each waits until all have begun, and what is too long for one."""
+    """How many events each streamed answer has and how fast, where each waits until all have begun, what is too long.
+
+    `breaks_off` is the end of the ids of answers that break off.
+    """
 
     def __init__(self) -> None:
         self.num_events: Iterator[int] = itertools.repeat(30)
         self.gate = threading.Barrier(1)
         self.most_tokens = 1000
-        self.breaks_off, self.pause_seconds = False, 0.002
+        self.breaks_off, self.pause_seconds = "", 0.002
         self.turn: AbstractContextManager[object] = nullcontext()
 
 
@@ -41,6 +44,7 @@ class FakeServer(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
         self.request_ids: list[str | None] = []
+        self.missing_bytes = 0
         self.streams = Streams()
 
     @property
@@ -70,7 +74,7 @@ class Handler(BaseHTTPRequestHandler):
     def reply(self, status: int, document: object) -> None:
         data = json.dumps(document).encode()
         self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Content-Length", str(len(data) + self.server.missing_bytes))
         self.end_headers()
         self.wfile.write(data)
 
@@ -87,7 +91,7 @@ class Handler(BaseHTTPRequestHandler):
             if number == 0 and num > 1:
                 streams.gate.wait(30)
             time.sleep(streams.pause_seconds)
-        if streams.breaks_off:
+        if streams.breaks_off and str(self.headers["X-Request-Id"]).endswith(streams.breaks_off):
             return
         self.wfile.write(b"data: [DONE]\n\n")
 
@@ -154,12 +158,32 @@ def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_sent_again(s
     assert answer.problem
 
 
-def test_a_streamed_answer_that_breaks_off_is_an_error(server: FakeServer) -> None:
-    server.streams.gate, server.streams.breaks_off = threading.Barrier(2), True
+def test_a_streamed_answer_that_breaks_off_is_an_error_that_names_it(server: FakeServer) -> None:
+    server.streams.gate, server.streams.breaks_off = threading.Barrier(2), "-1"
 
     with pytest.raises(WrappedServerError, match="the request 'batch': the answer broke off") as raised:
         ask(server.address, batch(2))
-    assert raised.value.request_id in server.request_ids
+    assert raised.value.request_id == "aotgaudi-batch-1"
+
+
+def test_a_streamed_answer_that_does_not_go_on_is_an_error_that_names_it(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aotgaudi.wrap.client.ANSWER_SECONDS", 0.3)
+    server.streams.num_events = itertools.repeat(2)
+    server.streams.gate = threading.Barrier(3)
+
+    with pytest.raises(WrappedServerError, match="the request 'batch': no answer") as raised:
+        ask(server.address, batch(2))
+    assert raised.value.request_id == "aotgaudi-batch-0"
+    server.streams.gate.wait(30)
+
+
+def test_an_answer_that_is_cut_off_is_an_error(server: FakeServer) -> None:
+    server.missing_bytes = 1
+
+    with pytest.raises(WrappedServerError, match="the request 'greedy'"):
+        ask(server.address, completion("greedy"))
 
 
 def test_copies_that_never_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:

@@ -256,7 +256,7 @@ def hanging_up_ends() -> Iterator[None]:
 
 
 _OF_GLIBC = 0b11 << 31
-"""Signals 32 and 33, which no program can set through glibc; a library of another test may have ignored one."""
+"""Signals 32 and 33, which no program can set through glibc. A run of all tests once had 32 ignored in its own process."""
 
 
 def test_it_begins_with_the_signals_of_an_untouched_process(sandbox: Sandbox, tmp_path: Path) -> None:
