@@ -6,11 +6,12 @@ bundle's) first on ``sys.path``, and so run a `tokenizers.py` that lies there.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
+from contextlib import suppress
 
-_PR_SET_PDEATHSIG = 1
+from aotgaudi.linux import set_death_signal
+
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__init__.py")
 
 _OUR_PACKAGE = """
@@ -64,7 +65,8 @@ def python_command(module: str, *arguments: str, bare: bool = False) -> list[str
 
 def die_with_parent(parent: int, number: int) -> None:
     """Asks the kernel to send us signal `number` when our parent dies. Exits if `parent` is no longer our parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    with suppress(OSError):  # A sandbox may forbid it.
+        set_death_signal(number)
     if os.getppid() != parent:
         sys.exit(128 + number)
 
