@@ -7,6 +7,7 @@ bundle's) first on ``sys.path``, and so run a `tokenizers.py` that lies there.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from contextlib import suppress
 
@@ -69,6 +70,23 @@ def die_with_parent(parent: int, number: int) -> None:
         set_death_signal(number)
     if os.getppid() != parent:
         sys.exit(128 + number)
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = 0.0) -> None:
+    """Gives a child `seconds` to end by itself, and then kills it and all processes below it. Waits until it is gone."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        import psutil
+
+        below = []
+        with suppress(psutil.Error):
+            below = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for each in below:
+            with suppress(psutil.Error):
+                each.kill()
+        process.wait()
 
 
 def travels(error: BaseException) -> bool:

@@ -35,6 +35,7 @@ from typing import Any
 
 from aotgaudi import errors
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.child import end
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
@@ -156,13 +157,9 @@ class PreprocessorPool:
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
         self._control.close()
-        if not self._queues:  # There are no workers yet, so the fork server need not finish loading.
-            self._fork_server.kill()
-        try:
-            self._fork_server.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._fork_server.kill()
-            self._fork_server.wait()
+        end(
+            self._fork_server, _CLOSE_SECONDS if self._queues else 0
+        )  # Without workers it may still be loading.
 
     def __enter__(self) -> PreprocessorPool:
         return self
