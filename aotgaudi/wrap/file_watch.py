@@ -14,7 +14,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,7 @@ from types import MappingProxyType
 from aotgaudi import linux
 from aotgaudi.digest import Digest, sha256_pieces
 from aotgaudi.files import open_descriptor
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 
 PASSING_SECONDS = 1.0
 """How long a server's process may keep a file that it is about to remove again: a probe, or a name before the right one."""
@@ -33,7 +32,6 @@ MAX_FILES = 1_000_000
 _CACHES = "cache"
 """The folder that holds the server's caches, relative to the root."""
 _CHUNK_BYTES = 1 << 20
-_MAX_THREADS = 8
 _OF_ITSELF = linux.IN_DELETE_SELF | linux.IN_MOVE_SELF | linux.IN_ONLYDIR
 _GONE = linux.IN_DELETE | linux.IN_MOVED_FROM
 _MASK = linux.IN_MODIFY | linux.IN_MOVED_TO | linux.IN_CREATE | _GONE | _OF_ITSELF
@@ -151,10 +149,7 @@ def compare(here: Path, rules: FileRules) -> FileChanges:
     def is_changed(path: str) -> bool:
         return not _has_bytes(here / path, rules.held[path])
 
-    with ThreadPoolExecutor(
-        min(_MAX_THREADS, available_cores())
-    ) as pool:  # Hashing releases the interpreter's lock.
-        are_changed = list(pool.map(is_changed, sealed))
+    are_changed = in_threads(is_changed, sealed)  # Hashing releases the interpreter's lock.
     return FileChanges(
         added=tuple(sorted(there - rules.held.keys())),
         changed=tuple(itertools.compress(sealed, are_changed)),
