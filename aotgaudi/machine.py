@@ -6,6 +6,7 @@ all of them for most of every period.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -103,6 +104,16 @@ def in_threads(
     """
     with ThreadPoolExecutor(min(_MAX_THREADS, available_cores()), initializer=begin_thread) as pool:
         return list(pool.map(function, values))
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether `host` (a name or an address) can be reached from this machine only."""
+    name = host.strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name.rstrip(".").lower() == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 # Memory
