@@ -92,7 +92,7 @@ _FIRST_FOREIGN = 0x40000000
 
 ALLOW, ASK, DENY, ABSENT = 0x7FFF0000, 0x7FC00000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 """What a filter may answer. ASK leaves it to the holder of the listener (SECCOMP_RET_USER_NOTIF)."""
-TSYNC, SPEC_ALLOW, NEW_LISTENER, TSYNC_ESRCH = 1, 4, 8, 16
+TSYNC, SPEC_ALLOW, NEW_LISTENER = 1, 4, 8
 
 _LOAD, _EQUALS, _AT_LEAST, _HAS_BITS, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K, BPF_JMP|BPF_JGE|BPF_K, BPF_JMP|BPF_JSET|BPF_K, BPF_RET|BPF_K."""
@@ -178,10 +178,9 @@ def next_call(listener: int) -> WaitingCall:
     return WaitingCall(call_id, pid, number, arguments)
 
 
-def answer_call(listener: int, call: WaitingCall, error: int = 0) -> None:
-    """Lets a call go on, or refuses it with `error`."""
-    answer = struct.pack("=QqiI", call.call_id, 0, -error, 0 if error else _CONTINUE)
-    fcntl.ioctl(listener, _NOTIF_SEND, answer)
+def let_go_on(listener: int, call: WaitingCall) -> None:
+    """Has the kernel make a call that waits."""
+    fcntl.ioctl(listener, _NOTIF_SEND, struct.pack("=QqiI", call.call_id, 0, 0, _CONTINUE))
 
 
 # Landlock. The numbers are the same on every architecture.

@@ -217,10 +217,9 @@ def _start_service(
     )
     preprocessor.open(served, options.stall_seconds)
     phases.add("intake", began)
-    process.hand_over(preprocessor.answer_for_kernel)
     guard = Guard()
     if options.require_warm:
-        guard.arm(seccomp=options.seccomp, hand_over=preprocessor.answer_for_kernel)
+        guard.arm(seccomp=options.seccomp)
     engine = EngineClient(process, running, options.admission, metrics.observe_step)
     service = Service(
         engine=engine,

@@ -114,7 +114,7 @@ class ProgramWatch(threading.Thread):
                 if start is not None and start != last:  # execvp tries each folder of PATH.
                     self._new.append(start)
                     last = start
-                linux.answer_call(listener, call)
+                linux.let_go_on(listener, call)
 
 
 class Compilers:

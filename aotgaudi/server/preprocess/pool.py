@@ -41,7 +41,6 @@ from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import (
-    ANSWER_FOR_KERNEL,
     GRAMMARS,
     LARGE_BODY_BYTES,
     LENGTHS_BYTES,
@@ -123,10 +122,6 @@ class PreprocessorPool:
     def is_stuck(self) -> bool:
         """Whether requests wait for a worker, and none answers."""
         return any(queue.is_stuck for queue in self._queues.values())
-
-    def answer_for_kernel(self, listener: int, counter: int) -> None:
-        """Makes the fork server refuse and count system calls. Usable as a `HandOver`. Call it after `open`."""
-        socket.send_fds(self._control, [ANSWER_FOR_KERNEL], [listener, counter])
 
     def attach(self) -> None:
         """Starts the queues on the running event loop."""

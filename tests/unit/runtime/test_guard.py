@@ -328,7 +328,7 @@ BEHAVIOURS = {
         refused(lambda: __import__("triton"))
         print(dict(guard.compilations()))
         """,
-        "{'process': 1, 'kernel': 0, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}",
+        "{'process': 1, 'import': 2, 'torchscript': 0, 'dynamo': 0, 'backend': 0}",
     ),
 }
 
