@@ -14,11 +14,11 @@ import os
 import platform
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
-_Long, _Size = ctypes.c_long, ctypes.c_size_t
+_Size = ctypes.c_size_t
 
 
 def _call(name: str, *arguments: object) -> int:
@@ -30,7 +30,7 @@ def _call(name: str, *arguments: object) -> int:
 
 
 def _syscall(name: str, number: int, *arguments: object) -> int:
-    return _checked(name, _LIBC.syscall(_Long(number), *arguments))
+    return _checked(name, _LIBC.syscall(ctypes.c_long(number), *arguments))
 
 
 def _checked(name: str, result: int) -> int:
@@ -67,26 +67,16 @@ def set_no_new_privs() -> None:
 
 # Filters of system calls
 
-CALLS: Mapping[str, tuple[int | None, int | None]] = {
-    "clone": (56, 220),
-    "clone3": (435, 435),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "fork": (57, None),
-    "io_uring_enter": (426, 426),
-    "io_uring_register": (427, 427),
-    "io_uring_setup": (425, 425),
-    "pidfd_getfd": (438, 438),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
-    "seccomp": (317, 277),
-    "vfork": (58, None),
+_CALLS: Mapping[str, str] = {
+    "x86_64": """
+        fork 57 vfork 58 clone 56 clone3 435 execve 59 execveat 322 seccomp 317 ptrace 101 process_vm_readv 310
+        process_vm_writev 311 pidfd_getfd 438 io_uring_setup 425 io_uring_enter 426 io_uring_register 427""",
+    "aarch64": """
+        clone 220 clone3 435 execve 221 execveat 281 seccomp 277 ptrace 117 process_vm_readv 270
+        process_vm_writev 271 pidfd_getfd 438 io_uring_setup 425 io_uring_enter 426 io_uring_register 427""",
 }
-"""The numbers of system calls on each of `_MACHINES`; None where there is no such call."""
-
-_MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""Machine -> its AUDIT_ARCH."""
+"""Machine -> its system calls, each with its number. aarch64 has neither ``fork`` nor ``vfork``."""
+_AUDIT_ARCHS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FIRST_FOREIGN = 0x40000000
 """Numbers from this one on belong to another ABI (x32)."""
 
@@ -100,21 +90,11 @@ _NUMBER_AT, _ARCH_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
 """Offsets in struct seccomp_data. The last one is the low half of the 64-bit argument, since both ABIs are little-endian."""
 _CLONE_THREAD = 0x00010000
 
-_Instruction = tuple[int, int, int, int]
-"""struct sock_filter: code, instructions to skip if true and if false, operand."""
 
-
-class _Program(ctypes.Structure):
-    """struct sock_fprog."""
-
-    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
-
-
-def number_of(call: str) -> int | None:
-    """Returns the number of a system call on this machine; None if it or the machine is unknown."""
-    machines = list(_MACHINES)
-    machine = platform.machine()
-    return CALLS[call][machines.index(machine)] if machine in machines else None
+def call_numbers() -> Mapping[str, int]:
+    """Returns the numbers of this machine's system calls; none if the machine is not known."""
+    words = _CALLS.get(platform.machine(), "").split()
+    return dict(zip(words[::2], map(int, words[1::2]), strict=True))
 
 
 def install_filter(answers: Mapping[str, int], flags: int, *, foreign: int, threads_only: int = ALLOW) -> int:
@@ -128,31 +108,24 @@ def install_filter(answers: Mapping[str, int], flags: int, *, foreign: int, thre
 
     Returns the listener with NEW_LISTENER, else 0, or the id of a thread that cannot take the filter.
     """
-    numbers = {number_of(call): answer for call, answer in answers.items()}
-    steps: list[_Instruction] = [
-        (_LOAD, 0, 0, _ARCH_AT),
-        (_EQUALS, 1, 0, _MACHINES[platform.machine()]),
-        (_RETURN, 0, 0, foreign),
-        (_LOAD, 0, 0, _NUMBER_AT),
-        (_AT_LEAST, 0, 1, _FIRST_FOREIGN),
-        (_RETURN, 0, 0, foreign),
-    ]
-    for number, answer in numbers.items():
-        if number is not None:
-            steps += ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, answer))
+    numbers = call_numbers()
+    arch = _AUDIT_ARCHS[platform.machine()]
+    steps = [(_LOAD, 0, 0, _ARCH_AT), (_EQUALS, 1, 0, arch), (_RETURN, 0, 0, foreign)]
+    steps += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _FIRST_FOREIGN), (_RETURN, 0, 0, foreign)]
+    for call, answer in answers.items():
+        if call in numbers:
+            steps += [(_EQUALS, 0, 1, numbers[call]), (_RETURN, 0, 0, answer)]
     if threads_only != ALLOW:
-        steps += (
-            (_EQUALS, 1, 0, number_of("clone") or 0),
+        steps += [
+            (_EQUALS, 1, 0, numbers["clone"]),
             (_RETURN, 0, 0, ALLOW),
             (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
-            (_HAS_BITS, 1, 0, _CLONE_THREAD),
-            (_RETURN, 0, 0, threads_only),
-        )
+        ]
+        steps += [(_HAS_BITS, 1, 0, _CLONE_THREAD), (_RETURN, 0, 0, threads_only)]
     steps.append((_RETURN, 0, 0, ALLOW))
-    program = _Program(len(steps), b"".join(struct.pack("=HBBI", *step) for step in steps))
-    number = number_of("seccomp")
-    assert number is not None
-    return _syscall("seccomp", number, *map(ctypes.c_ulong, (1, flags)), ctypes.byref(program))
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
+    program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))  # struct sock_fprog
+    return _syscall("seccomp", numbers["seccomp"], *map(ctypes.c_ulong, (1, flags)), program)
 
 
 _NOTIF_RECV, _NOTIF_SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
@@ -160,8 +133,7 @@ _NOTIF = struct.Struct("=QIIiIQ6Q")
 """struct seccomp_notif: id, process, flags; seccomp_data: number, architecture, instruction pointer, arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingCall:
+class WaitingCall(NamedTuple):
     """A system call that a filter answers with ASK, and that waits for an answer."""
 
     call_id: int
@@ -185,35 +157,32 @@ def let_go_on(listener: int, call: WaitingCall) -> None:
 
 # Landlock. The numbers are the same on every architecture.
 
-REFER = 1 << 13
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_PATH_BENEATH = 1
+_GET_VERSION, _PATH_BENEATH, _REFER = 1, 1, 1 << 13
 
 
-def landlock_version() -> int:
-    """Returns the version of the kernel's Landlock."""
-    return _syscall("landlock_create_ruleset", _CREATE_RULESET, None, _Size(0), ctypes.c_uint(1))
+def enter_landlock_domain() -> None:
+    """Puts this thread, and all that it starts, into a Landlock domain that forbids nothing, for good.
+
+    Its one rule allows to move files anywhere (Linux 5.19). Also sets ``no_new_privs``.
+    """
+    handled = struct.pack("=Q", _REFER)
+    if _landlock("create_ruleset", _CREATE_RULESET, None, _Size(0), ctypes.c_uint(_GET_VERSION)) < 2:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), "landlock_create_ruleset")
+    ruleset = _landlock("create_ruleset", _CREATE_RULESET, handled, _Size(len(handled)), ctypes.c_uint(0))
+    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        rule = struct.pack("=Qi", _REFER, root)
+        _landlock("add_rule", _ADD_RULE, *map(ctypes.c_int, (ruleset, _PATH_BENEATH)), rule, ctypes.c_uint(0))
+        set_no_new_privs()
+        _landlock("restrict_self", _RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0))
+    finally:
+        os.close(root)
+        os.close(ruleset)
 
 
-def landlock_ruleset(access: int) -> int:
-    """Returns the descriptor of a new set of rules, which governs `access`."""
-    handled = struct.pack("=Q", access)
-    return _syscall(
-        "landlock_create_ruleset", _CREATE_RULESET, handled, _Size(len(handled)), ctypes.c_uint(0)
-    )
-
-
-def landlock_allow_beneath(ruleset: int, access: int, directory: int) -> None:
-    """Adds a rule that allows `access` to all below an open directory."""
-    rule = struct.pack("=Qi", access, directory)
-    _syscall(
-        "landlock_add_rule", _ADD_RULE, *map(ctypes.c_int, (ruleset, _PATH_BENEATH)), rule, ctypes.c_uint(0)
-    )
-
-
-def landlock_restrict(ruleset: int) -> None:
-    """Puts this thread, and all that it starts, under a set of rules, for good. Needs `no_new_privs`."""
-    _syscall("landlock_restrict_self", _RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint(0))
+def _landlock(name: str, number: int, *arguments: object) -> int:
+    return _syscall(f"landlock_{name}", number, *arguments)
 
 
 # Files
@@ -275,18 +244,13 @@ def dlopen(library: str | os.PathLike[str]) -> None:
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 _MADV_POPULATE_WRITE = 23
+_MALLINFO = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
 
 
 class _Mallinfo2(ctypes.Structure):
     """``struct mallinfo2`` of glibc 2.33."""
 
-    _fields_ = tuple(
-        (name, _Size)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
+    _fields_ = tuple((name, _Size) for name in _MALLINFO.split())
 
 
 def populate(pages: memoryview) -> None:

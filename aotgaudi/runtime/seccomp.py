@@ -27,7 +27,6 @@ filter, but slim images lack its shared library.
 
 from __future__ import annotations
 
-import os
 import platform
 import sys
 
@@ -50,21 +49,9 @@ def leave_others_alone() -> bool:
     Returns False if the kernel has no Landlock (before Linux 5.19), or a sandbox forbids it.
     """
     try:
-        if linux.landlock_version() < 2:  # The first that governs moves.
-            return False
-        ruleset = linux.landlock_ruleset(linux.REFER)
+        linux.enter_landlock_domain()
     except OSError:
         return False
-    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
-    try:
-        linux.landlock_allow_beneath(ruleset, linux.REFER, root)
-        linux.set_no_new_privs()
-        linux.landlock_restrict(ruleset)
-    except OSError:
-        return False
-    finally:
-        os.close(root)
-        os.close(ruleset)
     return True
 
 
@@ -79,7 +66,7 @@ def forbid_processes(*, may_fork: bool = False) -> None:
         TargetError: this machine cannot do it: another architecture or system, a 32-bit Python, an old kernel, or a sandbox
             that forbids it. No filter is in place then.
     """
-    if linux.number_of("seccomp") is None or sys.platform != "linux" or sys.maxsize < 1 << 32:
+    if not linux.call_numbers() or sys.platform != "linux" or sys.maxsize < 1 << 32:
         raise _impossible(f"no filter is known for {sys.platform} on {platform.machine()}")
     try:
         linux.set_no_new_privs()

@@ -20,9 +20,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from aotgaudi import linux
-from aotgaudi.digest import Digest, sha256_pieces
-from aotgaudi.files import open_descriptor
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError
 from aotgaudi.machine import in_threads
+from aotgaudi.store.cas import find_fault
 
 PASSING_SECONDS = 1.0
 """How long a server's process may keep a file that it is about to remove again: a probe, or a name before the right one."""
@@ -147,7 +148,10 @@ def compare(here: Path, rules: FileRules) -> FileChanges:
     sealed = sorted(there & rules.held.keys())
 
     def is_changed(path: str) -> bool:
-        return not _has_bytes(here / path, rules.held[path])
+        try:
+            return find_fault(here / path, rules.held[path]) is not None
+        except StoreError:
+            return True
 
     are_changed = in_threads(is_changed, sealed)  # Hashing releases the interpreter's lock.
     return FileChanges(
@@ -173,21 +177,6 @@ def walk(here: Path, rules: FileRules) -> Iterator[str]:
                 if count > MAX_FILES:
                     return
                 yield path
-
-
-def _has_bytes(path: Path, digest: Digest) -> bool:
-    try:
-        descriptor = open_descriptor(path)
-    except OSError:
-        return False
-    try:
-        if os.fstat(descriptor).st_size != digest.size_bytes:
-            return False
-        return sha256_pieces(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b"")) == digest.sha256
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
 
 
 def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:

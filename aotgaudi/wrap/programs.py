@@ -106,7 +106,7 @@ class ProgramWatch(threading.Thread):
                 return
             with suppress(OSError):  # The process has gone.
                 call = linux.next_call(listener)
-                is_at = call.number == linux.number_of("execveat")
+                is_at = call.number == linux.call_numbers()["execveat"]
                 try:
                     start = _start(call.pid, call.arguments[2 if is_at else 1])
                 except PermissionError:  # Another user's, or no ptrace: it goes on, unseen.
