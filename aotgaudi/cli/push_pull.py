@@ -302,7 +302,6 @@ def _bundle_document(bundle: Bundle) -> dict[str, Any]:
         "manifest_id": bundle.index.manifest_id,
         "num_objects": counts.objects,
         "size_bytes": counts.object_bytes,
-        "epoch": None if bundle.statement is None else bundle.statement.epoch,
     }
 
 

@@ -162,7 +162,7 @@ def test_an_unchanged_bundle_keeps_its_layer_whatever_the_epoch_of_the_build(
     layers = set()
     for number, seconds in enumerate(("0", "1700000000")):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
-        signing = Signing((load_signing_key(tmp_path / "key"),), epoch=7)
+        signing = Signing((load_signing_key(tmp_path / "key"),))
         sealed.pack(tmp_path / str(number) / "bundle", signing=signing)
         bundle = open_bundle(tmp_path / str(number) / "bundle")
         layers.add(write_image(bundle, tmp_path / f"image {number}", tag="v1"))
@@ -480,7 +480,7 @@ def test_a_signature_is_demanded_before_the_layer(
     policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
     generate_key(tmp_path / "other.pem")
     if signer is not None:
-        sealed.pack(signing=Signing((load_signing_key(tmp_path / f"{signer}.pem"),), 7))
+        sealed.pack(signing=Signing((load_signing_key(tmp_path / f"{signer}.pem"),)))
     data = layer_bytes(sealed, tmp_path)
     image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
     (tmp_path / "there").mkdir()
@@ -495,7 +495,7 @@ def test_a_signed_image_is_pulled_with_its_signature(
     sealed: Sealed, tmp_path: Path, remote: RegistryRemote, conduct: Conduct
 ) -> None:
     policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
-    sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
+    sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),)))
     written = write_image(sealed.open(), tmp_path / "image", tag="v1")
     push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
 
