@@ -17,7 +17,9 @@ import contextlib
 import errno
 import hashlib
 import io
+import logging
 import os
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -36,8 +38,8 @@ from aotgaudi.files import (
     place,
     temporary_file,
 )
-from aotgaudi.store.quarantine import quarantine, try_quarantine
 
+_LOG = logging.getLogger(__name__)
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
@@ -59,6 +61,18 @@ def damage_of(error: OSError) -> str | None:
     if isinstance(error, NotRegularError):
         return error.strerror
     return "cannot be read: input/output error" if error.errno == errno.EIO else None
+
+
+def discard_damaged(path: Path, reason: str) -> bool:
+    """Removes what is damaged, so that it is a miss and is made again. Returns False if it is gone. Raises StoreError."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise store_error("remove", path, error) from error
+    _LOG.warning("removed %s: %s", path, reason)
+    return True
 
 
 class _UnwritableError(Exception):
@@ -266,8 +280,8 @@ class ObjectStore:
     a layer already has the same bytes intact. Storing bytes that are already stored hashes the stored object again. It is
     kept if intact, and replaced if damaged, since only then are the right bytes at hand.
 
-    With `heals`, an object in `root` that `read` or `verify` finds corrupt is moved to quarantine, so that the next look-up
-    is a plain miss.
+    With `heals`, an object in `root` that `read` or `verify` finds corrupt is removed, so that the next look-up is a plain
+    miss.
     """
 
     def __init__(self, root: Path, lower: Iterable[Path] = (), *, heals: bool = False) -> None:
@@ -397,20 +411,23 @@ class ObjectStore:
                 f" {fault.reason} (the device failed: check it before trusting what it holds)"
             )
         if path.is_dir() and not path.is_symlink():
-            quarantine(self.root, path, "a directory in an object's place")
+            discard_damaged(path, "a directory in an object's place")
         place(file.path, path, lambda: _holds_intact(self.root, digest))
 
     def _noted(self, layer: Path, digest: Digest, fault: Fault) -> tuple[Path, Fault]:
         path = object_path(layer, digest)
         if self._heals and layer == self.root and fault.state == "corrupt":
-            try_quarantine(self.root, path, fault.reason)
+            try:
+                discard_damaged(path, fault.reason)
+            except StoreError as error:
+                _LOG.warning("%s is damaged (%s) and stays: %s", path, fault.reason, error)
         return path, fault
 
     def _error(self, digest: Digest, faults: list[tuple[Path, Fault]]) -> StoreError | CorruptError:
         for where, fault in faults:
             if fault.state == "corrupt":
-                is_moved = self._heals and where == object_path(self.root, digest)
-                remedy = "moved to quarantine: build again" if is_moved else "run `aotgaudi cache fsck`"
+                is_removed = self._heals and where == object_path(self.root, digest)
+                remedy = "removed: build again" if is_removed else "run `aotgaudi cache fsck`"
                 return CorruptError(f"object {digest} is corrupt: {where}: {fault.reason} ({remedy})")
         where, fault = faults[0]
         return MissingObjectError(

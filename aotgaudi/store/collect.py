@@ -40,7 +40,6 @@ KINDS = (
     "records",
     "roots",
     "index",
-    "quarantine",
     "tmp",
     "incoming",
     "logs",

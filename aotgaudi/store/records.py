@@ -37,8 +37,7 @@ from typing import Any
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import Temporary, again, open_descriptor, place, place_first, temporary_file
-from aotgaudi.store.cas import ABSENT_ERRORS, MOVED_ERRORS, damage_of
-from aotgaudi.store.quarantine import quarantine
+from aotgaudi.store.cas import ABSENT_ERRORS, MOVED_ERRORS, damage_of, discard_damaged
 
 RECORD_SCHEMA = "aotgaudi.record/1"
 LARGEST_RECORD_BYTES = 1 << 24
@@ -209,7 +208,7 @@ class RecordStore:
             if not is_taken:
                 return place_first(file.path, path)
             if path.is_dir() and not path.is_symlink():
-                quarantine(self.root, path, "a directory in a record's place")
+                discard_damaged(path, "a directory in a record's place")
             place(file.path, path, lambda: _is(path, data))
             return True
 
