@@ -159,15 +159,6 @@ def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> b
     return data
 
 
-def hash_descriptor(descriptor: int, digest: Digest, target: int | None = None) -> Fault | None:
-    """Reads an open file from its current position, and returns how it differs from `digest`, or None. Raises OSError.
-
-    The hashed bytes are written to the open file `target`, if it is given.
-    """
-    with io.FileIO(descriptor, "rb", closefd=False) as file:
-        return _compare(_hash(file, digest.size_bytes, target), digest)
-
-
 def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[bytes]:
     """Yields exactly the bytes that `digest` names. Raises CorruptError, with the `remedy`, and StoreError.
 
@@ -197,7 +188,8 @@ def _hold(
     try:
         fault = _check_size(descriptor, digest)
         if fault is None and hashes:
-            fault = hash_descriptor(descriptor, digest, target)
+            with io.FileIO(descriptor, "rb", closefd=False) as file:
+                fault = _compare(_hash(file, digest.size_bytes, target), digest)
     except BaseException:
         os.close(descriptor)
         raise
