@@ -21,10 +21,10 @@ import logging
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
@@ -40,6 +40,7 @@ from aotgaudi.files import (
 )
 
 _LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
@@ -63,16 +64,23 @@ def damage_of(error: OSError) -> str | None:
     return "cannot be read: input/output error" if error.errno == errno.EIO else None
 
 
-def discard_damaged(path: Path, reason: str) -> bool:
-    """Removes what is damaged, so that it is a miss and is made again. Returns False if it is gone. Raises StoreError."""
+def remove(path: Path) -> bool:
+    """Removes a file or a directory. Returns False if it is gone already. Raises StoreError."""
     try:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     except FileNotFoundError:
         return False
     except OSError as error:
         raise store_error("remove", path, error) from error
-    _LOG.warning("removed %s: %s", path, reason)
     return True
+
+
+def discard_damaged(path: Path, reason: str) -> bool:
+    """Removes what is damaged, so that it is a miss and is made again. Returns False if it is gone. Raises StoreError."""
+    is_removed = remove(path)
+    if is_removed:
+        _LOG.warning("removed %s: %s", path, reason)
+    return is_removed
 
 
 class _UnwritableError(Exception):
@@ -105,10 +113,7 @@ def hold_blob(
     was hashed, even if the path names another file by then. Without `hashes`, only the size is compared. Raises as
     `find_fault` does.
     """
-    try:
-        return again(lambda: _hold(path, digest, examine, hashes=hashes), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        return _classify(path, error)
+    return _look(path, lambda: _hold(path, digest, examine, hashes=hashes))
 
 
 def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept_any) -> Fault | None:
@@ -125,12 +130,7 @@ def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept
         os.close(found)
         return None
 
-    try:
-        return again(copy, retry_on=MOVED_ERRORS)
-    except _UnwritableError as error:
-        raise error.reason from error
-    except OSError as error:
-        return _classify(path, error)
+    return _look(path, copy)
 
 
 def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> bytes | Fault:
@@ -138,10 +138,7 @@ def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> byte
 
     The returned bytes are exactly the bytes that were hashed. Raises as `find_fault` does.
     """
-    try:
-        data = again(lambda: _read(path, digest.size_bytes, examine, digest), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        return _classify(path, error)
+    data = _look(path, lambda: _read(path, digest.size_bytes, examine, digest))
     return data if isinstance(data, Fault) else _compare(Digest.of(data), digest) or data
 
 
@@ -150,10 +147,7 @@ def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> b
 
     Raises as `find_fault` does.
     """
-    try:
-        data = again(lambda: _read(path, max_bytes, examine), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        return _classify(path, error)
+    data = _look(path, lambda: _read(path, max_bytes, examine))
     if not isinstance(data, Fault) and len(data) > max_bytes:
         return Fault("corrupt", f"has more than {max_bytes} bytes")
     return data
@@ -248,13 +242,19 @@ def _wrong_size(size_bytes: int, digest: Digest) -> Fault:
     return Fault("corrupt", f"has {size_bytes} bytes, should have {digest.size_bytes}")
 
 
-def _classify(path: Path, error: OSError) -> Fault:
-    reason = damage_of(error)
-    if error.errno in ABSENT_ERRORS:
-        return Fault("missing", "no such file")
-    if reason is not None:
-        return Fault("corrupt", reason)
-    raise store_error("read", path, error) from error
+def _look(path: Path, action: Callable[[], T]) -> T | Fault:
+    """Returns what `action` returns, or the fault of the file that its error tells."""
+    try:
+        return again(action, retry_on=MOVED_ERRORS)
+    except _UnwritableError as error:
+        raise error.reason from error
+    except OSError as error:
+        reason = damage_of(error)
+        if error.errno in ABSENT_ERRORS:
+            return Fault("missing", "no such file")
+        if reason is not None:
+            return Fault("corrupt", reason)
+        raise store_error("read", path, error) from error
 
 
 _OBJECT_MODE = 0o444
@@ -335,26 +335,14 @@ class ObjectStore:
 
     def read(self, digest: Digest) -> bytes:
         """Returns an object's verified bytes. Raises StoreError (absent) and CorruptError."""
-        faults = []
-        for layer in (self.root, *self.lower):
-            data = read_blob(object_path(layer, digest), digest)
-            if not isinstance(data, Fault):
-                return data
-            faults.append(self._noted(layer, digest, data))
-        raise self._error(digest, faults)
+        return self._from_layers(digest, lambda path: read_blob(path, digest))
 
     def copy_to(self, digest: Digest, target: int) -> None:
         """Copies an object to the open file `target`, and verifies it on the way. Raises as `read` does.
 
         If it raises, the copy is useless.
         """
-        faults = []
-        for layer in (self.root, *self.lower):
-            fault = copy_blob(object_path(layer, digest), digest, target)
-            if fault is None:
-                return
-            faults.append(self._noted(layer, digest, fault))
-        raise self._error(digest, faults)
+        self._from_layers(digest, lambda path: copy_blob(path, digest, target))
 
     def verify(self, digest: Digest) -> None:
         """Hashes an object again, in the layer of `path`. Raises StoreError (absent) and CorruptError."""
@@ -365,11 +353,7 @@ class ObjectStore:
 
     def discard(self, digest: Digest) -> None:
         """Removes an object from `root`, if it is there, so that the next build makes it again. Raises StoreError."""
-        path = object_path(self.root, digest)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise store_error("remove", path, error) from error
+        remove(object_path(self.root, digest))
 
     def digests(self) -> Iterator[Digest]:
         """Yields the digest that each object in `root` claims by name and size, unverified and in no order.
@@ -405,6 +389,15 @@ class ObjectStore:
         if path.is_dir() and not path.is_symlink():
             discard_damaged(path, "a directory in an object's place")
         place(file.path, path, lambda: _holds_intact(self.root, digest))
+
+    def _from_layers(self, digest: Digest, get: Callable[[Path], T | Fault]) -> T:
+        faults = []
+        for layer in (self.root, *self.lower):
+            found = get(object_path(layer, digest))
+            if not isinstance(found, Fault):
+                return found
+            faults.append(self._noted(layer, digest, found))
+        raise self._error(digest, faults)
 
     def _noted(self, layer: Path, digest: Digest, fault: Fault) -> tuple[Path, Fault]:
         path = object_path(layer, digest)

@@ -35,6 +35,7 @@ from aotgaudi.files import (
     temporary_file,
     try_lock_directory,
 )
+from aotgaudi.store.cas import remove
 
 SCRATCH_PREFIX = "unit-"
 """Prefix of directories that their users lock (`locked_directory`)."""
@@ -85,12 +86,11 @@ def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
 
 def remove_scratch(item: ScratchItem) -> None:
     """Removes a log, a tool cache, or a partial object that no pull is filling. Raises StoreError."""
+    if not item.is_unfinished:
+        remove(item.path)
+        return
     try:
-        if item.is_unfinished:
-            _remove_unlocked(item.path, is_old=False)
-            return
-        is_directory = stat.S_ISDIR(item.path.lstat().st_mode)
-        shutil.rmtree(item.path) if is_directory else item.path.unlink()
+        _remove_unlocked(item.path, is_old=False)
     except FileNotFoundError:
         return
     except OSError as error:
@@ -103,7 +103,7 @@ def sweep_temporary_files(root: Path) -> SweepReport:
     with contextlib.suppress(OSError):
         before = _file_system_time(root / "tmp") - GRACE_SECONDS
         for path in sorted((root / "tmp").iterdir()):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, StoreError):
                 if _remove_abandoned(path, before):
                     removed += 1
                 else:
@@ -181,8 +181,7 @@ def _remove_abandoned(path: Path, before: float) -> bool:
     is_locked = stat.S_ISDIR(status.st_mode) and path.name.startswith(SCRATCH_PREFIX)
     if status.st_mtime >= before and not (is_locked and _is_abandoned(path)):
         return False
-    shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
-    return True
+    return remove(path)
 
 
 def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
