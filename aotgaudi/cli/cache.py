@@ -141,7 +141,7 @@ def _collection_document(outcome: Collection, max_bytes: int, *, dry_run: bool) 
         "num_objects": len(plan.objects),
         "num_scratch": len(plan.scratch),
         "num_bad_records": len(outcome.bad_records),
-        "num_swept": outcome.swept.num_removed,
+        "num_swept": outcome.swept,
     }
 
 
