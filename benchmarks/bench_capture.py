@@ -215,7 +215,6 @@ def refused(bench: Bench) -> dict[str, Any]:
     if not other.exists():
         call(command("key", "generate", str(other)))
     attempt("another key", "--trusted-key", str(bench.work / "other.pem.pub"))
-    attempt("an older epoch", "--trusted-key", str(bench.work / "key.pem.pub"), "--minimum-epoch", "8")
     found["floor"] = attempted(command("--version"))
     return found
 

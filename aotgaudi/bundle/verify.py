@@ -135,15 +135,15 @@ class VerifiedBundle:
         return self.objects.path(digest)
 
 
-def memory_need(manifest: Manifest, report: Report, *, maps_weights: bool = False) -> MemoryNeed | None:
+def memory_need(manifest: Manifest, report: Report) -> MemoryNeed | None:
     """Returns what a server of `manifest`, on a device whose caches are in the machine's memory, needs of that memory.
 
-    None: the bundle cannot be served anyway, or its config lacks a size. Mapped weights (`maps_weights`) need no memory.
+    None: the bundle cannot be served anyway, or its config lacks a size.
     """
     if not report.is_intact:
         return None
     try:
-        return MemoryNeed.of(manifest.spec, manifest.entries, 0 if maps_weights else report.weights_bytes)
+        return MemoryNeed.of(manifest.spec, manifest.entries, report.weights_bytes)
     except SpecError:
         return None
 

@@ -46,12 +46,7 @@ def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> No
 
 def _document(summary: Summary) -> dict[str, Any]:
     coverage = summary.coverage
-    return {
-        "id": summary.manifest.id,
-        "model": summary.manifest.spec.model.name,
-        "mode": summary.manifest.spec.bucketing.coverage,
-        "scheduler": summary.scheduler,
-        "closed": coverage.is_closed,
+    own = {
         "phases": [
             {**dataclasses.asdict(phase), "padding": _padding(summary.padding.get(phase.kind))}
             for phase in coverage.phases
@@ -60,10 +55,22 @@ def _document(summary: Summary) -> dict[str, Any]:
         "smallest": dataclasses.asdict(coverage.smallest) if coverage.smallest else None,
         "mend": None if coverage.is_closed else _mend(summary),
         "closing_entries": [str(entry) for entry in summary.closing],
-        "not_proved": list(coverage.unproved),
+    }
+    manifest = summary.manifest
+    return {"id": manifest.id, "model": manifest.spec.model.name, **proof_document(summary, own)}
+
+
+def proof_document(summary: Summary, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is proved of a manifest as a JSON value, with a command's `own` members."""
+    return {
+        "mode": summary.manifest.spec.bucketing.coverage,
+        "scheduler": summary.scheduler,
+        "closed": summary.coverage.is_closed,
+        **own,
+        "not_proved": list(summary.coverage.unproved),
         "left_out": list(summary.left_out),
         "live_graphs": [row.model_dump() for row in summary.live_graphs],
-        "server_table": server_document(summary),
+        "server_table": _server_document(summary),
     }
 
 
@@ -152,7 +159,7 @@ def live_graph_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {_WORDS[row['state']]}: {row['kind']}: {row['text']}"
 
 
-def server_document(summary: Summary) -> dict[str, Any] | None:
+def _server_document(summary: Summary) -> dict[str, Any] | None:
     """Returns what the server's own table covers as a JSON value; None if the server uses the manifest's entries."""
     found, bucketing = summary.server, summary.manifest.spec.bucketing
     if found is None:
@@ -171,7 +178,7 @@ def server_document(summary: Summary) -> dict[str, Any] | None:
 
 
 def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yields the content of `server_document` in words."""
+    """Yields the content of `_server_document` in words."""
     if document is None:
         return
     table = f"the server's own table ({document['version']}, {document['strategy']})"

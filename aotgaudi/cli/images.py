@@ -75,7 +75,6 @@ def pull(*, source: str, output: Path, is_insecure: bool, acceptance: TrustPolic
         "manifest_id": bundle.index.manifest_id,
         "num_objects": counts.objects,
         "size_bytes": counts.object_bytes,
-        "epoch": None if bundle.statement is None else bundle.statement.epoch,
     }
     size = size_text(counts.object_bytes)
     emit(document, as_json, f"pulled: {bundle.path} ({counts.objects} objects, {size}, all verified)")

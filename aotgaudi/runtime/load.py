@@ -30,22 +30,19 @@ from aotgaudi.graphs.program import WEIGHT, CacheSpec, Program, TensorSpec, rebo
 from aotgaudi.graphs.quantization import quantization_of
 from aotgaudi.machine import in_threads
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.bindings import WeightBinding, passing_weights, placed, weight_bindings
+from aotgaudi.runtime.bindings import WeightBinding, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.memory import cache_memory
 from aotgaudi.runtime.shards import ShardReader, StoredTensor
 
 
-def load_weights(
-    reader: ShardReader, specs: Iterable[TensorSpec], passing: Collection[str] = ()
-) -> dict[str, Tensor]:
+def load_weights(reader: ShardReader, specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
     """Returns a tensor for every spec, by name. Raises as `ShardReader.take` does, and SpecError for integers out of range.
 
-    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed. The memory of
-    a weight in `passing` is freed together with its tensor.
+    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed.
     """
     wanted = {spec.name: spec for spec in specs}
-    stored = reader.take(wanted.values(), passing)
+    stored = reader.take(wanted.values())
     return {name: _tensor(stored.pop(name), spec) for name, spec in wanted.items()}
 
 
@@ -233,7 +230,7 @@ class Loader:
         fresh = [binding for binding in weight_bindings(programs) if binding.text not in self._tensors]
         if fresh:
             wanted = {name: specs[name] for binding in fresh for name in binding.names}
-            stored = load_weights(self._weights, wanted.values(), passing_weights(fresh))
+            stored = load_weights(self._weights, wanted.values())
             bound, put = bind_weights(fresh, stored, self._runtime.prepare), self._runtime.placement.put
             while bound:  # One by one, so that only one is in memory twice.
                 text, tensor = bound.popitem()

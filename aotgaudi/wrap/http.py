@@ -75,7 +75,7 @@ METRICS: Mapping[str, MetricKind] = MappingProxyType(
             "gauge", "The server's processes, by whether an agent is in them.", ("state",)
         ),
         "aotgaudi_capture_info": MetricKind(
-            "gauge", "1; the labels say what is served.", ("launch", "bundle", "epoch")
+            "gauge", "1; the labels say what is served.", ("launch", "bundle")
         ),
         "aotgaudi_guest_residuals": MetricKind(
             "gauge", "What no cache can hold, and every start of this server does again."

@@ -164,7 +164,7 @@ def _documents() -> Iterator[Fuzz]:
     receipt = _receipt()
     index = _index(receipt)
     manifest = codec.dumps(Manifest.of(SPEC))
-    statement = Statement.of(index.dumps(), index, receipt, 7)
+    statement = Statement.of(index.dumps(), index, receipt)
     envelope = Envelope(b"payload", "type", (Signature("key", b"signature"), Signature("", b"other")))
     program = _program()
     root = Root(name="kept", keys=frozenset([KEY]), objects=frozenset([Digest.of(b"object")]))

@@ -62,7 +62,7 @@ def test_a_second_build_does_nothing_and_reads_no_record(
     assert "nothing to do" in place.build().stdout
 
 
-@pytest.mark.parametrize("name", ["index", "locks", "tmp", "logs", "quarantine", "toolcache"])
+@pytest.mark.parametrize("name", ["index", "locks", "tmp", "logs", "toolcache"])
 def test_what_may_be_removed_costs_no_rebuild(place: Place, name: str) -> None:
     subprocess.run(["rm", "-rf", str(place.root / name)], check=True)
 
@@ -207,7 +207,7 @@ def test_fsck_of_a_sound_store_exits_with_0(place: Place) -> None:
     assert result.stdout.endswith("all sound\n")
 
 
-def test_fsck_quarantines_names_what_to_rebuild_and_a_build_mends(place: Place) -> None:
+def test_fsck_removes_what_is_bad_names_what_to_rebuild_and_a_build_mends(place: Place) -> None:
     artifact = plan_manifest(place.manifest, place.open()).units[key_of("layer a")].artifact["unit.bin"]
     for digest in (artifact, Digest.of(text_of("sampler c").encode())):
         path = object_path(place.root, digest)
@@ -217,7 +217,7 @@ def test_fsck_quarantines_names_what_to_rebuild_and_a_build_mends(place: Place) 
 
     dry = run("cache", "fsck", "--dry-run", "--json", "--store", place.root)
     assert dry.exit_code == 4
-    assert all(row["moved_to"] is None for row in json.loads(dry.stdout)["damage"])
+    assert not any(row["removed"] for row in json.loads(dry.stdout)["damage"])
 
     result = run("cache", "fsck", "--store", place.root)
     assert result.exit_code == 4
@@ -384,7 +384,7 @@ def test_damage_that_sealing_finds_is_mended_by_the_next_build(place: Place) -> 
 
     failed = run(*seal)
     assert failed.exit_code == 4, failed.output
-    assert "moved to quarantine: build again" in failed.stderr
+    assert "removed: build again" in failed.stderr
 
     assert json.loads(place.build("--json").stdout)["num_compiled"] == 1
     assert run(*seal).exit_code == 0

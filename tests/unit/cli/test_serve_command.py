@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.bundle.signing import generate_key
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.serve import API_KEY_VARIABLES
 from aotgaudi.cli.served_model import served_name
@@ -55,19 +54,6 @@ def test_a_malformed_override_is_bad_usage(tmp_path: Path, value: str, said: str
 
     assert result.exit_code == 2
     assert said in " ".join(result.stderr.split())
-
-
-def test_signed_weights_are_not_mapped_from_files_that_may_change(tmp_path: Path) -> None:
-    generate_key(tmp_path / "key")
-    where = ["--bundle", str(tmp_path), "--model", str(tmp_path), "--require-warm"]
-
-    result = CliRunner().invoke(
-        cli, ["serve", *where, "--trusted-key", str(tmp_path / "key.pub"), "--weights-memory", "map"]
-    )
-
-    assert result.exit_code == 2
-    assert "--weights-memory map" in result.stderr
-    assert "may change after their signature was verified" in result.stderr
 
 
 @pytest.mark.parametrize(

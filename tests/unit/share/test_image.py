@@ -151,7 +151,7 @@ def test_an_unchanged_bundle_keeps_its_layer_whatever_the_epoch_of_the_build(
     layers = set()
     for number, seconds in enumerate(("0", "1700000000")):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
-        signing = Signing((load_signing_key(tmp_path / "key"),), epoch=7)
+        signing = Signing((load_signing_key(tmp_path / "key"),))
         sealed.pack(tmp_path / str(number) / "bundle", signing=signing)
         bundle = open_bundle(tmp_path / str(number) / "bundle")
         layers.add(write_image(bundle, tmp_path / f"image {number}", tag="v1"))
@@ -427,7 +427,7 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
     sealed.pack(tmp_path / "out")
     before = files(tmp_path / "out")
     if signer is not None:
-        sealed.pack(signing=Signing((load_signing_key(tmp_path / signer),), 7))
+        sealed.pack(signing=Signing((load_signing_key(tmp_path / signer),)))
     write_image(sealed.open(), tmp_path / "image", tag="v1")
 
     if signer == "key":
