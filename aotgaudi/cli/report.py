@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -11,11 +11,8 @@ from aotgaudi import __version__
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.cli.options import (
-    ABOVE_ZERO,
     json_option,
     memory_budget_option,
-    option,
-    options_of,
     path_argument,
     path_option,
 )
@@ -30,7 +27,6 @@ from aotgaudi.report.compute import Given, report_of
 from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan, read_build_time
 from aotgaudi.report.page import report_page
 from aotgaudi.report.values import Report
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from aotgaudi.traffic.cost import WorkModel, device_of
 
@@ -38,33 +34,6 @@ _REPORTER = f"aotgaudi {__version__}"
 
 _MOST_PLANNED = 100_000
 """For more entries we do not look up which are built, because that takes longer than everything else."""
-
-
-@dataclass(frozen=True)
-class _GivenTrace:
-    """The options for a trace. `step_times`: measured seconds of entries."""
-
-    path: Path | None = option(
-        "Requests, as CSV, JSON lines or the text of /metrics: padding is that of the steps which they make.",
-        "--trace",
-        default=None,
-        metavar="FILE",
-    )
-    requests_per_second: float | None = option(
-        "With --trace of /metrics, which does not say how many requests came when.",
-        default=None,
-        type=ABOVE_ZERO,
-        metavar="N",
-    )
-    step_times: Path | None = option(
-        "With --trace: seconds of entries, as `tune` takes them, in place of an estimate for the spec's device.",
-        default=None,
-        metavar="FILE",
-    )
-
-    def __post_init__(self) -> None:
-        if self.path is None and (self.requests_per_second or self.step_times):
-            raise click.UsageError("--requests-per-second and --step-times are about --trace FILE.")
 
 
 @click.command()
@@ -76,7 +45,11 @@ class _GivenTrace:
     metavar="FILE",
     help="The page  [default: report.html; with --json none]",
 )
-@options_of(_GivenTrace, "trace")
+@path_option(
+    "--trace",
+    metavar="FILE",
+    help="Compute padding from these requests, as CSV or JSON lines.",
+)
 @path_option(
     "--build",
     "build_path",
@@ -90,7 +63,7 @@ class _GivenTrace:
 def report(
     subject: Path,
     output: Path | None,
-    trace: _GivenTrace,
+    trace: Path | None,
     build_path: Path | None,
     memory_budget: int | None,
     place: StorePlace,
@@ -107,12 +80,12 @@ def report(
         raise SpecError(str(subject), "there is no such file", "a bundle, a manifest or a spec (.toml)")
     page = output if as_json else output or Path("report.html")
     if page is not None:
-        refuse_unwritable(page, subject, build_path, trace.path, trace.step_times)
+        refuse_unwritable(page, subject, build_path, trace)
     given = _given(subject, memory_budget, place, described)
     if build_path is not None:
         given = replace(given, build_time=read_build_time(build_path, given.manifest))
-    if trace.path is not None:
-        given = _traced(given, trace.path, trace)
+    if trace is not None:
+        given = _traced(given, trace)
     found = report_of(given)
     if as_json:
         click.echo(found.model_dump_json(by_alias=True, indent=2))
@@ -154,32 +127,20 @@ def _given(path: Path, budget: int | None, place: StorePlace, described: Target 
     )
 
 
-def _traced(given: Given, path: Path, trace: _GivenTrace) -> Given:
+def _traced(given: Given, path: Path) -> Given:
     """Returns `given` with a trace, or with why it cannot be replayed. A manifest with a hole is reported all the same."""
     from aotgaudi.engine.scheduler import UncoveredStepError
     from aotgaudi.report.traffic import steps_of_trace
-    from aotgaudi.traffic.trace import Drawing, read_trace
+    from aotgaudi.traffic.trace import read_trace
 
-    rate, limits = trace.requests_per_second, given.manifest.spec.limits
-    drawing = None if rate is None else Drawing(rate, limits.max_model_len)
-    requests = read_trace(path, drawing)
-    model, basis = _step_work(given.manifest.spec, trace.step_times)
+    requests, device = read_trace(path), device_of(given.manifest.spec)
+    model = WorkModel.of(given.manifest.spec, device)
+    basis = f"an estimate by what a device can do at most ({device.source})"
     try:
         traced = steps_of_trace(str(path), requests, given.manifest, model, basis)
     except UncoveredStepError as error:
         return replace(given, untraced=f"a step of it, {error.needed}, has no entry")
     return replace(given, traced=traced)
-
-
-def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str]:
-    """Returns the cost of steps, and its source in words."""
-    if step_times is not None:
-        from aotgaudi.traffic.cost import read_step_times
-
-        work = read_step_times(step_times).work(spec.limits.block_size)
-        return work, f"from the step times of {step_times}"
-    device = device_of(spec)
-    return WorkModel.of(spec, device), f"an estimate by what a device can do at most ({device.source})"
 
 
 def _planned(

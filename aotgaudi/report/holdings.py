@@ -179,32 +179,6 @@ def _pieces(units: Iterable[ReportedUnit]) -> tuple[PieceTime, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.compile_seconds, row.piece)))
 
 
-@dataclass(frozen=True, slots=True)
-class EntryMean:
-    """The mean entry of a kind: the bytes of its compiled units, and the seconds to compile them.
-
-    A unit that several entries of the kind share counts once in total, so each entry counts a part of it. `compile_seconds`
-    is None if the record of a unit is unknown. It does not include tracing, which no record has.
-    """
-
-    num_entries: int
-    size_bytes: float
-    compile_seconds: float | None
-
-
-def entry_mean(held: Holdings, kind: str) -> EntryMean | None:
-    """Returns the mean over the built entries of a kind; None if none is built."""
-    programs = [program for program in held.programs if any(entry.kind == kind for entry in program.entries)]
-    num_entries = sum(entry.kind == kind for program in programs for entry in program.entries)
-    if not num_entries:
-        return None
-    keys = sorted({key for program in programs for key in program.units})
-    size = sum(digest.size_bytes for key in keys for digest in held.units[key].artifact.values())
-    is_timed = all(key in held.records for key in keys)
-    seconds = sum(held.records[key].compile_seconds for key in keys) if is_timed else None
-    return EntryMean(num_entries, size / num_entries, None if seconds is None else seconds / num_entries)
-
-
 # The output of a build
 
 _MAX_BYTES = 64 << 20

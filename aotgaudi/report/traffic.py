@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import PromptEntry, StepEntry
@@ -25,7 +24,6 @@ MOST_WASTEFUL = 12
 """How many of the entries with the most padding are listed."""
 
 _GIGA = 1e9
-_GIGA_UNITS: Mapping[str, str] = MappingProxyType({"FLOP": "GFLOP", "ns": "s"})
 _DIGITS = 6
 
 
@@ -71,7 +69,6 @@ def steps_of_trace(path: str, trace: Trace, manifest: Manifest, model: WorkModel
             replayed,
             {str(entry): _traffic(uses, waste) for entry, uses in entries.items()},
             len(table.prompt) + len(table.decode),
-            model.unit,
         ),
         prompts={place: _traffic(uses, waste) for place, uses in prompts.items()},
         decodes={place: _traffic(uses, waste) for place, uses in decodes.items()},
@@ -86,7 +83,7 @@ class _Use:
 
 
 def _reported(
-    path: str, basis: str, replayed: Replayed, entries: Mapping[str, Traffic], num_entries: int, unit: str
+    path: str, basis: str, replayed: Replayed, entries: Mapping[str, Traffic], num_entries: int
 ) -> ReportedTrace:
     worst = sorted(entries.items(), key=lambda item: (item[1].useful - item[1].padded, item[0]))
     useful, padded = (sum(getattr(one, name) for one in entries.values()) for name in ("useful", "padded"))
@@ -101,7 +98,7 @@ def _reported(
         num_steps=replayed.num_steps,
         num_entries=num_entries,
         num_entries_used=len(entries),
-        unit=_GIGA_UNITS.get(unit, f"10^9 {unit}"),
+        unit="GFLOP",
         useful=round(useful, _DIGITS),
         padded=round(padded, _DIGITS),
         factor=round(padded / useful, 4) if useful else 1.0,

@@ -29,8 +29,6 @@ from tests.unit.report.test_page import MARKS, Elements, numbers
 class Tokens:
     """Work in tokens that are computed or read, a thousand million of them each, and a second for 64."""
 
-    unit: str = "tokens"
-
     def work(self, entry: StepEntry) -> int:
         size = 16 * (entry.num_ctx_blocks if isinstance(entry, PromptEntry) else entry.num_blocks)
         return 10**9 * entry.batch_size * entry.query_len + 10**9 * size
