@@ -50,7 +50,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         "gaudi3": Device(1835, 3700, "Intel Gaudi 3 AI Accelerator White Paper: BF16 matrix engine, HBM2e"),
         "h100": Device(989, 3350, "NVIDIA H100 Tensor Core GPU data sheet: SXM5, BF16 without sparsity"),
         "h200": Device(989, 4800, "NVIDIA H200 Tensor Core GPU data sheet: SXM, BF16 without sparsity"),
-        "cpu": Device(2, 100, "assumed: some cores of a server; measure yours"),
+        "cpu": Device(2, 100, "assumed: some cores of a server"),
     }
 )
 _BY_BACKEND = {"hpu": "gaudi3", "cuda": "h100", "cpu": "cpu", "fake": "cpu"}

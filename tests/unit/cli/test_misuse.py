@@ -69,7 +69,6 @@ def refusal(*words: str) -> str:
         "tune trace.csv --from {}",
         "tune {} --from x.toml",
         "report x.toml --json --trace {}",
-        "report x.toml --json --build {}",
         "serve --bundle {} --model folder --require-warm",
     ],
 )
@@ -86,7 +85,6 @@ def test_a_file_that_is_none_of_its_kind_is_named(command: str, name: str) -> No
     "command",
     [
         "tune pipe --from x.toml",
-        "report x.toml --json --build pipe",
         "serve --bundle pipe --model folder --require-warm",
     ],
 )
@@ -101,7 +99,6 @@ def test_what_must_be_a_file_and_is_a_pipe_is_not_waited_for(command: str) -> No
     [
         "tune trace.csv --from x.toml --load",
         "tune trace.csv --from x.toml --entries",
-        "report x.toml --json --memory-budget",
         "serve --bundle folder --model folder --drain-delay",
         "run --bundle folder --ready-timeout",
     ],
@@ -135,7 +132,6 @@ def test_what_is_missing_or_contradicts_is_named(command: str, said: str) -> Non
         ("report x.toml -o ./folder/../x.toml", "x.toml"),
         ("report x.toml --trace trace.csv -o trace.csv", "trace.csv"),
         ("report folder -o folder/report.html", "folder"),
-        ("diff x.toml y.toml --html y.toml", "y.toml"),
         ("tune trace.csv --from x.toml --bucket-file x.toml", "x.toml"),
         ("tune trace.csv --from x.toml --bucket-file trace.csv", "trace.csv"),
         ("tune trace.csv --from x.toml -o y.toml --bucket-file y.toml", "y.toml"),
@@ -153,9 +149,7 @@ def test_what_is_read_is_never_written_over(command: str, written: str, place: P
     assert not list((place / "folder").iterdir())
 
 
-@pytest.mark.parametrize(
-    "command", ["report x.toml -o {}", "diff x.toml x.toml --html {}", "tune trace.csv --from x.toml -o {}"]
-)
+@pytest.mark.parametrize("command", ["report x.toml -o {}", "tune trace.csv --from x.toml -o {}"])
 @pytest.mark.parametrize("path", ["no such folder/x.toml", "empty/x.toml"])
 def test_what_cannot_be_written_is_said_before_the_work(command: str, path: str) -> None:
     said = refusal(*(path if word == "{}" else word for word in command.split()))

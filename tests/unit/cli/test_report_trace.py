@@ -30,8 +30,8 @@ def test_a_trace_is_replayed() -> None:
     found = run.document("x.toml", "--trace", "x.csv")["trace"]
 
     assert (found["path"], found["num_requests"], found["num_refused"]) == ("x.csv", 2, 1)
-    assert (found["unit"], found["factor"] > 1) == ("GFLOP", True)
-    assert found["basis"].startswith("an estimate")
+    assert found["factor"] > 1
+    assert found["basis"].startswith("assumed")
 
 
 def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() -> None:
@@ -40,7 +40,7 @@ def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() ->
 
     found = run.document("y.toml", "--trace", "x.csv")
 
-    assert found["coverage"]["num_holes"] > 0
+    assert found["num_holes"] > 0
     assert found["trace"] is None
     assert any(
         note.startswith("the trace was not replayed: a step of it, (decode") for note in found["notes"]
