@@ -15,7 +15,7 @@ import click
 
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.padding import Padding
-from aotgaudi.cli.coverage import live_graph_lines, proof_document, server_lines
+from aotgaudi.cli.coverage import live_graph_lines, server_lines
 from aotgaudi.cli.from_vllm import VllmOptions, manifest_name, spec_of_options
 from aotgaudi.cli.options import json_option, memory_budget_option, options_of, path_argument, path_option
 from aotgaudi.cli.show import emit
@@ -27,7 +27,7 @@ from aotgaudi.manifest.coverage import described_scheduler, left_out, live_graph
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest, write_manifest
 from aotgaudi.manifest.memory import sized
-from aotgaudi.manifest.summary import Memory, Summary
+from aotgaudi.manifest.summary import Memory, Summary, proof_document
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 

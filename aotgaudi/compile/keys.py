@@ -100,11 +100,6 @@ class ProgramKeys:
         ).components
         self._framed_common = framed(self._common)
 
-    @property
-    def common(self) -> tuple[tuple[str, str], ...]:
-        """The components that all entries share."""
-        return self._common
-
     def of(self, entry: Entry) -> Key:
         """Returns the key of the program of `entry`."""
         return Key((*self._own_components(entry), *self._common))
