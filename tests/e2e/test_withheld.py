@@ -57,7 +57,7 @@ VERBS: Mapping[tuple[str, ...], str] = {
     ("verify",): "{bundle}",
     ("sign",): "{bundle} --sign-key {absent}",
     ("key", "generate"): "{new}",
-    ("doctor",): "--no-trial",
+    ("doctor",): "",
 }
 """Each verb, as it is used: where that would take long, with something missing."""
 
@@ -195,7 +195,7 @@ WITHHELD = {
         "build plan {spec} --store {store}",
         "serve --bundle {bundle} --model {model} --require-warm --port 0 --host nowhere.invalid",
         "explain {spec} --store {store}",
-        "doctor --no-trial",
+        "doctor",
     ],
 )
 def test_what_is_withheld_is_told_in_a_line(place: Place, words: str, what: str) -> None:
