@@ -93,7 +93,8 @@ class Shell:
             with target.open("a" if words[-2] == ">>" else "w", encoding="utf-8") as file:
                 file.write(text)
             text = ""
-        return _normal(f"{aside}{text}".rstrip("\n") + (f"\n[{code}]" if code else ""))
+        printed = [f"{aside}{text}".rstrip("\n"), f"[{code}]" if code else ""]
+        return _normal("\n".join(filter(None, printed)))
 
     def _export(self, arguments: list[str], _: str) -> str:
         """Sets variables; takes away one that is given without a value."""

@@ -68,8 +68,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("aotgaudi.compile.cards.LocalPool", PoolInThisProcess)
     monkeypatch.setattr("aotgaudi.server.launch.leave_others_alone", lambda: False)
-    for folder in (ROOT / "manifests", HERE / "data"):
-        (tmp_path / folder.name).symlink_to(folder)
+    for path in (ROOT / "manifests", HERE / "data", ROOT / "tests" / "golden" / "data" / "hpu.target.json"):
+        (tmp_path / path.name).symlink_to(path)
     return Shell(monkeypatch, {"traced": traced})
 
 
