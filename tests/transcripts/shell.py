@@ -174,7 +174,8 @@ def _jq(arguments: list[str], text: str) -> str:
 
 
 def _ls(names: list[str], _: str) -> str:
-    return "".join(f"{path.name}\n" for path in sorted(Path(*names).iterdir()))
+    """What lies in a folder, without what a test has linked there."""
+    return "".join(f"{path.name}\n" for path in sorted(Path(*names).iterdir()) if not path.is_symlink())
 
 
 def _cmp(names: list[str], _: str) -> str:

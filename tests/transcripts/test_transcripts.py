@@ -14,7 +14,9 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.environment import ROOT
+from tests.specs import ONE_SEQUENCE, spec_of
 from tests.transcripts.shell import Shell, replay
+from tests.unit.cli.test_verify_command import damage, seal, target_of
 from tests.workload import seed
 
 HERE = Path(__file__).parent
@@ -58,6 +60,21 @@ def traced(arguments: list[str], _: str) -> str:
     return ""
 
 
+def sealed(arguments: list[str], _: str) -> str:
+    """``sealed FOLDER [COLD [MANIFEST]]``: a bundle for "any" machine with torch 9.9; COLD entries are not answered."""
+    (path, num_cold, manifest_id) = (*arguments, *("0", "")[len(arguments) - 1 :])
+    target = target_of(machine="any", toolchain={"torch": "9.9"})
+    manifest = Manifest.of(spec_of(limits=ONE_SEQUENCE))
+    seal(manifest, Path(path), num_cold=int(num_cold), manifest_id=manifest_id, target=target)
+    return ""
+
+
+def damaged(arguments: list[str], _: str) -> str:
+    """``damaged BUNDLE``: changes a byte of an object."""
+    damage(Path(*arguments))
+    return ""
+
+
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     """A shell in a new directory with our manifests and a store, and without variables of ours."""
@@ -70,7 +87,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     monkeypatch.setattr("aotgaudi.server.launch.leave_others_alone", lambda: False)
     for path in (ROOT / "manifests", HERE / "data", ROOT / "tests" / "golden" / "data" / "hpu.target.json"):
         (tmp_path / path.name).symlink_to(path)
-    return Shell(monkeypatch, {"traced": traced})
+    return Shell(monkeypatch, {"traced": traced, "sealed": sealed, "damaged": damaged})
 
 
 @pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
