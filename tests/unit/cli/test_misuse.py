@@ -65,6 +65,7 @@ def refusal(*words: str) -> str:
         "report {} --json",
         "coverage {}",
         "diff {} x.toml",
+        "diff x.toml {}",
         "tune trace.csv --from {}",
         "tune {} --from x.toml",
         "tune trace.csv --from x.toml --step-times {}",
@@ -110,12 +111,14 @@ def test_what_must_be_a_file_and_is_a_pipe_is_not_waited_for(command: str) -> No
         "tune trace.csv --from x.toml --bytes-per-entry 4GiB --graph-memory",
         "report x.toml --json --trace trace.csv --requests-per-second",
         "report x.toml --json --memory-budget",
+        "serve --bundle folder --model folder --drain-delay",
+        "run --bundle folder --ready-timeout",
     ],
 )
 def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) -> None:
     *words, option = command.split()
 
-    said = refusal(*words, f"{option}={number}")
+    said = refusal(*words, f"{option}={number}", *(["--", "vllm"] if words[0] == "run" else []))
 
     assert option in said
 
@@ -126,6 +129,7 @@ def test_what_is_no_number_of_its_range_is_refused(command: str, number: str) ->
         ("tune trace.csv", "--from"),
         ("tune --from x.toml", "TRACE"),
         ("report", "BUNDLE|MANIFEST|SPEC"),
+        ("serve --bundle folder", "--model"),
         ("tune trace.csv --from x.toml --bytes-per-entry 4MB", "--graph-memory as well"),
         ("tune trace.csv --from x.toml --seconds-per-entry 4", "--build-seconds as well"),
         ("tune trace.csv --from x.toml --graph-memory much --bytes-per-entry 1KiB", "'much' is not a size"),
