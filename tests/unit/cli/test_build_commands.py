@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi.cli.build_cache import build_time_line
+from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.phases import Phase
 from aotgaudi.store.store import Store
 from tests.command import Command
 from tests.workload import SPEC_TEXT, seed, tiny_spec
@@ -58,3 +61,14 @@ def test_a_file_that_is_no_text_is_refused_in_one_line(place: Place, name: str, 
     (place.folder / name).write_bytes(b"\xff\xfe")
 
     assert said in run.refusal("plan", name)
+
+
+PHASES = (Phase("enumerate", 0.0, 0.125), Phase("run", 0.5, 10.5), Phase("seal", 10.5, 11.0))
+
+
+def test_the_run_says_what_its_workers_did() -> None:
+    outcome = BuildOutcome(seconds=10.0, num_workers=2, worker_seconds={"trace": 4.0, "compile": 15.0})
+
+    assert build_time_line(PHASES, outcome) == (
+        "time: 11.0 s: enumerate 0.1, run 10.0 (2 workers: tracing 4.0, compiling 15.0, idle 1.0), seal 0.5"
+    )
