@@ -28,7 +28,8 @@ _VARIES = (
     (r"about \d+ s on", "about N s on"),
     (r"(?m)^\[\d+/\d+\] about \d+ s left: (?!done).*\n", ""),
     (r"\d+ bytes, all re-hashed", "N bytes, all re-hashed"),
-    (r"layer of [\d.]+ kB", "layer of N kB"),
+    (r"\b\d+\.\d kB", "N kB"),
+    (r"\(\d+ bytes\)", "(N bytes)"),
     (r"-[0-9a-f]{12}\.log", "-DIGEST.log"),
 )
 """What differs from run to run or between machines, and what is written in its place."""
@@ -194,10 +195,17 @@ def _cp(names: list[str], _: str) -> str:
     return ""
 
 
+def _chmod(arguments: list[str], _: str) -> str:
+    mode, *names = arguments
+    for name in names:
+        Path(name).chmod(int(mode, 8))
+    return ""
+
+
 def _mkdir(names: list[str], _: str) -> str:
     for name in names:
         Path(name).mkdir(parents=True)
     return ""
 
 
-_BUILTINS: tuple[Builtin, ...] = (_cat, _cmp, _cp, _echo, _grep, _jq, _ls, _mkdir, _rm, _sed)
+_BUILTINS: tuple[Builtin, ...] = (_cat, _chmod, _cmp, _cp, _echo, _grep, _jq, _ls, _mkdir, _rm, _sed)

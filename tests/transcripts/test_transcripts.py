@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.compile.workers import Done, Job
-from aotgaudi.errors import AotGaudiError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
@@ -17,39 +15,10 @@ from tests.environment import ROOT
 from tests.specs import ONE_SEQUENCE, spec_of
 from tests.transcripts.shell import Shell, replay
 from tests.unit.cli.test_verify_command import damage, seal, target_of
-from tests.workload import seed
+from tests.workload import PoolInThisProcess, seed
 
 HERE = Path(__file__).parent
 OURS = ("AOTGAUDI_", "VLLM_", "PT_HPU_", "HABANA_", "QUANT_CONFIG", "HF_", "COLUMNS")
-
-
-class PoolInThisProcess:
-    """In the place of `LocalPool`: a job is done when it is submitted."""
-
-    def __init__(self, num_workers: int, *_: object, **__: object) -> None:
-        self.num_workers, self._done = num_workers, list[Done]()
-
-    def __enter__(self) -> PoolInThisProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def submit(self, ticket: int, job: Job) -> None:
-        """See `Pool.submit`."""
-        try:
-            self._done.append(Done(ticket, job.run()))
-        except AotGaudiError as error:
-            self._done.append(Done(ticket, error=error))
-
-    def withdraw(self) -> list[int]:
-        """See `Pool.withdraw`."""
-        return []
-
-    def wait(self, _: float) -> list[Done]:
-        """See `Pool.wait`."""
-        done, self._done = self._done, []
-        return done
 
 
 def traced(arguments: list[str], _: str) -> str:
