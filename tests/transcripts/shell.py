@@ -30,6 +30,7 @@ _VARIES = (
     (r"\d+ bytes, all re-hashed", "N bytes, all re-hashed"),
     (r"\b\d+\.\d kB", "N kB"),
     (r"\(\d+ bytes\)", "(N bytes)"),
+    (r"should have \d+", "should have N"),
     (r"-[0-9a-f]{12}\.log", "-DIGEST.log"),
 )
 """What differs from run to run or between machines, and what is written in its place."""
