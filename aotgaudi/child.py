@@ -6,11 +6,13 @@ bundle's) first on ``sys.path``, and so run a `tokenizers.py` that lies there.
 
 from __future__ import annotations
 
-import ctypes
 import os
+import subprocess
 import sys
+from contextlib import suppress
 
-_PR_SET_PDEATHSIG = 1
+from aotgaudi.linux import set_death_signal
+
 _PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "__init__.py")
 
 _OUR_PACKAGE = """
@@ -64,9 +66,27 @@ def python_command(module: str, *arguments: str, bare: bool = False) -> list[str
 
 def die_with_parent(parent: int, number: int) -> None:
     """Asks the kernel to send us signal `number` when our parent dies. Exits if `parent` is no longer our parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+    with suppress(OSError):  # A sandbox may forbid it.
+        set_death_signal(number)
     if os.getppid() != parent:
         sys.exit(128 + number)
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = 0.0) -> None:
+    """Gives a child `seconds` to end by itself, and then kills it and all processes below it. Waits until it is gone."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        import psutil
+
+        below = []
+        with suppress(psutil.Error):
+            below = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+        for each in below:
+            with suppress(psutil.Error):
+                each.kill()
+        process.wait()
 
 
 def travels(error: BaseException) -> bool:

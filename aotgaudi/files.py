@@ -11,7 +11,6 @@ not block it, and a device is not touched. `read_regular` also bounds the size, 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import fcntl
 import io
@@ -24,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from aotgaudi import linux
 from aotgaudi.errors import SpecError, StoreError
 
 TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
@@ -32,9 +32,6 @@ TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
 DIRECTORY_MODE = 0o775
 """The umask is subtracted. Even with a permissive umask, directories are never writable by everybody."""
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-"""linux/fs.h; see rename(2)."""
 _NO_EXCHANGE_ERRORS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 
 _NO_LINKS_ERRORS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -242,16 +239,13 @@ def exchange_names(one: Path, other: Path) -> bool:
 
     Raises OSError.
     """
-    library = ctypes.CDLL(None, use_errno=True)
-    if not hasattr(library, "renameat2"):
+    try:
+        linux.exchange_names(one, other)
+    except OSError as error:
+        if error.errno not in _NO_EXCHANGE_ERRORS:
+            raise
         return False
-    names = os.fsencode(one), os.fsencode(other)
-    if library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in _NO_EXCHANGE_ERRORS:
-        return False
-    raise OSError(code, os.strerror(code), str(one), None, str(other))
+    return True
 
 
 def again(action: Callable[[], T], *, retry_on: frozenset[int]) -> T:

@@ -6,13 +6,20 @@ all of them for most of every period.
 
 from __future__ import annotations
 
+import ipaddress
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
+_MAX_THREADS = 8
 _MOUNT = "sys/fs/cgroup"
 _MEMBERSHIP = "proc/self/cgroup"
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def group_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[Path, bool]]:
@@ -86,6 +93,27 @@ def _ratio(quota: str, period: str = "100000") -> float | None:
     if not (quota.isdigit() and period.isdigit() and int(period)):
         return None
     return int(quota) / int(period)
+
+
+def in_threads(
+    function: Callable[[T], R], values: Iterable[T], begin_thread: Callable[[], object] | None = None
+) -> list[R]:
+    """Returns the function's result for each value, computed in one thread for each usable core, at most 8.
+
+    After an error, no more calls begin, and it is raised when those that run have ended.
+    """
+    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores()), initializer=begin_thread) as pool:
+        return list(pool.map(function, values))
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether `host` (a name or an address) can be reached from this machine only."""
+    name = host.strip("[]").partition("%")[0]
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name.rstrip(".").lower() == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 # Memory

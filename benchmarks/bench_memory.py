@@ -1,6 +1,6 @@
 """Peak memory of the serving process after many requests, against weights + KV cache + 450 MB.
 
-VmHWM counts every page that was ever resident at once: mapped weights and libraries, caches, buffers.
+VmHWM counts every page that was ever resident at once: weights, mapped libraries, caches, buffers.
 """
 
 from __future__ import annotations

@@ -196,9 +196,9 @@ def _is_loadable(path_of: Callable[[str], Path], digest: Digest) -> bool:
 
 
 def found_by_fsck(workshop: Workshop) -> set[Digest]:
-    """The objects that `cache fsck` puts in quarantine."""
+    """The objects that `cache fsck` removes."""
     report = check_store(workshop.store)
-    bad = {Path(row.path).name for row in report.damage if row.moved_to}
+    bad = {Path(row.path).name for row in report.damage if row.is_removed}
     return {digest for digest in workshop.digests() if digest.sha256 in bad}
 
 
@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="where bits are flipped [default: 0]")
     parser.add_argument("--json", type=Path, help="file for the outcome")
     args = parser.parse_args()
-    logging.disable(logging.WARNING)  # The store says of each object that it was put in quarantine.
+    logging.disable(logging.WARNING)  # The store names each object that it removes.
     folder = Path(tempfile.mkdtemp(prefix="aotgaudi-corruption-"))
     began = time.perf_counter()
     try:

@@ -97,7 +97,7 @@ def _require_packable(spec: BuildSpec, target: Target) -> None:
 
 
 def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
-    """Returns `described`, with the front end of `spec`, if given, else the target of `spec` on this machine.
+    """Returns `described`, if given, else the target of `spec` on this machine.
 
     Raises:
         SpecError: as `probe_target` does; or `described` is not whole, or of another backend than the spec.
@@ -107,10 +107,10 @@ def find_target(spec: TargetSpec, described: Target | None = None) -> Target:
     for backend, whose in ((spec.backend, "the spec's target.backend"), (described.backend, "that file's")):
         if backend != "hpu":
             raise SpecError("--target", f"is for hpu alone, and {whose} is {backend!r}", "leave it out")
-    from aotgaudi.backends.hpu.probe import require_whole, with_front_end
+    from aotgaudi.backends.hpu.probe import require_whole
 
     require_whole(described)
-    return with_front_end(described, spec.frontend)
+    return described
 
 
 def probe_target(spec: TargetSpec) -> Target:
@@ -145,7 +145,7 @@ def _hpu_target(spec: TargetSpec) -> Target:
             f"'hpu' cannot be compiled for here: {HPU_NEEDS} ({str(error).removeprefix('target: ')})",
             f"available here: {without_gaudi}",
         ) from error
-    return probe(os.environ, default_store_root(), front_end=spec.frontend)
+    return probe(os.environ, default_store_root())
 
 
 def make_compiler(target: Target) -> Compiler:

@@ -179,7 +179,7 @@ def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) 
         )
     _require_needed(index, receipt, path)
     if statement is not None:
-        require_match(statement, Statement.of(index_bytes, index, receipt, statement.epoch), path)
+        require_match(statement, Statement.of(index_bytes, index, receipt), path)
     return Bundle(path, index, index_bytes, manifest_bytes, receipt, statement, policy)
 
 

@@ -20,12 +20,11 @@ The payload (in-toto Statement v1: in-toto/attestation, spec/v1/statement.md) is
                        "target":      the receipt's target,
                        "builder":     the receipt's builder,
                        "counts":      the index's counts,
-                       "epoch":       int}}
+                       "epoch":       0}}
 
 Versions of the predicate: v1 (first).
 
-Everything except the epoch follows from the bundle, so the same bundle, epoch and key give the same bytes. The epoch is a
-number that the signer may raise, so that older bundles can be refused (``--minimum-epoch``).
+Everything follows from the bundle, so the same bundle and key give the same bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,6 @@ from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.document import (
-    Count,
     DigestField,
     Document,
     ForeignValue,
@@ -152,7 +150,7 @@ class Predicate(Value):
     target: Target
     builder: dict[str, str]
     counts: Counts
-    epoch: Count
+    epoch: Literal[0] = 0
 
 
 class Statement(Document):
@@ -166,7 +164,7 @@ class Statement(Document):
     predicate: Predicate
 
     @classmethod
-    def of(cls, index_bytes: bytes, index: BundleIndex, receipt: SealedReceipt, epoch: int) -> Statement:
+    def of(cls, index_bytes: bytes, index: BundleIndex, receipt: SealedReceipt) -> Statement:
         """Returns the statement to sign for the bundle with these documents."""
         return cls(
             subject=(Subject(digest=SubjectDigest(sha256=sha256_bytes(index_bytes))),),
@@ -177,7 +175,6 @@ class Statement(Document):
                 target=receipt.target,
                 builder=receipt.builder,
                 counts=index.counts,
-                epoch=epoch,
             ),
         )
 
@@ -185,11 +182,6 @@ class Statement(Document):
     def index_sha256(self) -> str:
         """The sha256 of the signed index, 64 hex digits."""
         return self.subject[0].digest.sha256
-
-    @property
-    def epoch(self) -> int:
-        """The bundle's epoch. ``--minimum-epoch`` refuses smaller ones."""
-        return self.predicate.epoch
 
 
 def load_statement(data: bytes) -> Statement:

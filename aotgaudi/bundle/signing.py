@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -111,45 +111,27 @@ def _write_new(path: Path, data: bytes, mode: int) -> None:
 
 @dataclass(frozen=True)
 class Signing:
-    """The keys that sign (at least one), and the epoch that they sign for. A repeated key signs once."""
+    """The keys that sign (at least one). A repeated key signs once."""
 
     keys: tuple[SigningKey, ...]
-    epoch: int = 0
 
     def sign(self, index_bytes: bytes, index: BundleIndex, receipt: SealedReceipt) -> bytes:
         """Returns the signature file of the bundle with these documents."""
-        statement = Statement.of(index_bytes, index, receipt, self.epoch)
-        return dump_envelope(_signed(statement.dumps(), (), self.keys))
+        return add_signatures(None, self.keys, Statement.of(index_bytes, index, receipt))
 
 
-def add_signatures(
-    existing: bytes, keys: tuple[SigningKey, ...], statement: Statement, epoch: int | None
-) -> bytes:
+def add_signatures(existing: bytes | None, keys: tuple[SigningKey, ...], statement: Statement) -> bytes:
     """Returns the signature file `existing` with signatures by `keys` added. A key that has signed does not sign again.
 
-    `statement` describes the bundle; its epoch does not matter. `epoch` None keeps the epoch of `existing`. Existing
-    signatures are kept without verification, because the verifier decides which keys to trust. Raises ManifestError if
-    `existing` is malformed or about another bundle, and SpecError if it is for another epoch.
+    `statement` describes the bundle. Existing signatures are kept without verification, because the verifier decides which
+    keys to trust. Raises ManifestError if `existing` is malformed or about another bundle.
     """
-    envelope = load_envelope(existing)
+    envelope = Envelope(statement.dumps(), PAYLOAD_TYPE, ()) if existing is None else load_envelope(existing)
     if envelope.payload_type != PAYLOAD_TYPE:
         raise ManifestError(f"signature: is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}")
-    signed = load_statement(envelope.payload)
-    if epoch is not None and epoch != signed.epoch:
-        raise SpecError(
-            "--epoch",
-            f"is {epoch}, the bundle is signed for epoch {signed.epoch}",
-            "remove that signature first",
-        )
-    wanted = statement.predicate.model_copy(update={"epoch": signed.epoch})
-    if signed != statement.model_copy(update={"predicate": wanted}):
+    if load_statement(envelope.payload) != statement:
         raise ManifestError("signature: is of another bundle (remove it, and sign again)")
-    return dump_envelope(_signed(envelope.payload, envelope.signatures, keys))
-
-
-def _signed(payload: bytes, before: tuple[Signature, ...], keys: tuple[SigningKey, ...]) -> Envelope:
-    bare = Envelope(payload, PAYLOAD_TYPE, ()).signed_bytes()
-    made = [Signature(key.public.key_id, key.sign(bare)) for key in dict.fromkeys(keys)]
+    made = [Signature(key.public.key_id, key.sign(envelope.signed_bytes())) for key in dict.fromkeys(keys)]
     known = {row.value for row in made} | {row.key_id for row in made}
-    kept = [row for row in before if row.value not in known and row.key_id not in known]
-    return Envelope(payload, PAYLOAD_TYPE, tuple(sorted({*kept, *made})))
+    kept = [row for row in envelope.signatures if row.value not in known and row.key_id not in known]
+    return dump_envelope(replace(envelope, signatures=(*kept, *made)))

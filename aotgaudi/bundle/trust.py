@@ -2,8 +2,7 @@
 
 A trusted key is an ed25519 public key in a PEM file (SubjectPublicKeyInfo). We verify the signatures before we parse
 anything else of a bundle. The envelope is read once. We parse the payload that was verified, and its statement must name
-exactly the bytes of the index that we read. Key ids are only shown to people. We try every signature with every trusted key,
-and each key counts once.
+exactly the bytes of the index that we read. Key ids are only shown to people. We try every signature with every trusted key.
 
 `cryptography` does the mathematics. securesystemslib, which signs, selects keys by id when it verifies, and imports other
 installed packages (boto3, for example), so it is used offline only. To keep the start of `aotgaudi serve` fast, this module
@@ -44,33 +43,21 @@ class TrustPolicy:
     def demanding(
         cls,
         trusted_keys: Iterable[str | os.PathLike[str]] = (),
-        threshold: int | None = None,
-        minimum_epoch: int | None = None,
         *,
         allow_unsafe_permissions: bool = False,
     ) -> TrustPolicy:
         """Returns the policy of ``aotgaudi verify`` and ``aotgaudi serve``.
 
         Args:
-            trusted_keys: Public keys (PEM files) whose signatures count. Without any, unsigned bundles are accepted.
-            threshold: How many of these keys must have signed. None is 1.
-            minimum_epoch: The oldest epoch to accept. None accepts any.
+            trusted_keys: Public keys (PEM files), one of which must have signed. Without any, unsigned bundles are accepted.
             allow_unsafe_permissions: Accept files that users other than this one and root own or may write to.
 
         Raises:
-            SpecError: a file holds no public key, the keys cannot meet `threshold`, or `threshold` or `minimum_epoch` is
-                given without keys.
+            SpecError: a file holds no public key.
         """
         owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
         keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
-        if keys:
-            return cls(
-                owners, SignaturePolicy(keys, 1 if threshold is None else threshold, minimum_epoch or 0)
-            )
-        for name, value in (("--threshold", threshold), ("--minimum-epoch", minimum_epoch)):
-            if value is not None:
-                raise SpecError(name, "is about signatures", "it needs --trusted-key PEM")
-        return cls(owners)
+        return cls(owners, SignaturePolicy(keys) if keys else None)
 
     def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
         """Returns the statement that trusted keys signed about the index; None if not required. Raises UntrustedError."""
@@ -99,23 +86,9 @@ ANY_BUNDLE = TrustPolicy()
 
 @dataclass(frozen=True)
 class SignaturePolicy:
-    """Requires signatures by `threshold` distinct `keys`, for an epoch of at least `minimum_epoch`.
-
-    Raises SpecError if there are fewer distinct keys than `threshold`.
-    """
+    """Requires a signature by one of `keys`."""
 
     keys: frozenset[TrustedKey]
-    threshold: int = 1
-    minimum_epoch: int = 0
-
-    def __post_init__(self) -> None:
-        """Checks that there are enough distinct keys."""
-        if not 1 <= self.threshold <= len(self.keys):
-            raise SpecError(
-                "--threshold",
-                f"is {self.threshold}, with {len(self.keys)} distinct trusted keys",
-                "at least 1, at most the number of different --trusted-key",
-            )
 
     def verify(self, envelope_bytes: bytes, index_bytes: bytes, bundle: Path) -> Statement:
         """Returns the statement that trusted keys signed about the index. Raises UntrustedError of one line."""
@@ -123,7 +96,7 @@ class SignaturePolicy:
 
         try:
             envelope = load_envelope(envelope_bytes)
-            self._require_signers(envelope)
+            self._require_signer(envelope)
             statement = load_statement(envelope.payload)
         except (ManifestError, UntrustedError) as error:
             raise UntrustedError(f"bundle {bundle} is not to be trusted: {error}") from error
@@ -133,14 +106,9 @@ class SignaturePolicy:
                 f"bundle {bundle} is not what was signed: its index has sha256 {found[:12]}...,"
                 f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
             )
-        if statement.epoch < self.minimum_epoch:
-            raise UntrustedError(
-                f"bundle {bundle} was signed for epoch {statement.epoch}, --minimum-epoch is {self.minimum_epoch}"
-                " (it is an older one: use the newer bundle)"
-            )
         return statement
 
-    def _require_signers(self, envelope: Envelope) -> None:
+    def _require_signer(self, envelope: Envelope) -> None:
         from aotgaudi.bundle.signature import PAYLOAD_TYPE
 
         if envelope.payload_type != PAYLOAD_TYPE:
@@ -148,20 +116,17 @@ class SignaturePolicy:
                 f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
             )
         signed = envelope.signed_bytes()
-        signers = {
-            key for key in self.keys if any(key.has_signed(row.value, signed) for row in envelope.signatures)
-        }
-        if len(signers) < self.threshold:
-            raise UntrustedError(self._lacking(envelope, len(signers)))
+        if not any(key.has_signed(row.value, signed) for key in self.keys for row in envelope.signatures):
+            raise UntrustedError(self._lacking(envelope))
 
-    def _lacking(self, envelope: Envelope, num_signers: int) -> str:
+    def _lacking(self, envelope: Envelope) -> str:
         trusted = {key.key_id for key in self.keys}
         named = sorted({row.key_id for row in envelope.signatures})
-        if trusted.intersection(named) and not num_signers:
+        if trusted.intersection(named):
             hint = "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
         else:
             hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
-        return f"trusted keys that have signed it: {num_signers}, should be {self.threshold} ({hint})"
+        return f"trusted keys that have signed it: 0, should be 1 ({hint})"
 
 
 def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -32,13 +31,11 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
 from aotgaudi.graphs.program import Program, weight_names
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import MemoryNeed
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
 from aotgaudi.store.memfd import SealedObjects, allow_open_files
-
-_MAX_THREADS = 8
 
 _MAX_ROWS = 10
 
@@ -138,15 +135,15 @@ class VerifiedBundle:
         return self.objects.path(digest)
 
 
-def memory_need(manifest: Manifest, report: Report, *, maps_weights: bool = False) -> MemoryNeed | None:
+def memory_need(manifest: Manifest, report: Report) -> MemoryNeed | None:
     """Returns what a server of `manifest`, on a device whose caches are in the machine's memory, needs of that memory.
 
-    None: the bundle cannot be served anyway, or its config lacks a size. Mapped weights (`maps_weights`) need no memory.
+    None: the bundle cannot be served anyway, or its config lacks a size.
     """
     if not report.is_intact:
         return None
     try:
-        return MemoryNeed.of(manifest.spec, manifest.entries, 0 if maps_weights else report.weights_bytes)
+        return MemoryNeed.of(manifest.spec, manifest.entries, report.weights_bytes)
     except SpecError:
         return None
 
@@ -337,8 +334,7 @@ def _find_faults(
         path = object_path(bundle.path, digest)
         return digest, find_fault(path, digest, examine) if held is None else held.hold(path, digest, examine)
 
-    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
-        return {digest: fault for digest, fault in pool.map(look, digests) if fault is not None}
+    return {digest: fault for digest, fault in in_threads(look, digests) if fault is not None}
 
 
 def _users(

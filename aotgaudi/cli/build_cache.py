@@ -168,8 +168,7 @@ def outcome_line(outcome: BuildOutcome) -> str:
     late = f", {len(proof.recipes) // 2} of which only whole programs need" if proof.recipes else ""
     return (
         f"{head}{_work_line(outcome)}\n"
-        f"proof: a new process found all {proof.num_recipes} recipes{late} in a directory that it could not write to,"
-        f" and compiled 0 (round {proof.num_rounds})"
+        f"proof: a new process found all {proof.num_recipes} recipes{late}, and compiled 0 (round {proof.num_rounds})"
     )
 
 

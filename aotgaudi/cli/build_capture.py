@@ -217,7 +217,7 @@ def residual_lines(residuals: Sequence[str]) -> Iterator[str]:
 
 def _sealed_line(built: Built, signing: Signing | None) -> str:
     counts = built.bundle.index.counts
-    signed = f", signed, epoch {signing.epoch}" if signing is not None else ""
+    signed = ", signed" if signing is not None else ""
     before = "" if built.is_new else " (captured before; nothing was run)"
     return f"{built.bundle.path}: {counts.units} files, {counts.object_bytes / 1e6:.1f} MB{signed}{before}"
 
@@ -239,5 +239,4 @@ def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str
         "not_exercised": list(receipt.not_exercised),
         "live_graphs": [row.model_dump() for row in receipt.live_graphs],
         "start": None if receipt.start is None else receipt.start.model_dump(),
-        "epoch": None if signing is None else signing.epoch,
     }

@@ -15,7 +15,7 @@ import click
 
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.padding import Padding
-from aotgaudi.cli.coverage import live_graph_lines, server_document, server_lines
+from aotgaudi.cli.coverage import live_graph_lines, server_lines
 from aotgaudi.cli.from_vllm import VllmOptions, manifest_name, spec_of_options
 from aotgaudi.cli.options import json_option, memory_budget_option, options_of, path_argument, path_option
 from aotgaudi.cli.show import emit
@@ -27,7 +27,7 @@ from aotgaudi.manifest.coverage import described_scheduler, left_out, live_graph
 from aotgaudi.manifest.difference import difference
 from aotgaudi.manifest.manifest import Manifest, dumps, read_manifest, write_manifest
 from aotgaudi.manifest.memory import sized
-from aotgaudi.manifest.summary import Memory, Summary
+from aotgaudi.manifest.summary import Memory, Summary, proof_document
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
 
@@ -228,17 +228,13 @@ def _document(path: Path, summary: Summary) -> dict[str, Any]:
         "model": manifest.spec.model.name,
         "num_entries": {kind: len(manifest.of_kind(kind)) for kind in ENTRY_KINDS},
         "largest": {kind: str(entry) for kind, entry in largest.items() if entry is not None},
-        "coverage": {
-            "mode": manifest.spec.bucketing.coverage,
-            "scheduler": summary.scheduler,
-            "closed": coverage.is_closed,
-            "result": str(coverage),
-            "smallest": str(coverage.smallest) if coverage.smallest else None,
-            "not_proved": list(coverage.unproved),
-            "left_out": list(summary.left_out),
-            "live_graphs": [row.model_dump() for row in summary.live_graphs],
-            "server_table": server_document(summary),
-        },
+        "coverage": proof_document(
+            summary,
+            {
+                "result": str(coverage),
+                "smallest": str(coverage.smallest) if coverage.smallest else None,
+            },
+        ),
         "uncovered": [str(hole) for hole in summary.holes],
         "padding": {kind: _padding(padding) for kind, padding in summary.padding.items()},
         "memory": _memory_document(summary.memory),

@@ -63,7 +63,7 @@ worker_options = options_of(
 
 @dataclass(frozen=True)
 class SigningOptions:
-    """The keys that sign, and the epoch that they sign; None if not given."""
+    """The keys that sign."""
 
     sign_keys: tuple[Path, ...] = option(
         "Sign the bundle with this private key (repeatable; `aotgaudi key generate`).",
@@ -71,26 +71,18 @@ class SigningOptions:
         default=(),
         metavar="FILE",
     )
-    epoch: int | None = option(
-        "Number that `serve --minimum-epoch` compares  [default: 0]",
-        default=None,
-        type=click.IntRange(0, (1 << 53) - 1),
-        metavar="N",
-    )
 
     def keys(self) -> tuple[SigningKey, ...]:
         """Reads the keys. Raises SpecError and UntrustedError."""
         return tuple(load_signing_key(path) for path in self.sign_keys)
 
     def signing(self) -> Signing | None:
-        """Returns what signs a new bundle; None for no signature. Raises like `keys`, and UsageError."""
-        if self.epoch is not None and not self.sign_keys:
-            raise click.UsageError("--epoch is part of what is signed: it needs --sign-key FILE")
-        return Signing(self.keys(), self.epoch or 0) if self.sign_keys else None
+        """Returns what signs a new bundle; None for no signature. Raises like `keys`."""
+        return Signing(self.keys()) if self.sign_keys else None
 
 
 signing_options = options_of(SigningOptions, "signing", made=SigningOptions.signing)
-"""``--sign-key`` and ``--epoch``. The command gets `signing`, a `Signing`, or None."""
+"""``--sign-key``. The command gets `signing`, a `Signing`, or None."""
 
 # Single entries
 

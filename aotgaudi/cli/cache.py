@@ -141,7 +141,7 @@ def _collection_document(outcome: Collection, max_bytes: int, *, dry_run: bool) 
         "num_objects": len(plan.objects),
         "num_scratch": len(plan.scratch),
         "num_bad_records": len(outcome.bad_records),
-        "num_swept": outcome.swept.num_removed,
+        "num_swept": outcome.swept,
     }
 
 
@@ -157,10 +157,10 @@ _MOST_LINES = 20
 def fsck(context: click.Context, place: StorePlace, jobs: int, dry_run: bool, as_json: bool) -> None:
     """Verify every object and record. Builders may go on working meanwhile.
 
-    Exits with 0 if all is sound, and with 4 if something was bad: it is then in quarantine, and building mends it.
+    Exits with 0 if all is sound, and with 4 if something was bad: it is then removed, and building makes it again.
     """
     store = place.open(create=False)
-    report = check_store(store, jobs, move=not dry_run)
+    report = check_store(store, jobs, remove=not dry_run)
     if as_json:
         click.echo(json.dumps(_document(report), indent=2))
     else:
@@ -187,7 +187,7 @@ def _document(report: FsckReport) -> dict[str, Any]:
         "num_records": report.num_records,
         "object_bytes": report.object_bytes,
         "damage": [
-            {"path": item.path, "reason": item.reason, "moved_to": item.moved_to} for item in report.damage
+            {"path": item.path, "reason": item.reason, "removed": item.is_removed} for item in report.damage
         ],
         "rebuild": [
             {
@@ -206,10 +206,7 @@ def _lines(report: FsckReport) -> list[str]:
         return [f"{head}: all sound"]
     lines = [f"{head}: {len(report.damage)} bad"]
     lines += _first(
-        [
-            f"  {item.path}: {item.reason}" + (f" -> {item.moved_to}" if item.moved_to else "")
-            for item in report.damage
-        ]
+        [f"  {item.path}: {item.reason}{' (removed)' if item.is_removed else ''}" for item in report.damage]
     )
     if report.losses:
         lines.append(f"{len(report.losses)} results lack an object; building them again mends:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,13 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bucketing.padding import Padding
 from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import CoverageError, counted
 from aotgaudi.gaudi.live_graphs import State
-from aotgaudi.manifest.summary import Summary
+from aotgaudi.manifest.summary import Summary, coverage_document
 
 _SHOWN = 12
 
@@ -38,53 +36,10 @@ def coverage(manifest_path: Path, described: Target | None, as_json: bool) -> No
     """
     summary = Summary(load_manifest_of(manifest_path))
     refuse_other_target(described, summary.manifest.spec)
-    document = _document(summary)
+    document = coverage_document(summary)
     emit(document, as_json, _lines(manifest_path, document))
     if not summary.coverage.is_closed:
         raise CoverageError(f"{manifest_path}: {summary.coverage}")
-
-
-def _document(summary: Summary) -> dict[str, Any]:
-    coverage = summary.coverage
-    return {
-        "id": summary.manifest.id,
-        "model": summary.manifest.spec.model.name,
-        "mode": summary.manifest.spec.bucketing.coverage,
-        "scheduler": summary.scheduler,
-        "closed": coverage.is_closed,
-        "phases": [
-            {**dataclasses.asdict(phase), "padding": _padding(summary.padding.get(phase.kind))}
-            for phase in coverage.phases
-        ],
-        "holes": [str(hole) for hole in summary.holes],
-        "smallest": dataclasses.asdict(coverage.smallest) if coverage.smallest else None,
-        "mend": None if coverage.is_closed else _mend(summary),
-        "closing_entries": [str(entry) for entry in summary.closing],
-        "not_proved": list(coverage.unproved),
-        "left_out": list(summary.left_out),
-        "live_graphs": [row.model_dump() for row in summary.live_graphs],
-        "server_table": server_document(summary),
-    }
-
-
-def _padding(padding: Padding | None) -> dict[str, Any] | None:
-    if padding is None:
-        return None
-    rounded = {name: round(getattr(padding, name), 4) for name in ("mean", "error", "worst")}
-    return {**dataclasses.asdict(padding), **rounded}
-
-
-def _mend(summary: Summary) -> str:
-    bucketing, adds = summary.manifest.spec.bucketing, summary.closing
-    if bucketing.strategy == "unified":
-        return (
-            "another bucketing.strategy: our engine forms prompt and decode steps, no unified ones, and of vLLM's"
-            " nothing is proved"
-        )
-    if bucketing.coverage == "closed":
-        return "enumerate it anew: aotgaudi build manifest SPEC"
-    entries = f"{len(adds):,} {'entry' if len(adds) == 1 else 'entries'}"
-    return f'coverage = "closed" in the [bucketing] of the spec adds {entries}'
 
 
 def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
@@ -152,26 +107,8 @@ def live_graph_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {_WORDS[row['state']]}: {row['kind']}: {row['text']}"
 
 
-def server_document(summary: Summary) -> dict[str, Any] | None:
-    """Returns what the server's own table covers as a JSON value; None if the server uses the manifest's entries."""
-    found, bucketing = summary.server, summary.manifest.spec.bucketing
-    if found is None:
-        return None
-    smallest = found.coverage.smallest
-    return {
-        "version": bucketing.version,
-        "strategy": bucketing.strategy,
-        "closed": found.coverage.is_closed,
-        "phases": [dataclasses.asdict(phase) for phase in found.coverage.phases],
-        "holes": [str(hole) for hole in found.holes],
-        "smallest": dataclasses.asdict(smallest) if smallest else None,
-        "fallback": list(found.fallback) if found.fallback else None,
-        "cold": [list(bucket) for bucket in found.cold],
-    }
-
-
 def server_lines(document: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yields the content of `server_document` in words."""
+    """Yields the content of `_server_document` in words."""
     if document is None:
         return
     table = f"the server's own table ({document['version']}, {document['strategy']})"

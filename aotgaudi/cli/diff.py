@@ -12,14 +12,11 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.captures import diff_captures
-from aotgaudi.cli.options import json_option, path_argument, path_option
-from aotgaudi.cli.show import emit, refuse_unwritable
+from aotgaudi.cli.options import json_option, path_argument
+from aotgaudi.cli.show import emit
 from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
-from aotgaudi.errors import SpecError
-from aotgaudi.files import write_atomic
 from aotgaudi.manifest.difference import Difference, EntryChange, difference, examples
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.page import difference_page
 
 _EXIT_DIFFERENT = 3
 
@@ -29,13 +26,6 @@ _EXIT_DIFFERENT = 3
 @path_argument("new", metavar="B")
 @click.option("--exit-code", is_flag=True, help="Exit with 3 when they differ.")
 @planned_target_option
-@path_option(
-    "--html",
-    "page",
-    dir_okay=False,
-    metavar="FILE",
-    help="Write it as a page as well, which needs no network.",
-)
 @json_option("Print the difference as JSON.")
 @click.pass_context
 def diff(
@@ -44,7 +34,6 @@ def diff(
     new: Path,
     exit_code: bool,
     described: Target | None,
-    page: Path | None,
     as_json: bool,
 ) -> None:
     """Show what B has and A lacks, and the reverse: values of the spec, and entries.
@@ -55,19 +44,13 @@ def diff(
     differ. No entry depends on --target: it is checked to be one for A and B, and changes nothing.
     """
     if is_capture(old) or is_capture(new):
-        if page is not None:
-            raise SpecError("--html", "shows manifests and specs, and these are captures", "--json")
         document, lines, is_different = diff_captures(old, new)
         emit(document, as_json, lines)
         context.exit(_EXIT_DIFFERENT if is_different and exit_code else 0)
-    if page is not None:
-        refuse_unwritable(page, old, new)
     before, after = load_manifest_of(old), load_manifest_of(new)
     refuse_other_target(described, before.spec, after.spec)
     found = difference(before, after)
     document = _document(found, (old, before), (new, after))
-    if page is not None:
-        write_atomic(page, difference_page(document).encode())
     emit(document, as_json, _lines(found) if found else "no difference")
     context.exit(_EXIT_DIFFERENT if found and exit_code else 0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import tempfile
@@ -14,12 +15,12 @@ import click
 from click.core import ParameterSource
 
 from aotgaudi.backends.hpu.probe import hpu_target
-from aotgaudi.cli.options import ABOVE_ZERO, STORE, json_option, option, options_of
+from aotgaudi.cli.options import STORE, json_option, option, options_of
 from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.show import emit
 from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.fit import fitting
-from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding
+from aotgaudi.doctor.hpu.lab import PROBE_SECONDS, HpuCheck, Lab, LineFinding
 from aotgaudi.doctor.hpu.report import (
     JSON_NAME,
     MARKDOWN_NAME,
@@ -29,7 +30,7 @@ from aotgaudi.doctor.hpu.report import (
     require_bridge,
     selected,
 )
-from aotgaudi.doctor.machine import TRIAL_SECONDS, MachineFinding, Purpose, examine_machine, try_to_compile
+from aotgaudi.doctor.machine import MachineFinding, Purpose, examine_machine
 from aotgaudi.errors import SpecError, TargetError, store_error
 from aotgaudi.files import temporary_file, write_atomic
 from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
@@ -45,7 +46,7 @@ _FIT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class _Request:
-    """The options of ``--hpu``."""
+    """The options; all but the store's are of ``--hpu``."""
 
     hpu: bool = option(
         "Examine a Gaudi instead, on a card that no process holds (how long it takes on one was never measured).",
@@ -71,7 +72,6 @@ class _Request:
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
     )
-
     fit: Path | None = option(
         "With --hpu: examine nothing; say what of the card's memory a server of this spec would take, and how many KV blocks"
         " fit.",
@@ -79,6 +79,7 @@ class _Request:
         type=click.Path(path_type=Path),
         metavar="SPEC",
     )
+    store_root: Path = Path()
 
     def __post_init__(self) -> None:
         of_examination = {"--only": self.only, "--out": self.out, "--write-target": self.target_file}
@@ -91,28 +92,11 @@ class _Request:
             raise click.UsageError(f"{others[0]} is for an examination, and --fit examines nothing")
 
 
-@dataclass(frozen=True)
-class _Examination:
-    """The options without ``--hpu``."""
-
-    store_root: Path
-    no_trial: bool = option(
-        "Compile nothing: leaves out the trial, which takes about a minute.", default=False
-    )
-    trial_seconds: float = option(
-        "How long each part of the trial may take.",
-        "--trial-timeout",
-        default=TRIAL_SECONDS,
-        type=ABOVE_ZERO,
-        metavar="SECONDS",
-    )
-
-
 def _refuse_without_hpu(context: click.Context) -> None:
     """Raises UsageError for an option that ``--hpu`` does not accept."""
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
-        is_other = parameter.name in {"store_root", "no_trial", "trial_seconds", "as_json"}
+        is_other = parameter.name in {"store_root", "as_json"}
         if is_other and source is ParameterSource.COMMANDLINE:
             raise click.UsageError(
                 f"{parameter.opts[0]} is not for --hpu, which writes {JSON_NAME} and {MARKDOWN_NAME} (--out DIR)"
@@ -126,8 +110,7 @@ def _examine_hpu(request: _Request) -> None:
     _prepare(out, request.target_file)
     for name, reason in ENGINE_RULES.changes(os.environ).items():
         click.echo(f"examined without your {name}: {reason}", err=True)
-    with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as directory:
-        lab = Lab(Path(directory), environment=os.environ, module_id=_module_id(request.card, find_cards()))
+    with _lab(request.card) as lab:
         prefix = "this is a double: " if acquire(lab).is_double else ""
 
         def tell(check: HpuCheck, found: tuple[LineFinding, ...], so_far: DoctorReport) -> None:
@@ -140,7 +123,7 @@ def _examine_hpu(request: _Request) -> None:
         report = examine(lab, checks, tell)
         click.echo(f"{report.summary()}\n{out / JSON_NAME}, {out / MARKDOWN_NAME}")
         if request.target_file is not None:
-            _write_target(request.target_file, report, Path(directory))
+            _write_target(request.target_file, report, lab.directory)
     if report.lacks():
         raise TargetError(
             f"target: {', '.join(report.lacks())}: not found to hold, and nothing can be built or served without:"
@@ -148,16 +131,17 @@ def _examine_hpu(request: _Request) -> None:
         )
 
 
+@contextlib.contextmanager
+def _lab(card: int | None, seconds: float = PROBE_SECONDS) -> Iterator[Lab]:
+    module_id = _module_id(card, find_cards())
+    with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as directory:
+        yield Lab(Path(directory), environment=os.environ, module_id=module_id, seconds=seconds)
+
+
 def _fit(spec: Path, card: int | None) -> None:
     manifest = load_manifest_or_spec(spec)
     require_bridge()
-    with tempfile.TemporaryDirectory(prefix="aotgaudi-doctor-") as directory:
-        lab = Lab(
-            Path(directory),
-            environment=os.environ,
-            module_id=_module_id(card, find_cards()),
-            seconds=_FIT_SECONDS,
-        )
+    with _lab(card, _FIT_SECONDS) as lab:
         prefix = "this is a double: " if acquire(lab).is_double else ""
         found = fitting(lab, manifest)
     found.require()
@@ -220,14 +204,12 @@ def _line(prefix: str, check: HpuCheck, findings: tuple[LineFinding, ...]) -> st
 
 
 def _write_target(path: Path, report: DoctorReport, memory: Path) -> None:
-    if report.key_mode == "unknown" or report.device_type == "unknown":
+    if report.key_mode != "stable" or report.device_type == "unknown":
         raise TargetError(
-            f"target: --write-target: {path} is not written: how keys repeat here, or the type of the device, was not"
-            " found out (H-06; K-08, K-09)"
+            f"target: --write-target: {path} is not written: that keys repeat here, or the type of the device, was not"
+            " found out (H-06, K-08)"
         )
-    target = hpu_target(
-        report.device_type, report.versions["synapse"], report.key_mode, os.environ, memory=memory
-    )
+    target = hpu_target(report.device_type, report.versions["synapse"], os.environ, memory=memory)
     write_atomic(path, f"{target.as_file()}\n".encode())
 
 
@@ -235,16 +217,14 @@ _PURPOSES: tuple[Purpose, ...] = ("build", "serve")
 
 
 @click.command("doctor")
-@options_of(_Request, "request")
-@options_of(_Examination, "examined", store_root=STORE)
+@options_of(_Request, "request", store_root=STORE)
 @json_option("Print what is found as JSON.")
 @click.pass_context
-def doctor(context: click.Context, request: _Request, examined: _Examination, as_json: bool) -> None:
+def doctor(context: click.Context, request: _Request, as_json: bool) -> None:
     """Say what this machine can build and serve, and what would be right where it cannot.
 
-    Looks at Python, packages, compiler, CPU, memory, the store's place and the kernel, and compiles one step of a tiny
-    model in a temporary store. Changes nothing. Exits with 5 where something is broken; what is merely not installed is
-    a warning.
+    Looks at Python and packages, torch, compiler, CPU, memory and the store's place. Changes nothing. Exits with 5 where
+    something is broken; what is merely not installed is a warning.
 
     With --hpu, examines on a Gaudi which lines of the contract with Intel's software hold there (see
     docs/reference/hpu-contract.md), and writes two files that can be sent to anybody. Exits with 5 where one does not
@@ -260,32 +240,17 @@ def doctor(context: click.Context, request: _Request, examined: _Examination, as
             _fit(request.fit, request.card)
         return
     found = []
-    for finding in _examine(examined.store_root, None if examined.no_trial else examined.trial_seconds):
+    for finding in examine_machine(request.store_root):
         found.append(finding)
         if not as_json:
-            click.echo("\n".join(_lines(finding)))
+            right = f"\n{'':26}right: {finding.remedy}" if finding.remedy else ""
+            click.echo(f"{finding.status:<9}{finding.subject:<17}{finding.observation}{right}")
     emit(_document(found), as_json, _summary(found))
     broken = [finding for finding in found if finding.status == "error"]
     if broken:
         raise TargetError(
             "; ".join(f"{one.subject}: {one.observation} (right: {one.remedy})" for one in broken)
         )
-
-
-def _examine(store_root: Path, trial_seconds: float | None) -> Iterator[MachineFinding]:
-    can_build = True
-    for finding in examine_machine(store_root):
-        can_build &= "build" not in finding.prevents
-        yield finding
-    if trial_seconds is not None and can_build:
-        click.echo("compiling one step of a tiny model, about a minute (--no-trial leaves it out)", err=True)
-        yield try_to_compile(trial_seconds)
-
-
-def _lines(finding: MachineFinding) -> Iterator[str]:
-    yield f"{finding.status:<9}{finding.subject:<17}{finding.observation}"
-    if finding.remedy:
-        yield f"{'':26}right: {finding.remedy}"
 
 
 def _summary(found: list[MachineFinding]) -> str:

@@ -337,9 +337,7 @@ def _state(finding: Finding) -> str:
     if finding.state == "lost":
         return "built before, but what its record names is gone (aotgaudi cache fsck)"
     if finding.state == "never built":
-        return f"never built, nor anything like it{'' if finding.is_program else ' (' + NOT_COMPILED + ')'}"
-    if finding.state == "new":
-        return f"never built; the nearest is {_nearest(finding)}"
+        return f"never built{'' if finding.is_program else ' (' + NOT_COMPILED + ')'}"
     return "not built since these changed" if finding.is_program else f"{NOT_COMPILED} since these changed"
 
 
@@ -347,8 +345,6 @@ def _cost_text(reason: Reason, cost: Cost) -> str:
     units, took = counted(cost.num_units, "unit"), time_text(cost)
     if not reason.findings[0].is_program:
         return f"{units} to compile; the nearest took {cost.seconds:.1f} s"
-    if reason.state == "new":
-        return f"{units} at most; those of the nearest, counted for each, {took.removeprefix('which ')}"
     if reason.is_certain or reason.state == "lost":
         return f"{units} to compile again, {took}"
     return f"{units} at most, compiled again where their graphs come out differently, {took}"

@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
 from pathlib import Path
 
 import click
 
-from aotgaudi import __version__
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.options import (
-    ABOVE_ZERO,
-    json_option,
-    memory_budget_option,
-    option,
-    options_of,
-    path_argument,
-    path_option,
-)
+from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.show import refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.pipeline import plan_manifest
+from aotgaudi.engine.scheduler import UncoveredStepError
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
-from aotgaudi.report.compute import Given, report_of
-from aotgaudi.report.holdings import Holdings, holdings_of_bundle, holdings_of_plan, read_build_time
+from aotgaudi.report.compute import Given, Report, report_of
+from aotgaudi.report.inventory import Inventory, inventory_of_bundle, inventory_of_plan
 from aotgaudi.report.page import report_page
-from aotgaudi.report.values import Report
-from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.report.traffic import TracedSteps, steps_of_trace
 from aotgaudi.store.store import Store
 from aotgaudi.traffic.cost import WorkModel, device_of
-
-_REPORTER = f"aotgaudi {__version__}"
+from aotgaudi.traffic.trace import read_trace
 
 _MOST_PLANNED = 100_000
 """For more entries we do not look up which are built, because that takes longer than everything else."""
-
-
-@dataclass(frozen=True)
-class _GivenTrace:
-    """The options for a trace. `step_times`: measured seconds of entries."""
-
-    path: Path | None = option(
-        "Requests, as CSV, JSON lines or the text of /metrics: padding is that of the steps which they make.",
-        "--trace",
-        default=None,
-        metavar="FILE",
-    )
-    requests_per_second: float | None = option(
-        "With --trace of /metrics, which does not say how many requests came when.",
-        default=None,
-        type=ABOVE_ZERO,
-        metavar="N",
-    )
-    step_times: Path | None = option(
-        "With --trace: seconds of entries, as `tune` takes them, in place of an estimate for the spec's device.",
-        default=None,
-        metavar="FILE",
-    )
-
-    def __post_init__(self) -> None:
-        if self.path is None and (self.requests_per_second or self.step_times):
-            raise click.UsageError("--requests-per-second and --step-times are about --trace FILE.")
 
 
 @click.command()
@@ -76,46 +39,37 @@ class _GivenTrace:
     metavar="FILE",
     help="The page  [default: report.html; with --json none]",
 )
-@options_of(_GivenTrace, "trace")
 @path_option(
-    "--build",
-    "build_path",
+    "--trace",
+    "trace_path",
     metavar="FILE",
-    help="What `build --json`, or `build cache --json`, printed: the page shows where the time of that build went.",
+    help="Compute padding from these requests, as CSV or JSON lines.",
 )
-@memory_budget_option
 @store_options
 @planned_target_option
 @json_option("Print what the page shows as JSON.")
 def report(
     subject: Path,
     output: Path | None,
-    trace: _GivenTrace,
-    build_path: Path | None,
-    memory_budget: int | None,
+    trace_path: Path | None,
     place: StorePlace,
     described: Target | None,
     as_json: bool,
 ) -> None:
     """Show a spec, a manifest or a bundle on one page: a file that needs no network, and no other file.
 
-    The steps that can be formed and the entries for them, holes and their witnesses, padding, units by size, time and
-    reuse, memory, keys, and what an upgrade would cost. Exits with 0 whatever it finds. Where --store has records, they say
-    what is built and how long it took; nothing is written there.
+    The page shows coverage, the buckets and how much steps are padded, and units with sizes and times. Exits with 0
+    whatever it finds. If --store has records, they say what is built and how long it took; nothing is written there.
     """
     if not subject.exists():
         raise SpecError(str(subject), "there is no such file", "a bundle, a manifest or a spec (.toml)")
     page = output if as_json else output or Path("report.html")
     if page is not None:
-        refuse_unwritable(page, subject, build_path, trace.path, trace.step_times)
-    given = _given(subject, memory_budget, place, described)
-    if build_path is not None:
-        given = replace(given, build_time=read_build_time(build_path, given.manifest))
-    if trace.path is not None:
-        given = _traced(given, trace.path, trace)
-    found = report_of(given)
+        refuse_unwritable(page, subject, trace_path)
+    store = place.open(create=False) if place.root.is_dir() else None
+    found = report_of(_given(subject, trace_path, store, described))
     if as_json:
-        click.echo(found.model_dump_json(by_alias=True, indent=2))
+        click.echo(json.dumps(found.document, indent=2))
     if page is not None:
         data = report_page(found).encode()
         write_atomic(page, data)
@@ -123,74 +77,52 @@ def report(
 
 
 def _written(page: Path, data: bytes, found: Report) -> str:
-    state = "every step has an entry" if found.coverage.is_closed else found.coverage.result
-    return f"{page}: {len(data):,} bytes; {found.entries.num_entries:,} entries, {state}"
+    document = found.document
+    state = "every step has an entry" if document["coverage"]["closed"] else document["result"]
+    return f"{page}: {len(data):,} bytes; {document['num_entries']:,} entries, {state}"
 
 
-def _given(path: Path, budget: int | None, place: StorePlace, described: Target | None) -> Given:
-    store = place.open(create=False) if place.root.is_dir() else None
+def _given(path: Path, trace_path: Path | None, store: Store | None, described: Target | None) -> Given:
+    inventory, unknown, kind = None, None, "bundle"
     if path.is_dir():
         bundle = open_bundle(path)
         bundle.require_programs()
-        return Given(
-            path=str(path),
-            kind="bundle",
-            manifest=bundle.manifest,
-            reporter=_REPORTER,
-            bundle=bundle,
-            holdings=holdings_of_bundle(bundle, store),
-            budget_bytes=budget,
-        )
-    manifest = load_manifest_or_spec(path)
-    holdings, unknown = _planned(manifest, store, described)
+        manifest, inventory = bundle.manifest, inventory_of_bundle(bundle, store)
+    else:
+        kind = "spec" if path.suffix == ".toml" else "manifest"
+        manifest = load_manifest_or_spec(path)
+        inventory, unknown = _planned(manifest, store, described)
+    traced, untraced = (None, None) if trace_path is None else _traced(manifest, trace_path)
     return Given(
         path=str(path),
-        kind="spec" if path.suffix == ".toml" else "manifest",
+        kind=kind,
         manifest=manifest,
-        reporter=_REPORTER,
-        holdings=holdings,
+        inventory=inventory,
         unknown=unknown,
-        budget_bytes=budget,
+        traced=traced,
+        untraced=untraced,
     )
 
 
-def _traced(given: Given, path: Path, trace: _GivenTrace) -> Given:
-    """Returns `given` with a trace, or with why it cannot be replayed. A manifest with a hole is reported all the same."""
-    from aotgaudi.engine.scheduler import UncoveredStepError
-    from aotgaudi.report.traffic import steps_of_trace
-    from aotgaudi.traffic.trace import Drawing, read_trace
-
-    rate, limits = trace.requests_per_second, given.manifest.spec.limits
-    drawing = None if rate is None else Drawing(rate, limits.max_model_len)
-    requests = read_trace(path, drawing)
-    model, basis = _step_work(given.manifest.spec, trace.step_times)
+def _traced(manifest: Manifest, path: Path) -> tuple[TracedSteps | None, str | None]:
+    """Returns a trace's steps, or why it cannot be replayed. A manifest with a hole is reported all the same."""
+    trace, device = read_trace(path), device_of(manifest.spec)
+    model = WorkModel.of(manifest.spec, device)
     try:
-        traced = steps_of_trace(str(path), requests, given.manifest, model, basis)
+        return steps_of_trace(str(path), trace, manifest, model, device.source), None
     except UncoveredStepError as error:
-        return replace(given, untraced=f"a step of it, {error.needed}, has no entry")
-    return replace(given, traced=traced)
-
-
-def _step_work(spec: BuildSpec, step_times: Path | None) -> tuple[WorkModel, str]:
-    """Returns the cost of steps, and its source in words."""
-    if step_times is not None:
-        from aotgaudi.traffic.cost import read_step_times
-
-        work = read_step_times(step_times).work(spec.limits.block_size)
-        return work, f"from the step times of {step_times}"
-    device = device_of(spec)
-    return WorkModel.of(spec, device), f"an estimate by what a device can do at most ({device.source})"
+        return None, f"a step of it, {error.needed}, has no entry"
 
 
 def _planned(
     manifest: Manifest, store: Store | None, described: Target | None
-) -> tuple[Holdings | None, str | None]:
+) -> tuple[Inventory | None, str | None]:
     """Returns what the store has, or why that is not known."""
     if store is None:
         return None, "there is no store (--store), and this is no bundle"
     if len(manifest.entries) > _MOST_PLANNED:
         return None, f"it is not looked up for more than {_MOST_PLANNED:,} entries (aotgaudi build plan)"
     try:
-        return holdings_of_plan(plan_manifest(manifest, store, described=described), manifest.spec), None
+        return inventory_of_plan(plan_manifest(manifest, store, described=described)), None
     except SpecError as error:
         return None, str(error)

@@ -93,10 +93,6 @@ class Serving:
     allow_unbound_model: bool = option(
         "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
     )
-    weights_memory: Literal["copy", "map"] = option(
-        "copy: read weights into memory of our own; map: map files that must never change (not with --trusted-key).",
-        default="copy",
-    )
     prefix_caching: bool | None = option(
         "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
         "--enable-prefix-caching/--no-enable-prefix-caching",
@@ -191,7 +187,6 @@ def begun_engine(
             require_warm=require_warm,
             num_threads=threads.num,
             allow_unbound_model=choice.allow_unbound_model,
-            weights_memory=choice.weights_memory,
             generation_config=GenerationConfig(
                 choice.generation_config, choice.override_generation_config or {}
             ),

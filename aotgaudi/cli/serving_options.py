@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
-
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli import leave_out_of_path
-from aotgaudi.cli.options import POSITIVE, FiniteRange, option, options_of, said
+from aotgaudi.cli.options import FiniteRange, option, options_of, said
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile
 
@@ -20,38 +18,19 @@ CAPTURES = "For captures"
 @dataclass(frozen=True, kw_only=True)
 class _Demands:
     trusted_keys: tuple[Path, ...] = option(
-        "Public key whose signature the bundle must carry (repeatable).",
+        "Public key, one of which must have signed the bundle (repeatable).",
         "--trusted-key",
         default=(),
         metavar="PEM",
-    )
-    threshold: int | None = option(
-        "How many of the trusted keys must have signed  [default: 1]",
-        default=None,
-        type=POSITIVE,
-        metavar="N",
-    )
-    minimum_epoch: int | None = option(
-        "Refuse a bundle that was signed for an older epoch.",
-        default=None,
-        type=click.IntRange(min=0),
-        metavar="N",
     )
     allow_unsafe_permissions: bool = option(
         "Accept files that users other than you and root own or may write to.", default=False
     )
 
-    def __post_init__(self) -> None:
-        for name, value in (("--threshold", self.threshold), ("--minimum-epoch", self.minimum_epoch)):
-            if value is not None and not self.trusted_keys:
-                raise click.UsageError(f"{name} is about signatures: it needs --trusted-key PEM")
-
     def acceptance(self) -> TrustPolicy:
         """Returns what is accepted. Raises SpecError like `TrustPolicy.demanding`."""
         return TrustPolicy.demanding(
             self.trusted_keys,
-            self.threshold,
-            self.minimum_epoch,
             allow_unsafe_permissions=self.allow_unsafe_permissions,
         )
 

@@ -9,8 +9,8 @@ import click
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle, read_signature
 from aotgaudi.bundle.format import SIGNATURE_NAME
-from aotgaudi.bundle.signature import Statement, load_envelope, load_statement
-from aotgaudi.bundle.signing import Signing, add_signatures, generate_key
+from aotgaudi.bundle.signature import Statement, load_envelope
+from aotgaudi.bundle.signing import add_signatures, generate_key
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.build_options import SigningOptions
 from aotgaudi.cli.options import json_option, options_of, path_argument
@@ -25,19 +25,12 @@ _MODE = 0o644
 @options_of(SigningOptions, "signing", sign_keys={"required": True})
 @json_option("Print what was signed, and by whom, as JSON.")
 def sign(bundle_path: Path, signing: SigningOptions, as_json: bool) -> None:
-    """Verify BUNDLE and add a signature by each key to those that it has.
-
-    A bundle that is signed already keeps its epoch; the first signature sets it to N, or 0.
-    """
+    """Verify BUNDLE and add a signature by each key to those that it has."""
     keys = signing.keys()
     bundle = open_bundle(bundle_path)
     _refuse_damaged(bundle)
     existing = read_signature(bundle_path)
-    documents = (bundle.index_bytes, bundle.index, bundle.receipt)
-    if existing is None:
-        signed = Signing(keys, signing.epoch or 0).sign(*documents)
-    else:
-        signed = add_signatures(existing, keys, Statement.of(*documents, epoch=0), signing.epoch)
+    signed = add_signatures(existing, keys, Statement.of(bundle.index_bytes, bundle.index, bundle.receipt))
     if signed != existing:
         write_atomic(bundle_path / SIGNATURE_NAME, signed, _MODE)
     document = _document(bundle, signed, is_new=signed != existing)
@@ -51,7 +44,6 @@ def _document(bundle: Bundle, signed: bytes, *, is_new: bool) -> dict[str, Any]:
         "bundle": str(bundle.path),
         "signature": str(bundle.path / SIGNATURE_NAME),
         "is_new": is_new,
-        "epoch": load_statement(envelope.payload).epoch,
         "key_ids": [row.key_id for row in envelope.signatures],
     }
 

@@ -232,8 +232,7 @@ def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
 def _signed(bundle: Bundle) -> str:
     if bundle.statement is None or bundle.policy.signatures is None:
         return "not asked for (--trusted-key)"
-    trust = bundle.policy.signatures
-    return f"by {trust.threshold} or more of {len(trust.keys)} trusted keys, epoch {bundle.statement.epoch}"
+    return f"by 1 or more of {len(bundle.policy.signatures.keys)} trusted keys"
 
 
 def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
@@ -258,6 +257,5 @@ def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
         "live_graphs": (
             [row.model_dump() for row in receipt.live_graphs] if isinstance(receipt, CaptureReceipt) else []
         ),
-        "epoch": None if bundle.statement is None else bundle.statement.epoch,
         **dataclasses.asdict(report),
     }

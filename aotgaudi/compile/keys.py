@@ -75,7 +75,6 @@ SPEC_EXCLUDED: Mapping[str, str] = MappingProxyType(
         "defrag.threshold": "decides when the server exchanges blocks, not what an exchange computes",
         "defrag.with_graphs": "decides whether a server captures the exchange when it loads it; the code is the same",
         "target.backend": "the probed target is in the key, as target.backend",
-        "target.frontend": "the target is in the key, with this as a flag where it is not dynamo",
         "target.isa": "the probed target is in the key, as target.isa and flags",
         "target.profile": "stands for num_sms",
         "target.num_sms": "decides the classes of hyper-connections, which are keyed as entry.n_splits",
@@ -99,11 +98,6 @@ class ProgramKeys:
             (*_spec_components(spec, target), *_builder_components(builder), *target.components())
         ).components
         self._framed_common = framed(self._common)
-
-    @property
-    def common(self) -> tuple[tuple[str, str], ...]:
-        """The components that all entries share."""
-        return self._common
 
     def of(self, entry: Entry) -> Key:
         """Returns the key of the program of `entry`."""

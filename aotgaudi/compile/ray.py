@@ -218,7 +218,7 @@ def collect(job: BuildJob, store: Store, remote: Remote) -> BuiltRow:
 
 def build_through(job: BuildJob, url: str) -> Built | Busy:
     """Runs `build_once` on a node, in the node's store. Texts and rows travel through the remote at `url`."""
-    remote = open_remote(url).remote
+    remote = open_remote(url)
     store = Store.open(_scratch_store(url))
     sources = Sources([remote], _CONDUCT)
     here = replace(job, store_root=store.root, log_path=store.root / "logs" / job.log_path.name, lower=())
@@ -333,7 +333,7 @@ class RayPool:
         self._place, self._store = place, store
         self._most = num_workers
         self._timeout_seconds = timeout_seconds
-        self._exchange = None if place.exchange is None else open_remote(place.exchange).remote
+        self._exchange = None if place.exchange is None else open_remote(place.exchange)
         self._tasks: dict[Any, tuple[int, BuildJob]] = {}
         self._known = (0, -_LOOK_SECONDS)
 

@@ -1,8 +1,7 @@
 """Proves that a new process finds every recipe of a build and compiles nothing. Imports no torch; its workers do.
 
-Each round is a new process whose directory holds the recorded recipes. In the first round it cannot write there. If it still
-compiles something, the keys of some units depend on what ran before them (K-10). Then the next round may write, and what it
-compiles is recorded for the programs. The round after that must find everything.
+Each round is a new process whose directory holds the recorded recipes. If the first one compiles something, the keys of
+some units depend on what ran before them (K-10): it is recorded for the programs, and the second must find everything.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.scratch import locked_directory
 from aotgaudi.store.store import Store
 
-_MOST_ROUNDS = 5
+_NUM_ROUNDS = 2
 _MOST_NAMED = 5
 _WAIT_SECONDS = 1.0
 
@@ -37,9 +36,8 @@ Files = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Round:
-    """What a process reported: the number of recipes found, what it compiled (label, key), and the resulting files."""
+    """What a process reported: what it compiled (label, key), and the resulting files."""
 
-    num_found: int
     compiled: tuple[tuple[str, str], ...]
     files: Files
 
@@ -76,9 +74,8 @@ class ProveJob:
                 )
                 for key, (label, files) in self.units.items()
             }
-            found = look(programs, units, self.target)
-            files = {name: str(objects.put_file(path)) for name, path in found.files.items()}
-            return Round(found.num_found, found.compiled, files)
+            compiled, files = look(programs, units, self.target)
+            return Round(compiled, {name: str(objects.put_file(path)) for name, path in files.items()})
 
 
 def find_proof(plan: Plan, store: Store) -> ProofRow | None:
@@ -109,22 +106,20 @@ def prove(plan: Plan, store: Store, timeout_seconds: float) -> ProofRow:
     units = _units(plan)
     late: dict[str, str] = {}
     last: Round | None = None
-    for number in range(1, _MOST_ROUNDS + 1):
-        may_write = number % 2 == 0
-        last = _round(plan, store, units, late, may_write, timeout_seconds)
-        if not last.compiled and not may_write:
+    for number in range(1, _NUM_ROUNDS + 1):
+        last = _round(plan, store, units, late, timeout_seconds)
+        if not last.compiled:
             row = ProofRow(
                 recipes=_parsed(late), num_recipes=len(_recipes(units, late)) // 2, num_rounds=number
             )
             record(store, _key(plan), row)
             return row
-        if may_write:
-            late |= last.files
+        late |= last.files
     assert last is not None
     labels = list(dict.fromkeys(label for label, _ in last.compiled))
     more = f" and {len(labels) - _MOST_NAMED} more" if len(labels) > _MOST_NAMED else ""
     raise CompileError(
-        f"proof: after {_MOST_ROUNDS} rounds a new process still compiles {len(last.compiled)} graphs, so their keys do not"
+        f"proof: after {_NUM_ROUNDS} rounds a new process still compiles {len(last.compiled)} graphs, so their keys do not"
         f" settle: {', '.join(labels[:_MOST_NAMED])}{more} (aotgaudi doctor --hpu, H-06)"
     )
 
@@ -134,7 +129,6 @@ def _round(
     store: Store,
     units: Mapping[str, tuple[str, Files]],
     late: Files,
-    may_write: bool,
     timeout_seconds: float,
 ) -> Round:
     recipes = _recipes(units, late)
@@ -142,8 +136,7 @@ def _round(
         directory = scratch / "recipes"
         objects = _parsed(recipes)
         materialise({name: (one, store.objects.path(one)) for name, one in objects.items()}, directory)
-        if may_write:
-            directory.chmod(0o700)
+        directory.chmod(0o700)  # So that what is compiled is stored, and that it can be removed.
         job = ProveJob(
             programs=_programs(plan),
             units=units,
@@ -154,15 +147,12 @@ def _round(
             lower=store.lower,
         )
         environment = card_environment(directory, usable_modules(os.environ)[0])
-        try:
-            with LocalPool(
-                1, store.root / "toolcache", timeout_seconds=timeout_seconds, environment=environment
-            ) as pool:
-                pool.submit(0, job)
-                while not (done := pool.wait(_WAIT_SECONDS)):
-                    pass
-        finally:
-            directory.chmod(0o700)  # So that it can be removed.
+        with LocalPool(
+            1, store.root / "toolcache", timeout_seconds=timeout_seconds, environment=environment
+        ) as pool:
+            pool.submit(0, job)
+            while not (done := pool.wait(_WAIT_SECONDS)):
+                pass
     if done[0].error is not None:
         raise done[0].error
     found: Round = done[0].result

@@ -6,17 +6,15 @@ A plan or a receipt decides whether something is warm. This module finds the rea
 a record whose objects are gone still says what was built and how long it took. A receipt has no program keys. They follow
 from its manifest, the target and the builder's versions. A bundle has all three.
 
-*Nearest* is found by comparing key components by name. For programs, the same entry of the same model comes first, then the
-program with the fewest differing components, preferably of the same entry. For units, the same graph comes first, then the
-same label. Ties go to the smaller key, so that the answer is always the same.
+*Nearest* is found by comparing key components by name: among programs of the same entry, those of the same model come first,
+then those with the fewest differing components. For units, the same graph comes first, then the same label. Ties go to the
+smaller key, so that the answer is always the same.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,6 +29,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitRow, builder_versions, unit_key_of_graph
 from aotgaudi.compile.plan import Plan, ProgramState
+from aotgaudi.differing import differing
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CorruptError, ManifestError, StoreError
@@ -244,11 +243,9 @@ def _sha256_of(digest: str) -> str:
 
 
 Components = Mapping[str, str]
-Rows = tuple[tuple[str, str], ...]
 Built = TypeVar("Built", bound=Union[BuiltProgram, BuiltUnit])
 
 ENTRY = "entry."
-_KIND = "entry.kind"
 _MODEL = ("model.", "limits.")
 
 
@@ -263,52 +260,22 @@ class Change:
 
 def changes(old: Components, new: Components) -> tuple[Change, ...]:
     """Returns the components that differ, in the order of `new`, followed by those that only `old` has."""
-    names = dict.fromkeys([*new, *sorted(old)])
-    return tuple([Change(n, old.get(n), new.get(n)) for n in names if old.get(n) != new.get(n)])
+    found = differing(new, dict(sorted(old.items())))
+    return tuple(Change(name, before, after) for name, after, before in found)
 
 
 class NearestProgram:
-    """Finds the nearest program in `built`. Fast for many keys that differ only in their entries."""
+    """Finds the nearest program in `built`."""
 
     def __init__(self, built: Iterable[BuiltProgram]) -> None:
-        self._of_entry: dict[Rows, list[BuiltProgram]] = defaultdict(list)
-        self._of_rest: dict[Rows, dict[Rows, BuiltProgram]] = defaultdict(dict)
-        for program in sorted(built, key=lambda program: program.key):
-            own, rest = _parts(program.components)
-            self._of_entry[own].append(program)
-            for part in _shared_parts(own):
-                self._of_rest[rest].setdefault(part, program)
-        self._ranks: dict[Rows, list[tuple[int, Rows]]] = {}
+        programs = sorted(built, key=lambda program: program.key)
+        self._of_entry = _grouped(programs, lambda program: _part(program.components, ENTRY))
 
     def find(self, components: Components) -> BuiltProgram | None:
-        """Returns the nearest program of an entry of the same kind, or None."""
-        own, rest = _parts(components)
-        same = self._of_entry.get(own, [])
-        of_model = [program for program in same if _model(program.components) == _model(components)]
-        if of_model:
-            return _least(of_model, components)
-        return self._fewest(_least(same, components), components, own, rest)
-
-    def _fewest(
-        self, best: BuiltProgram | None, components: Components, own: Rows, rest: Rows
-    ) -> BuiltProgram | None:
-        """Returns `best`, or a program of another entry that differs in fewer components."""
-        fewest = math.inf if best is None else _distance(best, components)
-        for distance, other in self._ranked(rest):
-            if distance + 1 >= fewest:
-                break  # Another entry differs in at least one more component.
-            programs = self._of_rest[other]
-            found = next((programs[part] for part in _shared_parts(own) if part in programs), None)
-            if found is not None and _distance(found, components) < fewest:
-                best, fewest = found, _distance(found, components)
-        return best
-
-    def _ranked(self, rest: Rows) -> list[tuple[int, Rows]]:
-        """Returns the parts of recorded keys that do not concern entries, with the number of differing components."""
-        if rest not in self._ranks:
-            wanted = dict(rest)
-            self._ranks[rest] = sorted((len(changes(dict(other), wanted)), other) for other in self._of_rest)
-        return self._ranks[rest]
+        """Returns the nearest program of the same entry, or None."""
+        same, model = self._of_entry.get(_part(components, ENTRY), []), _part(components, *_MODEL)
+        of_model = [program for program in same if _part(program.components, *_MODEL) == model]
+        return _least(of_model or same, components)
 
 
 class NearestUnit:
@@ -333,32 +300,19 @@ def _distance(one: BuiltProgram | BuiltUnit, components: Components) -> int:
     return len(changes(one.components, components))
 
 
-def _parts(components: Components) -> tuple[Rows, Rows]:
-    own = tuple(sorted(row for row in components.items() if row[0].startswith(ENTRY)))
-    return own, tuple(sorted(row for row in components.items() if not row[0].startswith(ENTRY)))
+def _part(components: Components, *prefixes: str) -> frozenset[tuple[str, str]]:
+    return frozenset(row for row in components.items() if row[0].startswith(prefixes))
 
 
-def _shared_parts(own: Rows) -> Iterator[Rows]:
-    """Yields the subsets of rows that two entries of one kind may share, longest first. Entries have at most four fields."""
-    kind = tuple(row for row in own if row[0] == _KIND)
-    fields = [row for row in own if row[0] != _KIND]
-    for size in range(len(fields), -1, -1):
-        yield from ((*kind, *part) for part in itertools.combinations(fields, size))
-
-
-def _model(components: Components) -> dict[str, str]:
-    return {name: value for name, value in components.items() if name.startswith(_MODEL)}
-
-
-def _grouped(units: Iterable[BuiltUnit], name: Callable[[BuiltUnit], str]) -> dict[str, list[BuiltUnit]]:
-    groups: dict[str, list[BuiltUnit]] = defaultdict(list)
-    for unit in units:
-        groups[name(unit)].append(unit)
+def _grouped(built: Iterable[Built], name: Callable[[Built], Hashable]) -> dict[Hashable, list[Built]]:
+    groups: dict[Hashable, list[Built]] = defaultdict(list)
+    for one in built:
+        groups[name(one)].append(one)
     return groups
 
 
-State = Literal["warm", "changed", "new", "lost", "never built"]
-"""`changed`: built before under another key. `new`: only similar ones were built. `lost`: built, but objects are gone."""
+State = Literal["warm", "changed", "lost", "never built"]
+"""`changed`: built before under another key. `lost`: built, but objects are gone."""
 
 _TARGET = "target."
 _GRAPH = "graph"
@@ -416,25 +370,12 @@ class Reason:
         return any(change.name.startswith(_TARGET) for change in self.findings[0].changes)
 
     def cost(self, history: History) -> Cost:
-        """Returns the compile time of the units of the nearest programs, or of the nearest units.
-
-        A new program is assumed to cost as much as its nearest one.
-        """
-        if self.state != "new":
-            return Cost.of((key for finding in self.findings for key in finding.unit_keys), history.units)
-        costs = [Cost.of(finding.unit_keys, history.units) for finding in self.findings]
-        return Cost(
-            sum(cost.num_units for cost in costs),
-            sum(cost.seconds for cost in costs),
-            sum(cost.num_untimed for cost in costs),
-        )
+        """Returns the compile time of the units of the nearest programs, or of the nearest units."""
+        return Cost.of((key for finding in self.findings for key in finding.unit_keys), history.units)
 
 
 def reasons(findings: Iterable[Finding]) -> tuple[Reason, ...]:
-    """Groups the findings that are not warm by reason, in order of appearance.
-
-    "New" is one reason, whatever the nearest entry or graph.
-    """
+    """Groups the findings that are not warm by reason, in order of appearance."""
     groups: dict[object, list[Finding]] = defaultdict(list)
     for finding in findings:
         if finding.state != "warm":
@@ -484,9 +425,7 @@ def _missing(key: Key, entries: tuple[Entry, ...], nearest: NearestProgram) -> F
     built = nearest.find(components)
     if built is None:
         return Finding(key, str(entries[0]), "never built", entries)
-    found = changes(built.components, components)
-    state: State = "new" if any(change.name.startswith(ENTRY) for change in found) else "changed"
-    return Finding(key, str(entries[0]), state, entries, built, found)
+    return Finding(key, str(entries[0]), "changed", entries, built, changes(built.components, components))
 
 
 def _of_units(plan: Plan, nearest: NearestUnit, store: Store, history: History) -> Iterator[Finding]:
@@ -521,5 +460,5 @@ def _differing_lines(store: Store, old: str | None, new: str) -> tuple[str, str]
 
 
 def _reason(finding: Finding) -> object:
-    shared = tuple(c for c in finding.changes if not c.name.startswith(ENTRY) and c.name != _GRAPH)
+    shared = tuple(change for change in finding.changes if change.name != _GRAPH)
     return finding.is_program, finding.state, shared

@@ -24,7 +24,7 @@ from multiprocessing.connection import wait as wait_for_any
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from aotgaudi.child import die_with_parent, python_command, travels
+from aotgaudi.child import die_with_parent, end, python_command, travels
 from aotgaudi.errors import AotGaudiError, CardError, CompileError
 from aotgaudi.store.scratch import plain_path
 
@@ -200,9 +200,7 @@ class LocalPool:
     def _remove(self, worker: _Worker) -> None:
         self._workers.remove(worker)
         worker.connection.close()
-        if worker.process.poll() is None:
-            _kill_with_children(worker.process.pid)
-        worker.process.wait()
+        end(worker.process)  # A hanging compiler below it would run for ever.
 
 
 @dataclass
@@ -260,24 +258,6 @@ def _blocked_signals() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _kill_with_children(pid: int) -> None:
-    """Kills a process and its descendants, since a hanging compiler would run for ever."""
-    children = _children(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-    for child in children:
-        _kill_with_children(child)
-
-
-def _children(pid: int) -> list[int]:
-    """Returns the children of a process; empty if the kernel does not tell (CONFIG_PROC_CHILDREN)."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):  # It may end meanwhile.
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            found += map(int, (task / "children").read_text(encoding="ascii").split())
-    return found
 
 
 def main() -> None:

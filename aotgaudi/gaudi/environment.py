@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from aotgaudi.differing import differing
 from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
@@ -254,11 +255,7 @@ def sealed_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
 
 def differences(sealed: Mapping[str, str], found: Mapping[str, str]) -> tuple[EnvironmentDifference, ...]:
     """Returns the differences between two results of `sealed_variables`, in order of names."""
-    return tuple(
-        EnvironmentDifference(name, sealed.get(name), found.get(name))
-        for name in sorted({*sealed, *found})
-        if sealed.get(name) != found.get(name)
-    )
+    return tuple(EnvironmentDifference(*row) for row in sorted(differing(sealed, found)))
 
 
 def process_environment(

@@ -22,7 +22,6 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +29,7 @@ from typing import Any, Literal
 from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import StoreError, TargetError, store_error
 from aotgaudi.files import make_directories, write_atomic
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 
 PLUGIN = "habana-torch-plugin"
 """The distribution that contains the bridge."""
@@ -39,7 +38,6 @@ KERNELS_VARIABLE = "GC_KERNEL_PATH"
 LOADER_VARIABLE = "LD_LIBRARY_PATH"
 """Where the dynamic loader looks first (ld.so(8))."""
 
-_MAX_THREADS = 8
 _GRAPH_COMPILER = "libSynapse.so*"
 _MEMORY_NAME = "library-digests.json"
 
@@ -144,8 +142,7 @@ class DigestMemory:
         known = self._read()
         fresh = {path: known[str(path)][1] for path, stamp in stamps.items() if _is_known(known, path, stamp)}
         unknown = [path for path in stamps if path not in fresh]
-        with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
-            fresh |= dict(zip(unknown, pool.map(self._hashed, unknown), strict=True))
+        fresh |= dict(zip(unknown, in_threads(self._hashed, unknown), strict=True))
         if unknown:
             self._write({**known, **{str(path): (stamps[path], fresh[path]) for path in unknown}})
         return fresh

@@ -14,7 +14,7 @@ from aotgaudi.errors import TargetError, first_line
 from aotgaudi.machine import available_memory
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.bindings import passing_weights, placed, weight_bindings
+from aotgaudi.runtime.bindings import placed
 from aotgaudi.runtime.memory import cache_memory
 from aotgaudi.runtime.shards import ShardReader
 
@@ -33,9 +33,9 @@ class Pinned:
     caches: Future[Mapping[str, memoryview]]
 
 
-def require_memory(manifest: Manifest, report: Report, weights: ShardReader) -> None:
+def require_memory(manifest: Manifest, report: Report) -> None:
     """Raises TargetError if weights, KV caches and the largest step need more memory than is free."""
-    need = memory_need(manifest, report, maps_weights=weights.memory == "map")
+    need = memory_need(manifest, report)
     if need is not None and keeps_caches_on_host(manifest.spec.target.backend):
         need.require(available_memory())
 
@@ -53,7 +53,7 @@ def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool
         with phases.time("verify"):
             held = hold_bundle(bundle, hashes=hashes)
             try:
-                require_memory(manifest, held.report, weights)
+                require_memory(manifest, held.report)
             except BaseException:
                 held.objects.close()
                 raise
@@ -64,7 +64,7 @@ def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool
         with phases.time("weights"):
             programs = [placed(program, receipt) for program in found]
             specs = [spec for program in programs for spec in program.weights]
-            weights.prefetch(specs, passing_weights(weight_bindings(programs)))
+            weights.prefetch(specs)
 
     def reserve() -> Mapping[str, memoryview]:
         if not keeps_caches_on_host(bundle.require_programs().target.backend):

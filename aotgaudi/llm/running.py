@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aotgaudi.errors import SpecError
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
@@ -18,7 +17,6 @@ if TYPE_CHECKING:  # The API server needs these values, but not the modules that
     from aotgaudi.engine.loop import Engine
     from aotgaudi.llm.tokenizer import Tokenizer
     from aotgaudi.runtime.guard import Cause, Guard, Layer
-    from aotgaudi.runtime.shards import WeightsMemory
     from aotgaudi.spec.limits import ServingLimits
     from aotgaudi.spec.policy import Policy
 
@@ -34,7 +32,6 @@ class ModelOptions:
         require_warm: Hash every object of the bundle, demand that every possible step has an entry, and arm the guard.
         num_threads: Threads of matrix products.
         allow_unbound_model: If a signature is required, accept one that does not cover the model directory.
-        weights_memory: "copy" reads weights into private memory. "map" maps the files, which must then never change.
         generation_config: Where sampling defaults come from.
         policy: How prompts and decodes take turns. None takes the setting of the bundle's spec.
         prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
@@ -46,19 +43,9 @@ class ModelOptions:
     require_warm: bool
     num_threads: int
     allow_unbound_model: bool = False
-    weights_memory: WeightsMemory = "copy"
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     prefix_caching: bool | None = None
     policy: Policy | None = None
-
-    def __post_init__(self) -> None:
-        """Refuses to map signed files, because they could change after they were verified."""
-        if self.acceptance.signatures is not None and self.weights_memory == "map":
-            raise SpecError(
-                "--weights-memory map",
-                "maps weights that may change after their signature was verified",
-                "leave it out, or leave out --trusted-key",
-            )
 
     @property
     def hashes(self) -> bool:

@@ -42,8 +42,7 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         prepare_process(receipt.target)
     if observers.on_model is not None:
         observers.on_model(model)
-    reader = ShardReader(model, options.weights_memory)
-    with pinned(bundle, reader, phases, hashes=options.hashes) as parts:
+    with pinned(bundle, ShardReader(model), phases, hashes=options.hashes) as parts:
         with phases.time("coverage"):
             check_coverage(bundle.manifest, require_warm=options.require_warm)
         with warnings.catch_warnings(), phases.time("import_torch"):

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from types import GenericAlias
+from typing import Annotated, Any, Literal, Union, get_args, get_type_hints
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, create_model
 
-from aotgaudi.entries import (
-    DecodeEntry,
-    DefragEntry,
-    Entry,
-    MhcEntry,
-    PromptEntry,
-    SamplerEntry,
-    UnifiedEntry,
-    VisionEntry,
-)
+from aotgaudi.entries import ENTRY_KINDS, Entry, SamplerEntry
 from aotgaudi.files import write_atomic
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
@@ -33,105 +25,15 @@ _Count = Annotated[int, Field(ge=1, le=LARGEST_LIMIT)]
 _CountOrNone = Annotated[int, Field(ge=0, le=LARGEST_LIMIT)]
 
 
-class PromptRows(SpecValue):
-    """Prompt entries, one a row."""
-
-    columns: tuple[Literal["batch_size"], Literal["query_len"], Literal["num_ctx_blocks"]]
-    rows: tuple[tuple[_Count, _Count, _CountOrNone], ...]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(PromptEntry(*row) for row in self.rows)
-
-
-class DecodeRows(SpecValue):
-    """Decode entries, one a row."""
-
-    columns: tuple[Literal["batch_size"], Literal["query_len"], Literal["num_blocks"]]
-    rows: tuple[tuple[_Count, _Count, _Count], ...]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(DecodeEntry(*row) for row in self.rows)
-
-
-class UnifiedRows(SpecValue):
-    """Unified-attention entries, one a row."""
-
-    columns: tuple[
-        Literal["query_len"],
-        Literal["num_shared_blocks"],
-        Literal["num_unique_blocks"],
-        Literal["is_causal"],
-    ]
-    rows: tuple[tuple[_Count, _CountOrNone, _CountOrNone, bool], ...]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(UnifiedEntry(*row) for row in self.rows)
-
-
-class VisionRows(SpecValue):
-    """Vision tower entries, one a row."""
-
-    columns: tuple[Literal["size"], Literal["is_batch"]]
-    rows: tuple[tuple[_Count, bool], ...]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(VisionEntry(*row) for row in self.rows)
-
-
-_SamplerColumns = tuple[
-    Literal["batch_size"],
-    Literal["temperature"],
-    Literal["top_p"],
-    Literal["top_k"],
-    Literal["batch_changed"],
-    Literal["min_p"],
-    Literal["presence_penalty"],
-    Literal["frequency_penalty"],
-    Literal["repetition_penalty"],
-    Literal["num_logprobs"],
-]
-_ConstrainedColumns = tuple[
-    Literal["batch_size"],
-    Literal["temperature"],
-    Literal["top_p"],
-    Literal["top_k"],
-    Literal["batch_changed"],
-    Literal["min_p"],
-    Literal["presence_penalty"],
-    Literal["frequency_penalty"],
-    Literal["repetition_penalty"],
-    Literal["num_logprobs"],
-    Literal["constraints"],
-]
-_SamplerValues = tuple[
-    _CountOrNone,
-    float,
-    float,
-    _CountOrNone,
-    bool,
-    float,
-    float,
-    float,
-    float,
-    _CountOrNone,
-]
-_ConstrainedValues = tuple[
-    _CountOrNone,
-    float,
-    float,
-    _CountOrNone,
-    bool,
-    float,
-    float,
-    float,
-    float,
-    _CountOrNone,
-    Literal[True],
-]
+_MAY_BE_ZERO = frozenset({"num_ctx_blocks", "num_shared_blocks", "num_unique_blocks"})
+"""And every number of a sampler entry."""
+_VALUES: Mapping[str, Any] = {"sublayer": Literal["attn", "ffn"], "constraints": Literal[True]}
+_NOUNS = {
+    "unified": "Unified-attention",
+    "vision": "Vision tower",
+    "defrag": "Defragmenter",
+    "mhc": "Hyper-connection",
+}
 
 
 def _shape_of(row: object) -> str:
@@ -141,70 +43,45 @@ def _shape_of(row: object) -> str:
     )
 
 
-class SamplerRows(SpecValue):
-    """Sampler entries, one a row. Those without constraints leave the last column out."""
+def _tuple_of(types: Iterable[object]) -> Any:
+    return GenericAlias(tuple, tuple(types))
 
-    columns: Annotated[
-        Annotated[_SamplerColumns, Tag("<short>")] | Annotated[_ConstrainedColumns, Tag("<long>")],
-        Discriminator(_shape_of),
+
+def _short_or_long(types: Sequence[object]) -> Any:
+    """Returns the type of a sampler's row: those without constraints leave the last column out."""
+    tagged: Any = [
+        Annotated[_tuple_of(types[:-1]), Tag("<short>")],
+        Annotated[_tuple_of(types), Tag("<long>")],
     ]
-    rows: tuple[
-        Annotated[
-            Annotated[_SamplerValues, Tag("<short>")] | Annotated[_ConstrainedValues, Tag("<long>")],
-            Discriminator(_shape_of),
-        ],
-        ...,
-    ]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(SamplerEntry(*row) for row in self.rows)
+    return Annotated[Union[tuple(tagged)], Discriminator(_shape_of)]
 
 
-class DefragRows(SpecValue):
-    """Defragmenter entries, one a row."""
-
-    columns: tuple[Literal["padded_swaps"]]
-    rows: tuple[tuple[_Count], ...]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(DefragEntry(*row) for row in self.rows)
-
-
-class MhcRows(SpecValue):
-    """Hyper-connection entries, one a row."""
-
-    columns: tuple[Literal["num_tokens"], Literal["n_splits"], Literal["sublayer"]]
-    rows: tuple[tuple[_Count, _Count, Literal["attn", "ffn"]], ...]
-
-    def entries(self) -> tuple[Entry, ...]:
-        """Returns the rows as entries."""
-        return tuple(MhcEntry(*row) for row in self.rows)
+def _rows_of(kind: str, cls: type[Entry]) -> Any:
+    """Returns the type of a table of entries: its columns are the entry's fields."""
+    values, hints, is_sampler = [], get_type_hints(cls), cls is SamplerEntry
+    for name in cls.columns():
+        may_be_zero = is_sampler or name in _MAY_BE_ZERO
+        number = _CountOrNone if may_be_zero else _Count
+        values.append(_VALUES.get(name) or (number if hints[name] is int else hints[name]))
+    made = _short_or_long if is_sampler else _tuple_of
+    doc = f"{_NOUNS.get(kind, kind.capitalize())} entries, one a row."
+    return create_model(
+        f"{kind.capitalize()}Rows",
+        __base__=SpecValue,
+        __doc__=f"{doc} Those without constraints leave the last column out." if is_sampler else doc,
+        columns=(made([Literal[name] for name in cls.columns()]), ...),
+        rows=(_tuple_of((made(values), ...)), ...),
+    )
 
 
-class EntryTables(SpecValue):
-    """All entries, kind by kind."""
-
-    prompt: PromptRows
-    decode: DecodeRows
-    unified: UnifiedRows
-    vision: VisionRows
-    sampler: SamplerRows
-    defrag: DefragRows
-    mhc: MhcRows
-
+class _Tables(SpecValue):
     def entries(self) -> tuple[Entry, ...]:
         """Returns all rows as entries, in manifest order."""
-        return (
-            *self.prompt.entries(),
-            *self.decode.entries(),
-            *self.unified.entries(),
-            *self.vision.entries(),
-            *self.sampler.entries(),
-            *self.defrag.entries(),
-            *self.mhc.entries(),
-        )
+        return tuple(cls(*row) for kind, cls in ENTRY_KINDS.items() for row in getattr(self, kind).rows)
+
+
+_FIELDS: dict[str, Any] = {kind: (_rows_of(kind, cls), ...) for kind, cls in ENTRY_KINDS.items()}
+EntryTables = create_model("EntryTables", __base__=_Tables, __doc__="All entries, kind by kind.", **_FIELDS)
 
 
 class ManifestFile(SpecValue):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Padding, decode_padding, prompt_padding
@@ -191,3 +192,74 @@ def _size(entry: Entry) -> tuple[int | float | bool | str, ...]:
     if isinstance(entry, DecodeEntry):
         return entry.num_blocks, *entry.row()
     return entry.row()
+
+
+# As JSON
+
+
+def coverage_document(summary: Summary) -> dict[str, Any]:
+    """Returns what is proved, and what is not, as a JSON value."""
+    coverage, manifest = summary.coverage, summary.manifest
+    own = {
+        "phases": [
+            {**asdict(phase), "padding": _padding(summary.padding.get(phase.kind))}
+            for phase in coverage.phases
+        ],
+        "holes": [str(hole) for hole in summary.holes],
+        "smallest": asdict(coverage.smallest) if coverage.smallest else None,
+        "mend": None if coverage.is_closed else _mend(summary),
+        "closing_entries": [str(entry) for entry in summary.closing],
+    }
+    return {"id": manifest.id, "model": manifest.spec.model.name, **proof_document(summary, own)}
+
+
+def proof_document(summary: Summary, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is proved of a manifest as a JSON value, with a command's `own` members."""
+    return {
+        "mode": summary.manifest.spec.bucketing.coverage,
+        "scheduler": summary.scheduler,
+        "closed": summary.coverage.is_closed,
+        **own,
+        "not_proved": list(summary.coverage.unproved),
+        "left_out": list(summary.left_out),
+        "live_graphs": [row.model_dump() for row in summary.live_graphs],
+        "server_table": _server_document(summary),
+    }
+
+
+def _server_document(summary: Summary) -> dict[str, Any] | None:
+    """Returns what the server's own table covers as a JSON value; None if the server uses the manifest's entries."""
+    found, bucketing = summary.server, summary.manifest.spec.bucketing
+    if found is None:
+        return None
+    smallest = found.coverage.smallest
+    return {
+        "version": bucketing.version,
+        "strategy": bucketing.strategy,
+        "closed": found.coverage.is_closed,
+        "phases": [asdict(phase) for phase in found.coverage.phases],
+        "holes": [str(hole) for hole in found.holes],
+        "smallest": asdict(smallest) if smallest else None,
+        "fallback": list(found.fallback) if found.fallback else None,
+        "cold": [list(bucket) for bucket in found.cold],
+    }
+
+
+def _padding(padding: Padding | None) -> dict[str, Any] | None:
+    if padding is None:
+        return None
+    rounded = {name: round(getattr(padding, name), 4) for name in ("mean", "error", "worst")}
+    return {**asdict(padding), **rounded}
+
+
+def _mend(summary: Summary) -> str:
+    bucketing, adds = summary.manifest.spec.bucketing, summary.closing
+    if bucketing.strategy == "unified":
+        return (
+            "another bucketing.strategy: our engine forms prompt and decode steps, no unified ones, and of vLLM's"
+            " nothing is proved"
+        )
+    if bucketing.coverage == "closed":
+        return "enumerate it anew: aotgaudi build manifest SPEC"
+    entries = f"{len(adds):,} {'entry' if len(adds) == 1 else 'entries'}"
+    return f'coverage = "closed" in the [bucketing] of the spec adds {entries}'

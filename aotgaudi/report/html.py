@@ -45,24 +45,14 @@ def join(*children: object) -> Html:
 
 
 def table(heads: Iterable[str], rows: Iterable[Iterable[object]]) -> Html:
-    """Returns a table. A head with the prefix ``#`` marks a column of numbers, one with ``*`` a column of long words."""
-    kinds = [{"#": "n", "*": "long"}.get(head[:1]) for head in heads]
-    titles = [element("th", head.lstrip("#*"), class_=kind) for head, kind in zip(heads, kinds, strict=True)]
-    lines = [element("tr", *titles)] if any(head.lstrip("#*") for head in heads) else []
+    """Returns a table. A head with the prefix ``#`` marks a column of numbers."""
+    kinds = ["n" if head.startswith("#") else None for head in heads]
+    titles = (element("th", head.lstrip("#"), class_=kind) for head, kind in zip(heads, kinds, strict=True))
+    lines = [element("tr", *titles)]
     for row in rows:
         cells = (element("td", cell, class_=kind) for cell, kind in zip(row, kinds, strict=True))
         lines.append(element("tr", *cells))
     return element("div", element("table", *lines), class_="scroll")
-
-
-def details(summary: object, *children: object) -> Html:
-    """Returns a ``details`` element, which hides its children until the summary is clicked."""
-    return element("details", element("summary", summary), *children)
-
-
-def code(text: object) -> Html:
-    """Returns text as code."""
-    return element("code", text)
 
 
 def page(title: str, *main: object) -> str:
@@ -103,21 +93,19 @@ class Numbers:
                 parts.append(words[name] if name in words else self(_below(at, name), form or "count"))
         return join(*parts)
 
-    def table(self, at: str, columns: Mapping[str, Any], most: int | None = None) -> Html:
-        """Returns a table of the first rows of the list at `at`. For the prefixes of heads, see `table`.
+    def table(self, at: str, columns: Mapping[str, str], most: int | None = None) -> Html:
+        """Returns a table of the first rows of the list at `at`. For the prefix of heads, see `table`.
 
-        A column is a place in the row, a text with such places, or a function of the row.
+        A column is the name of a text in the row, or a text with places of numbers in it.
         """
         rows = number_at(self._document, at)[:most]
         return table(
             columns,
-            ([self._cell(cell, row, f"{at}.{i}") for cell in columns.values()] for i, row in enumerate(rows)),
+            (
+                [self.text(cell, f"{at}.{i}") if "{" in cell else row[cell] for cell in columns.values()]
+                for i, row in enumerate(rows)
+            ),
         )
-
-    def _cell(self, cell: Any, row: Mapping[str, Any], at: str) -> object:
-        if callable(cell):
-            return cell(row)
-        return self.text(cell, at) if "{" in cell else row[cell]
 
 
 def _below(at: str, name: str) -> str:
@@ -128,14 +116,14 @@ def number_at(document: Mapping[str, Any], place: str) -> Any:
     """Returns the value at a dotted place of a JSON value. Raises KeyError or IndexError."""
     value: Any = document
     for part in place.split("."):
-        value = value[int(part)] if isinstance(value, list) else value[part]
+        value = value[int(part)] if isinstance(value, (list, tuple)) else value[part]
     return value
 
 
 def shown(value: float, form: str) -> str:
     """Returns a number in a readable form.
 
-    `form` is ``count``, ``size`` in bytes, ``time`` in seconds, ``work``, ``factor``, or ``share`` as a part of 1.
+    `form` is ``count``, ``size`` in bytes, ``time`` in seconds, or ``factor``.
     """
     return _FORMS[form](value)
 
@@ -153,17 +141,11 @@ def _time(seconds: float) -> str:
     return f"{seconds / 3600:,.1f} h"
 
 
-def _work(work: float) -> str:
-    return f"{work:,.0f}" if work >= 100 else f"{work:,.3g}"
-
-
 _FORMS: Mapping[str, Callable[[float], str]] = MappingProxyType(
     {
         "count": "{:,}".format,
         "size": _size,
         "time": _time,
-        "work": _work,
         "factor": "x {:,.2f}".format,
-        "share": "{:.1%}".format,
     }
 )

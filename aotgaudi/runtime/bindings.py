@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from aotgaudi.bundle.receipt import Receipt
-from aotgaudi.graphs.program import WEIGHT, Call, Program, weight_names
+from aotgaudi.graphs.program import Call, Program, weight_names
 
 _AT = "@"
 
@@ -33,11 +33,6 @@ class WeightBinding:
         stored, at, layout = text.rpartition(_AT)
         stored = stored if at else text
         return cls(text, stored.partition(":")[0], weight_names(stored), layout if at else None)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is one weight as stored."""
-        return self.source == WEIGHT and len(self.names) == 1 and self.layout is None
 
 
 def placed(program: Program, receipt: Receipt) -> Program:
@@ -65,10 +60,3 @@ def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
     for text in dict.fromkeys(texts):
         if weight_names(text):
             yield WeightBinding.parse(text)
-
-
-def passing_weights(bindings: Iterable[WeightBinding]) -> frozenset[str]:
-    """Returns the names of the weights that no binding takes as stored. They are needed only while loading."""
-    listed = list(bindings)
-    plain = {name for binding in listed if binding.is_plain for name in binding.names}
-    return frozenset(name for binding in listed for name in binding.names) - plain

@@ -24,7 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any, Literal
 
 from aotgaudi.errors import CompileForbiddenError, TargetError
-from aotgaudi.runtime.seccomp import HandOver, forbid_processes
+from aotgaudi.runtime.seccomp import forbid_processes
 
 PROCESS_EVENTS = frozenset(
     {
@@ -95,7 +95,7 @@ logger = logging.getLogger(__name__)
 
 _MEMORY = re.compile(r"/?/proc/[^/]+(/task/[^/]+)?/mem")
 
-Cause = Literal["process", "kernel", "import", "torchscript", "dynamo", "backend"]
+Cause = Literal["process", "import", "torchscript", "dynamo", "backend"]
 Layer = Literal["seccomp", "hook"]
 LAYERS: tuple[Layer, ...] = ("seccomp", "hook")
 Seccomp = Literal["auto", "require", "off"]
@@ -103,7 +103,6 @@ Seccomp = Literal["auto", "require", "off"]
 
 CAUSES: Mapping[Cause, str] = {
     "process": "attempts of Python code to start a process, or to write to the memory of one, refused",
-    "kernel": "system calls of other code to start a process or a program, refused by the kernel",
     "import": "attempts to import a compiler, refused",
     "torchscript": "attempts to trace, compile or load TorchScript, refused",
     "dynamo": "graphs that torch.compile captured in this process",
@@ -134,19 +133,12 @@ class Guard:
         self._watched: dict[Cause, tuple[Callable[[], int], int]] = {}
         self.watch("dynamo", _num_dynamo_graphs)
 
-    def arm(
-        self,
-        only_thread: int | None = None,
-        *,
-        seccomp: Seccomp = "off",
-        hand_over: HandOver | None = None,
-    ) -> None:
+    def arm(self, only_thread: int | None = None, *, seccomp: Seccomp = "off") -> None:
         """Refuses from now on, in the whole process or only in the thread with this identifier.
 
         Attempts raise CompileForbiddenError. A guard of one thread does not keep dynamo from tracing again, since that would
-        affect the other threads. `seccomp` always affects the whole process and remains after `disarm`. `hand_over` gives
-        the filter's descriptors to the process that refuses and counts calls. Without it, the kernel's refusals are not
-        counted.
+        affect the other threads. `seccomp` always affects the whole process and remains after `disarm`. What the
+        kernel refuses is not counted.
 
         Raises:
             TargetError: the kernel is required to refuse processes, and cannot.
@@ -161,21 +153,19 @@ class Guard:
             self._replace_entry_points()
         if only_thread is None:
             _set_stance("fail_on_recompile")
-        self._layers = (*self._sealed(seccomp, hand_over), "hook")
+        self._layers = (*self._sealed(seccomp), "hook")
 
-    def _sealed(self, seccomp: Seccomp, hand_over: HandOver | None) -> tuple[Layer, ...]:
+    def _sealed(self, seccomp: Seccomp) -> tuple[Layer, ...]:
         """Installs the filter if `seccomp` asks for it. Returns the layer, or nothing if there is no filter."""
         if "seccomp" in self._layers or seccomp == "off":
             return tuple(layer for layer in self._layers if layer == "seccomp")
         try:
-            refused = forbid_processes(hand_over)
+            forbid_processes()
         except TargetError as error:
             if seccomp == "require":
                 raise
             logger.warning("%s; code that is not Python's could still start one", error)
             return ()
-        if refused is not None:
-            self.watch("kernel", refused.num)
         return ("seccomp",)
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -29,26 +28,21 @@ from aotgaudi.entries import Entry, SamplerEntry
 from aotgaudi.errors import CorruptError, SpecError, first_line
 from aotgaudi.graphs.program import WEIGHT, CacheSpec, Program, TensorSpec, rebound
 from aotgaudi.graphs.quantization import quantization_of
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.bindings import WeightBinding, passing_weights, placed, weight_bindings
+from aotgaudi.runtime.bindings import WeightBinding, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.memory import cache_memory
 from aotgaudi.runtime.shards import ShardReader, StoredTensor
 
-_MAX_THREADS = 8
 
-
-def load_weights(
-    reader: ShardReader, specs: Iterable[TensorSpec], passing: Collection[str] = ()
-) -> dict[str, Tensor]:
+def load_weights(reader: ShardReader, specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
     """Returns a tensor for every spec, by name. Raises as `ShardReader.take` does, and SpecError for integers out of range.
 
-    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed. The memory of
-    a weight in `passing` is freed together with its tensor.
+    A tensor of another floating or integer dtype is converted, and the memory that it was read into is freed.
     """
     wanted = {spec.name: spec for spec in specs}
-    stored = reader.take(wanted.values(), passing)
+    stored = reader.take(wanted.values())
     return {name: _tensor(stored.pop(name), spec) for name, spec in wanted.items()}
 
 
@@ -102,9 +96,8 @@ def bind_weights(
         return sum(stored[name].nbytes for name in names)
 
     largest_first = sorted(of_names, key=num_bytes, reverse=True)
-    num_threads = min(_MAX_THREADS, available_cores())
-    with ThreadPoolExecutor(num_threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        return {text: tensor for made in pool.map(bind, largest_first) for text, tensor in made.items()}
+    found = in_threads(bind, largest_first, begin_thread=lambda: torch.set_num_threads(1))
+    return {text: tensor for made in found for text, tensor in made.items()}
 
 
 def _concatenated(parts: list[Tensor]) -> Tensor:
@@ -237,7 +230,7 @@ class Loader:
         fresh = [binding for binding in weight_bindings(programs) if binding.text not in self._tensors]
         if fresh:
             wanted = {name: specs[name] for binding in fresh for name in binding.names}
-            stored = load_weights(self._weights, wanted.values(), passing_weights(fresh))
+            stored = load_weights(self._weights, wanted.values())
             bound, put = bind_weights(fresh, stored, self._runtime.prepare), self._runtime.placement.put
             while bound:  # One by one, so that only one is in memory twice.
                 text, tensor = bound.popitem()

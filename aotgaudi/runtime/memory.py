@@ -8,7 +8,6 @@ allocates much. After a burst of requests, `FreedMemory` gives the excess back.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import resource
@@ -17,11 +16,10 @@ from pathlib import Path
 from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
+from aotgaudi import linux
+
 if TYPE_CHECKING:  # The API server imports this module too, and runs no programs.
     from aotgaudi.graphs.program import CacheSpec
-
-_MADV_POPULATE_WRITE = 23
-"""Available since Linux 5.14, see madvise(2). Called directly, because the method of Python's mmap blocks all threads."""
 
 
 def new_pages(num_bytes: int) -> memoryview:
@@ -34,9 +32,9 @@ def fault_in(pages: memoryview) -> None:
     """Makes the kernel back all of `pages`, which must be new, with zeroed memory. Other threads go on meanwhile."""
     if not pages:
         return
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    if madvise(ctypes.addressof(ctypes.c_char.from_buffer(pages)), len(pages), _MADV_POPULATE_WRITE):
+    try:
+        linux.populate(pages)
+    except OSError:
         pages[:: mmap.PAGESIZE] = bytes(-(-len(pages) // mmap.PAGESIZE))  # An older kernel.
 
 
@@ -58,7 +56,6 @@ def _num_bytes(spec: CacheSpec, sizes: Iterable[int]) -> int:
     return math.prod(sizes) * bits // 8
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
 """The maximum of mallopt(3). Larger buffers are still mapped and unmapped."""
 _KEPT_BYTES = 1 << 30
@@ -70,15 +67,15 @@ _LEARNT_TURNS = 120
 
 def keep_freed_memory() -> bool:
     """Tunes glibc's malloc for the whole process. Returns False if the C library has no ``mallopt``."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
-        return False
     settings = (
-        (_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES),
-        (_M_TRIM_THRESHOLD, _KEPT_BYTES),
-        (_M_ARENA_MAX, 1),
+        (linux.M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD_BYTES),
+        (linux.M_TRIM_THRESHOLD, _KEPT_BYTES),
+        (linux.M_ARENA_MAX, 1),
     )
-    return all(mallopt(name, value) == 1 for name, value in settings)
+    try:
+        return all(linux.mallopt(name, value) for name, value in settings)
+    except OSError:
+        return False
 
 
 class FreedMemory:
@@ -114,33 +111,13 @@ class FreedMemory:
         return True
 
 
-class _Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` of glibc 2.33. See mallinfo(3)."""
-
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    )
-
-
 def freed_memory() -> FreedMemory:
     """Returns this process's freed memory. It is always 0 if the C library does not report it (glibc before 2.33, musl)."""
-    library = ctypes.CDLL(None)
-    mallinfo2 = getattr(library, "mallinfo2", None)
-    trim = getattr(library, "malloc_trim", None)
-    if mallinfo2 is None or trim is None:
+    try:
+        linux.allocated_bytes()
+    except OSError:
         return FreedMemory(lambda: 0, lambda: None)
-    mallinfo2.restype, mallinfo2.argtypes = _Mallinfo2, ()
-    trim.argtypes = (ctypes.c_size_t,)
-
-    def freed_bytes() -> int:
-        info = mallinfo2()
-        return _anonymous_bytes() - int(info.uordblks + info.hblkhd)
-
-    return FreedMemory(freed_bytes, lambda: trim(0))
+    return FreedMemory(lambda: _anonymous_bytes() - linux.allocated_bytes(), linux.malloc_trim)
 
 
 def _anonymous_bytes() -> int:

@@ -19,6 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aotgaudi.machine import is_loopback
 from aotgaudi.server.http import error_body
 
 _ANY = "*"
@@ -68,12 +69,6 @@ class AllowedHosts:
 
 
 ANY_HOST = AllowedHosts()
-
-
-def is_loopback(host: str) -> bool:
-    """Returns whether `host` (a name or an address) can be reached from this machine only."""
-    address = _address(host)
-    return _normal(host) == "localhost" if address is None else address.is_loopback
 
 
 def _normal(name: str) -> str:

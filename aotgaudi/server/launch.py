@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 
 from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
+from aotgaudi.machine import is_loopback
 from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
@@ -28,7 +29,7 @@ from aotgaudi.server.api_keys import OPEN_PATHS
 from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
-from aotgaudi.server.hosts import AllowedHosts, is_loopback
+from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.listener import SocketFile, bind
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import (
@@ -216,10 +217,9 @@ def _start_service(
     )
     preprocessor.open(served, options.stall_seconds)
     phases.add("intake", began)
-    process.hand_over(preprocessor.answer_for_kernel)
     guard = Guard()
     if options.require_warm:
-        guard.arm(seccomp=options.seccomp, hand_over=preprocessor.answer_for_kernel)
+        guard.arm(seccomp=options.seccomp)
     engine = EngineClient(process, running, options.admission, metrics.observe_step)
     service = Service(
         engine=engine,

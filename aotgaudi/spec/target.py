@@ -14,9 +14,6 @@ from aotgaudi.spec.base import SpecValue
 
 ExecutionMode = Literal["hpu_graphs", "lazy", "torch_compile", "eager"]
 
-FrontEndKind = Literal["dynamo", "direct"]
-"""How a graph gets to the backend of Intel's bridge: through torch.compile, or by a call of it, without Dynamo (K-06)."""
-
 LARGEST_NUM_SMS = 4096
 """More than any device has; a larger number is a mistake."""
 
@@ -58,17 +55,17 @@ class TargetSpec(SpecValue):
 
     `profile`: a device whose published numbers stand in for probing one (see ``DEVICE_PROFILES``).
     `num_sms`: its streaming multiprocessors, if there is no profile or the number differs. `execution_mode`: for hpu
-    targets only (PT_HPU_LAZY_MODE and --enforce-eager). `frontend`: for hpu targets only; None: ``dynamo``.
+    targets only (PT_HPU_LAZY_MODE and --enforce-eager).
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"frontend"})
+    frontend: ClassVar[str | None] = None
+    """No field: ``build_spec.py``, which is hashed into keys, still asks for it."""
 
     backend: Literal["cpu", "cuda", "hpu", "fake"] = "cpu"
     isa: Literal["native", "avx2", "avx512", "avx512+bf16", "avx512+amx"] = "native"
     profile: str | None = None
     num_sms: int | None = Field(default=None, ge=1, le=LARGEST_NUM_SMS)
     execution_mode: ExecutionMode | None = None
-    frontend: FrontEndKind | None = None
 
     @property
     def resolved_num_sms(self) -> int | None:
@@ -85,12 +82,6 @@ class TargetSpec(SpecValue):
         if self.execution_mode is not None and self.backend != "hpu":
             raise SpecError(
                 "target.execution_mode", f"is given for backend {self.backend!r}", "only hpu has modes"
-            )
-        if self.frontend is not None and self.backend != "hpu":
-            raise SpecError(
-                "target.frontend",
-                f"is {self.frontend!r}, with backend {self.backend!r}",
-                "only hpu has a choice of front ends: leave it out",
             )
         return self
 

@@ -17,12 +17,14 @@ import contextlib
 import errno
 import hashlib
 import io
+import logging
 import os
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
@@ -36,8 +38,9 @@ from aotgaudi.files import (
     place,
     temporary_file,
 )
-from aotgaudi.store.quarantine import quarantine, try_quarantine
 
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
@@ -59,6 +62,25 @@ def damage_of(error: OSError) -> str | None:
     if isinstance(error, NotRegularError):
         return error.strerror
     return "cannot be read: input/output error" if error.errno == errno.EIO else None
+
+
+def remove(path: Path) -> bool:
+    """Removes a file or a directory. Returns False if it is gone already. Raises StoreError."""
+    try:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise store_error("remove", path, error) from error
+    return True
+
+
+def discard_damaged(path: Path, reason: str) -> bool:
+    """Removes what is damaged, so that it is a miss and is made again. Returns False if it is gone. Raises StoreError."""
+    is_removed = remove(path)
+    if is_removed:
+        _LOG.warning("removed %s: %s", path, reason)
+    return is_removed
 
 
 class _UnwritableError(Exception):
@@ -91,10 +113,7 @@ def hold_blob(
     was hashed, even if the path names another file by then. Without `hashes`, only the size is compared. Raises as
     `find_fault` does.
     """
-    try:
-        return again(lambda: _hold(path, digest, examine, hashes=hashes), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        return _classify(path, error)
+    return _look(path, lambda: _hold(path, digest, examine, hashes=hashes))
 
 
 def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept_any) -> Fault | None:
@@ -111,12 +130,7 @@ def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept
         os.close(found)
         return None
 
-    try:
-        return again(copy, retry_on=MOVED_ERRORS)
-    except _UnwritableError as error:
-        raise error.reason from error
-    except OSError as error:
-        return _classify(path, error)
+    return _look(path, copy)
 
 
 def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> bytes | Fault:
@@ -124,10 +138,7 @@ def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> byte
 
     The returned bytes are exactly the bytes that were hashed. Raises as `find_fault` does.
     """
-    try:
-        data = again(lambda: _read(path, digest.size_bytes, examine, digest), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        return _classify(path, error)
+    data = _look(path, lambda: _read(path, digest.size_bytes, examine, digest))
     return data if isinstance(data, Fault) else _compare(Digest.of(data), digest) or data
 
 
@@ -136,22 +147,10 @@ def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> b
 
     Raises as `find_fault` does.
     """
-    try:
-        data = again(lambda: _read(path, max_bytes, examine), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        return _classify(path, error)
+    data = _look(path, lambda: _read(path, max_bytes, examine))
     if not isinstance(data, Fault) and len(data) > max_bytes:
         return Fault("corrupt", f"has more than {max_bytes} bytes")
     return data
-
-
-def hash_descriptor(descriptor: int, digest: Digest, target: int | None = None) -> Fault | None:
-    """Reads an open file from its current position, and returns how it differs from `digest`, or None. Raises OSError.
-
-    The hashed bytes are written to the open file `target`, if it is given.
-    """
-    with io.FileIO(descriptor, "rb", closefd=False) as file:
-        return _compare(_hash(file, digest.size_bytes, target), digest)
 
 
 def verified_chunks(path: Path, digest: Digest, remedy: str = "") -> Iterator[bytes]:
@@ -183,7 +182,8 @@ def _hold(
     try:
         fault = _check_size(descriptor, digest)
         if fault is None and hashes:
-            fault = hash_descriptor(descriptor, digest, target)
+            with io.FileIO(descriptor, "rb", closefd=False) as file:
+                fault = _compare(_hash(file, digest.size_bytes, target), digest)
     except BaseException:
         os.close(descriptor)
         raise
@@ -242,13 +242,19 @@ def _wrong_size(size_bytes: int, digest: Digest) -> Fault:
     return Fault("corrupt", f"has {size_bytes} bytes, should have {digest.size_bytes}")
 
 
-def _classify(path: Path, error: OSError) -> Fault:
-    reason = damage_of(error)
-    if error.errno in ABSENT_ERRORS:
-        return Fault("missing", "no such file")
-    if reason is not None:
-        return Fault("corrupt", reason)
-    raise store_error("read", path, error) from error
+def _look(path: Path, action: Callable[[], T]) -> T | Fault:
+    """Returns what `action` returns, or the fault of the file that its error tells."""
+    try:
+        return again(action, retry_on=MOVED_ERRORS)
+    except _UnwritableError as error:
+        raise error.reason from error
+    except OSError as error:
+        reason = damage_of(error)
+        if error.errno in ABSENT_ERRORS:
+            return Fault("missing", "no such file")
+        if reason is not None:
+            return Fault("corrupt", reason)
+        raise store_error("read", path, error) from error
 
 
 _OBJECT_MODE = 0o444
@@ -266,8 +272,8 @@ class ObjectStore:
     a layer already has the same bytes intact. Storing bytes that are already stored hashes the stored object again. It is
     kept if intact, and replaced if damaged, since only then are the right bytes at hand.
 
-    With `heals`, an object in `root` that `read` or `verify` finds corrupt is moved to quarantine, so that the next look-up
-    is a plain miss.
+    With `heals`, an object in `root` that `read` or `verify` finds corrupt is removed, so that the next look-up is a plain
+    miss.
     """
 
     def __init__(self, root: Path, lower: Iterable[Path] = (), *, heals: bool = False) -> None:
@@ -329,26 +335,14 @@ class ObjectStore:
 
     def read(self, digest: Digest) -> bytes:
         """Returns an object's verified bytes. Raises StoreError (absent) and CorruptError."""
-        faults = []
-        for layer in (self.root, *self.lower):
-            data = read_blob(object_path(layer, digest), digest)
-            if not isinstance(data, Fault):
-                return data
-            faults.append(self._noted(layer, digest, data))
-        raise self._error(digest, faults)
+        return self._from_layers(digest, lambda path: read_blob(path, digest))
 
     def copy_to(self, digest: Digest, target: int) -> None:
         """Copies an object to the open file `target`, and verifies it on the way. Raises as `read` does.
 
         If it raises, the copy is useless.
         """
-        faults = []
-        for layer in (self.root, *self.lower):
-            fault = copy_blob(object_path(layer, digest), digest, target)
-            if fault is None:
-                return
-            faults.append(self._noted(layer, digest, fault))
-        raise self._error(digest, faults)
+        self._from_layers(digest, lambda path: copy_blob(path, digest, target))
 
     def verify(self, digest: Digest) -> None:
         """Hashes an object again, in the layer of `path`. Raises StoreError (absent) and CorruptError."""
@@ -359,11 +353,7 @@ class ObjectStore:
 
     def discard(self, digest: Digest) -> None:
         """Removes an object from `root`, if it is there, so that the next build makes it again. Raises StoreError."""
-        path = object_path(self.root, digest)
-        try:
-            path.unlink(missing_ok=True)
-        except OSError as error:
-            raise store_error("remove", path, error) from error
+        remove(object_path(self.root, digest))
 
     def digests(self) -> Iterator[Digest]:
         """Yields the digest that each object in `root` claims by name and size, unverified and in no order.
@@ -397,20 +387,32 @@ class ObjectStore:
                 f" {fault.reason} (the device failed: check it before trusting what it holds)"
             )
         if path.is_dir() and not path.is_symlink():
-            quarantine(self.root, path, "a directory in an object's place")
+            discard_damaged(path, "a directory in an object's place")
         place(file.path, path, lambda: _holds_intact(self.root, digest))
+
+    def _from_layers(self, digest: Digest, get: Callable[[Path], T | Fault]) -> T:
+        faults = []
+        for layer in (self.root, *self.lower):
+            found = get(object_path(layer, digest))
+            if not isinstance(found, Fault):
+                return found
+            faults.append(self._noted(layer, digest, found))
+        raise self._error(digest, faults)
 
     def _noted(self, layer: Path, digest: Digest, fault: Fault) -> tuple[Path, Fault]:
         path = object_path(layer, digest)
         if self._heals and layer == self.root and fault.state == "corrupt":
-            try_quarantine(self.root, path, fault.reason)
+            try:
+                discard_damaged(path, fault.reason)
+            except StoreError as error:
+                _LOG.warning("%s is damaged (%s) and stays: %s", path, fault.reason, error)
         return path, fault
 
     def _error(self, digest: Digest, faults: list[tuple[Path, Fault]]) -> StoreError | CorruptError:
         for where, fault in faults:
             if fault.state == "corrupt":
-                is_moved = self._heals and where == object_path(self.root, digest)
-                remedy = "moved to quarantine: build again" if is_moved else "run `aotgaudi cache fsck`"
+                is_removed = self._heals and where == object_path(self.root, digest)
+                remedy = "removed: build again" if is_removed else "run `aotgaudi cache fsck`"
                 return CorruptError(f"object {digest} is corrupt: {where}: {fault.reason} ({remedy})")
         where, fault = faults[0]
         return MissingObjectError(

@@ -15,12 +15,9 @@ example on another host that does not see our locks), a removed object is absent
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
@@ -28,10 +25,11 @@ from aotgaudi.store.records import RecordError, Stamp, digests_in
 from aotgaudi.store.roots import Root
 from aotgaudi.store.scratch import (
     ScratchItem,
-    SweepReport,
+    Usage,
     list_scratch,
     remove_scratch,
     sweep_temporary_files,
+    usage_of,
 )
 from aotgaudi.store.store import Store
 
@@ -40,7 +38,6 @@ KINDS = (
     "records",
     "roots",
     "index",
-    "quarantine",
     "tmp",
     "incoming",
     "logs",
@@ -48,17 +45,6 @@ KINDS = (
     "locks",
 )
 """Directories that are counted by name. Everything else is counted together as "scratch"."""
-
-
-@dataclass(frozen=True)
-class Usage:
-    """The number and size of files of one kind."""
-
-    num_files: int = 0
-    size_bytes: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(self.num_files + other.num_files, self.size_bytes + other.size_bytes)
 
 
 @dataclass(frozen=True)
@@ -148,7 +134,7 @@ class Collection:
     plan: CollectionPlan
     kept_bytes: int
     bad_records: tuple[str, ...]
-    swept: SweepReport
+    swept: int
 
 
 def measure_store(store: Store) -> StoreUsage:
@@ -156,7 +142,7 @@ def measure_store(store: Store) -> StoreUsage:
     kinds = dict.fromkeys((*KINDS, "scratch"), Usage())
     for path in store.root.iterdir() if store.root.is_dir() else ():
         kind = path.name if path.name in KINDS else "scratch"
-        kinds[kind] += _usage(path)
+        kinds[kind] += usage_of(path)
     stamps = [store.actions.records.stamp(key) for key in store.actions]
     uses = [stamp.used for stamp in stamps if stamp is not None]
     return StoreUsage(
@@ -233,7 +219,7 @@ def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collectio
     """
     if dry_run:
         contents = read_contents(store)
-        return _outcome(contents, plan_collection(contents, max_bytes), SweepReport())
+        return _outcome(contents, plan_collection(contents, max_bytes), 0)
     found = collect_unless_used(store, max_bytes)
     if found is None:
         raise StoreError(f"store at {store.root} is in use: collect when no build or seal runs")
@@ -274,23 +260,7 @@ def _remove(store: Store, plan: CollectionPlan) -> None:
             store.objects.discard(digest)
 
 
-def _outcome(contents: Contents, plan: CollectionPlan, swept: SweepReport) -> Collection:
+def _outcome(contents: Contents, plan: CollectionPlan, swept: int) -> Collection:
     kept = sum(digest.size_bytes for digest in contents.kept_objects & contents.objects)
     kept += sum(r.stamp.size_bytes for r in contents.records if r.key in contents.kept_keys)
     return Collection(plan, kept, contents.bad_records, swept)
-
-
-def _usage(path: Path) -> Usage:
-    if not path.is_dir() or path.is_symlink():
-        return _file_usage(path)
-    usage = Usage()
-    for parent, _, names in os.walk(path):
-        for name in names:
-            usage += _file_usage(Path(parent, name))
-    return usage
-
-
-def _file_usage(path: Path) -> Usage:
-    with contextlib.suppress(FileNotFoundError):
-        return Usage(1, path.lstat().st_size)
-    return Usage()

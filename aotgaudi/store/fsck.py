@@ -1,7 +1,7 @@
-"""Checks a whole store: hashes every object and record again, and moves damaged ones to quarantine.
+"""Checks a whole store: hashes every object and record again, and removes damaged ones, so that builds make them again.
 
-It needs no lock, so builders may run meanwhile. A damaged file is moved and then checked again. If a builder repaired it in
-between, it is moved back.
+It needs no lock, so builders may run meanwhile. A file is checked again just before it is removed. Should a builder mend it
+in between, the next build mends it once more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,7 @@ from typing import Any
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError
-from aotgaudi.store.cas import find_fault, object_path
-from aotgaudi.store.quarantine import quarantine, release
+from aotgaudi.store.cas import discard_damaged, find_fault, object_path
 from aotgaudi.store.records import RecordError, digests_in, read_record
 from aotgaudi.store.store import Store
 
@@ -27,20 +26,17 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 _NFS_REMOVED = ".nfs"
 """NFS gives this prefix to a file that was removed while open. The file disappears by itself."""
 
-Problem = Callable[[Path, Path], "str | None"]
-"""Returns what is wrong with the bytes at the first path, which were found at the second; None if they are intact."""
+Problem = Callable[[Path], "str | None"]
+"""Returns what is wrong with a file; None if it is intact or gone."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file whose content does not match its name: its path (relative to the store), the reason, and where it is now.
-
-    `moved_to` is None for a file that stays in place, which is a root, or any file if nothing may be moved.
-    """
+    """A file whose content does not match its name, by its path relative to the store. Roots are never removed."""
 
     path: str
     reason: str
-    moved_to: str | None = None
+    is_removed: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,25 +64,21 @@ class FsckReport:
         return not self.damage
 
 
-def check_store(store: Store, num_threads: int = 1, *, move: bool = True) -> FsckReport:
+def check_store(store: Store, num_threads: int = 1, *, remove: bool = True) -> FsckReport:
     """Hashes everything in `store` (not in its lower layers) again, with `num_threads` threads, and reports the damage.
 
-    Damaged files are moved to quarantine unless `move` is False or the store is read-only.
+    Damaged files are removed unless `remove` is False or the store is read-only.
 
-    Raises StoreError if the store cannot be read or a damaged file cannot be moved.
+    Raises StoreError if the store cannot be read or a damaged file cannot be removed.
     """
-    move = move and not store.read_only
+    remove = remove and not store.read_only
     objects = _files(store.root / "objects" / "sha256")
     records = _files(store.root / "records")
     object_bytes = sum(map(_size_bytes, objects))
     with ThreadPoolExecutor(num_threads) as pool:
-        bad_objects = _find_bad(pool, objects, _object_problem)
-        bad_records = _find_bad(pool, records, _record_problem)
-    damage = [
-        *(_settled(store.root, path, reason, _object_problem, move) for path, reason in bad_objects),
-        *(_settled(store.root, path, reason, _record_problem, move) for path, reason in bad_records),
-    ]
-    found = (*filter(None, damage), *_root_damage(store))
+        bad = [*_find_bad(pool, objects, _object_problem), *_find_bad(pool, records, _record_problem)]
+    settled = (_settled(store.root, path, problem, remove) for path, problem in bad)
+    found = (*filter(None, settled), *_root_damage(store))
     return FsckReport(len(objects), len(records), object_bytes, found, tuple(_losses(store, found)))
 
 
@@ -105,47 +97,39 @@ def _leaves(directory: Path) -> Iterator[Path]:
 
 
 def _find_bad(
-    pool: ThreadPoolExecutor, paths: Iterable[Path], problem: Problem
-) -> tuple[tuple[Path, str], ...]:
-    paths = tuple(paths)
-    reasons = pool.map(lambda path: problem(path, path), paths)
-    return tuple((path, reason) for path, reason in zip(paths, reasons, strict=True) if reason)
+    pool: ThreadPoolExecutor, paths: tuple[Path, ...], problem: Problem
+) -> list[tuple[Path, Problem]]:
+    return [(path, problem) for path, reason in zip(paths, pool.map(problem, paths), strict=True) if reason]
 
 
-def _object_problem(place: Path, path: Path) -> str | None:
+def _object_problem(path: Path) -> str | None:
     if not (_HEX.fullmatch(path.name) and path.name.startswith(path.parent.name)):
         return "no object has this name"
     try:
-        status = place.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None  # Collected or repaired by another process since it was listed.
-    fault = find_fault(place, Digest(path.name, status.st_size))
+    fault = find_fault(path, Digest(path.name, status.st_size))
     return fault.reason if fault is not None and fault.state == "corrupt" else None
 
 
-def _record_problem(place: Path, path: Path) -> str | None:
+def _record_problem(path: Path) -> str | None:
     key = path.name.removesuffix(".json")
     if not (_HEX.fullmatch(key) and key.startswith(path.parent.name) and path.name.endswith(".json")):
         return "no record has this name"
     try:
-        read_record(key, place)
+        read_record(key, path)
     except RecordError as error:
         return str(error)
     return None
 
 
-def _settled(root: Path, path: Path, reason: str, problem: Problem, move: bool) -> Damage | None:
-    """Moves a damaged file to quarantine. Returns None if it is intact or gone by now."""
-    where = os.path.relpath(path, root)
-    if not move:
-        return Damage(where, reason)
-    target = quarantine(root, path, reason)
-    if target is None:
+def _settled(root: Path, path: Path, problem: Problem, remove: bool) -> Damage | None:
+    """Removes a damaged file. Returns None if it is intact or gone by now."""
+    reason = problem(path)
+    if reason is None or (remove and not discard_damaged(path, reason)):
         return None
-    if problem(target, path) is None:
-        release(root, path, target)
-        return None
-    return Damage(where, reason, os.path.relpath(target, root))
+    return Damage(os.path.relpath(path, root), reason, remove)
 
 
 def _root_damage(store: Store) -> Iterator[Damage]:

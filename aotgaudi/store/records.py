@@ -37,8 +37,7 @@ from typing import Any
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
 from aotgaudi.files import Temporary, again, open_descriptor, place, place_first, temporary_file
-from aotgaudi.store.cas import ABSENT_ERRORS, MOVED_ERRORS, damage_of
-from aotgaudi.store.quarantine import quarantine
+from aotgaudi.store.cas import ABSENT_ERRORS, MOVED_ERRORS, damage_of, discard_damaged, remove
 
 RECORD_SCHEMA = "aotgaudi.record/1"
 LARGEST_RECORD_BYTES = 1 << 24
@@ -123,9 +122,8 @@ def digests_in(value: Any) -> Iterator[Digest]:
         elif isinstance(item, list):
             pending.extend(item)
         elif isinstance(item, str) and item.startswith("sha256:"):
-            digest = _parsed_digest(item)
-            if digest is not None:
-                yield digest
+            with contextlib.suppress(ValueError):
+                yield Digest.parse(item)
 
 
 class RecordStore:
@@ -190,10 +188,7 @@ class RecordStore:
 
     def discard(self, key: str) -> None:
         """Removes the record of `key`, if there is one. Raises StoreError."""
-        try:
-            self.path(key).unlink(missing_ok=True)
-        except OSError as error:
-            raise store_error("remove", self.path(key), error) from error
+        remove(self.path(key))
 
     def keys(self) -> Iterator[str]:
         """Yields the keys in the names of files, unverified and in no order. Raises StoreError."""
@@ -209,7 +204,7 @@ class RecordStore:
             if not is_taken:
                 return place_first(file.path, path)
             if path.is_dir() and not path.is_symlink():
-                quarantine(self.root, path, "a directory in a record's place")
+                discard_damaged(path, "a directory in a record's place")
             place(file.path, path, lambda: _is(path, data))
             return True
 
@@ -261,13 +256,6 @@ def _note_difference(key: str, earlier: Mapping[str, Any], new: Mapping[str, Any
     if earlier != new:
         names = sorted(name for name in {*earlier, *new} if earlier.get(name) != new.get(name))
         _LOG.info("record %s: the first result stays; a later one differs in %s", key, ", ".join(names))
-
-
-def _parsed_digest(text: str) -> Digest | None:
-    try:
-        return Digest.parse(text)
-    except ValueError:
-        return None
 
 
 USE_GRANULARITY_SECONDS = 6 * 3600.0

@@ -23,6 +23,7 @@ from pydantic import AfterValidator, Field, field_serializer
 from aotgaudi.document import DigestField, Document, Sha256, load_document
 from aotgaudi.errors import CorruptError, ManifestError, StoreError, store_error
 from aotgaudi.files import make_directories, write_atomic
+from aotgaudi.store.cas import remove
 
 ROOT_SCHEMA: Literal["aotgaudi.root/1"] = "aotgaudi.root/1"
 
@@ -92,13 +93,8 @@ class Roots:
 
     def remove(self, name: str) -> None:
         """Removes a root, so that what only it kept may be collected. Raises StoreError if there is none."""
-        path = self._path(name)
-        try:
-            path.unlink()
-        except FileNotFoundError as error:
-            raise StoreError(f"there is no root {name!r} in {self._directory}") from error
-        except OSError as error:
-            raise store_error("remove", path, error) from error
+        if not remove(self._path(name)):
+            raise StoreError(f"there is no root {name!r} in {self._directory}")
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of all roots, ascending."""

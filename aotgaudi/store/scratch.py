@@ -35,6 +35,7 @@ from aotgaudi.files import (
     temporary_file,
     try_lock_directory,
 )
+from aotgaudi.store.cas import remove
 
 SCRATCH_PREFIX = "unit-"
 """Prefix of directories that their users lock (`locked_directory`)."""
@@ -52,11 +53,14 @@ _ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
 
 
 @dataclass(frozen=True)
-class SweepReport:
-    """How much a sweep removed."""
+class Usage:
+    """The number and size of files of one kind."""
 
-    num_removed: int = 0
-    num_in_use: int = 0
+    num_files: int = 0
+    size_bytes: int = 0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(self.num_files + other.num_files, self.size_bytes + other.size_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +83,32 @@ def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
     for pattern in _ITEMS:
         for path in root.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
-                items.append(ScratchItem(path, _tree_bytes(path), path.lstat().st_mtime))
+                items.append(ScratchItem(path, usage_of(path).size_bytes, path.lstat().st_mtime))
     return tuple(items)
 
 
 def remove_scratch(item: ScratchItem) -> None:
     """Removes a log, a tool cache, or a partial object that no pull is filling. Raises StoreError."""
+    if not item.is_unfinished:
+        remove(item.path)
+        return
     try:
-        if item.is_unfinished:
-            _remove_unlocked(item.path, is_old=False)
-            return
-        is_directory = stat.S_ISDIR(item.path.lstat().st_mode)
-        shutil.rmtree(item.path) if is_directory else item.path.unlink()
+        _remove_unlocked(item.path, is_old=False)
     except FileNotFoundError:
         return
     except OSError as error:
         raise store_error("remove", item.path, error) from error
 
 
-def sweep_temporary_files(root: Path) -> SweepReport:
-    """Removes the leftovers of dead writers in ``tmp/``. Never fails; the next sweep tries again what cannot be removed."""
-    removed = in_use = 0
+def sweep_temporary_files(root: Path) -> int:
+    """Removes the leftovers of dead writers in ``tmp/``, and returns how many. The next sweep tries again what stays."""
+    num_removed = 0
     with contextlib.suppress(OSError):
         before = _file_system_time(root / "tmp") - GRACE_SECONDS
         for path in sorted((root / "tmp").iterdir()):
-            with contextlib.suppress(OSError):
-                if _remove_abandoned(path, before):
-                    removed += 1
-                else:
-                    in_use += 1
-    return SweepReport(removed, in_use)
+            with contextlib.suppress(OSError, StoreError):
+                num_removed += _remove_abandoned(path, before)
+    return num_removed
 
 
 @contextlib.contextmanager
@@ -158,15 +158,17 @@ def _linked(link: Path, path: Path) -> Path:
     return link
 
 
-def _tree_bytes(path: Path) -> int:
-    if path.is_symlink() or not path.is_dir():
-        return path.lstat().st_size
-    total = 0
-    for parent, _, names in os.walk(path):
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):
-                total += Path(parent, name).lstat().st_size
-    return total
+def usage_of(path: Path) -> Usage:
+    """Returns the number and size of the files in a tree. Files that disappear meanwhile are not counted."""
+    is_tree = path.is_dir() and not path.is_symlink()
+    files = (
+        (Path(parent, name) for parent, _, names in os.walk(path) for name in names) if is_tree else (path,)
+    )
+    usage = Usage()
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            usage += Usage(1, file.lstat().st_size)
+    return usage
 
 
 def _file_system_time(directory: Path) -> float:
@@ -181,8 +183,7 @@ def _remove_abandoned(path: Path, before: float) -> bool:
     is_locked = stat.S_ISDIR(status.st_mode) and path.name.startswith(SCRATCH_PREFIX)
     if status.st_mtime >= before and not (is_locked and _is_abandoned(path)):
         return False
-    shutil.rmtree(path) if stat.S_ISDIR(status.st_mode) else path.unlink()
-    return True
+    return remove(path)
 
 
 def _remove_unlocked(path: Path, *, is_old: bool) -> bool:

@@ -10,7 +10,6 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     locks/       kernel locks; a leftover file means nothing        (`Locks`)
     tmp/         files being written, and incoming/, logs/,
                  toolcache/: the builder's scratch                  (scratch.py)
-    quarantine/  damaged files, and what is wrong with them         (quarantine.py)
 
 Everything except ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed while no builder runs.
 """
@@ -201,22 +200,7 @@ def _dumps(value: Mapping[str, Any]) -> bytes:
 
 STORE_FORMAT = "aotgaudi.store/1"
 
-_OWN_NAMES = frozenset(
-    [
-        "format",
-        "objects",
-        "records",
-        "roots",
-        "index",
-        "index.lock",
-        "locks",
-        "tmp",
-        "quarantine",
-        "actions",
-        "actions.lock",
-    ]
-)
-"""Includes ``actions``, which was the index before there were records."""
+_OWN_NAMES = frozenset({"format", "objects", "records", "roots", "index", "locks", "tmp"})
 
 
 class Store:

@@ -7,8 +7,8 @@ in the trace. They share no prefixes, since a trace does not say what prompts ha
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aotgaudi.engine.blocks import BlockPool, num_blocks_for
@@ -25,18 +25,6 @@ from aotgaudi.traffic.trace import Trace
 SecondsOf = Callable[[StepEntry], float]
 
 _GREEDY = SamplingParams(temperature=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplayedStep:
-    """A step that ran in `entry`. `needs` is the smallest shape that covers it.
-
-    `seconds` is when the step began, in simulated time.
-    """
-
-    needs: StepEntry
-    entry: StepEntry
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,53 +85,7 @@ class Clients:
         arrivals, prompts, asked = zip(*fitting, strict=True)
         given = tuple(min(tokens, longest - prompt) for tokens, prompt in zip(asked, prompts, strict=True))
         num_shortened = sum(tokens > less for tokens, less in zip(asked, given, strict=True))
-        return cls(arrivals, prompts, given, len(trace) - len(fitting), num_shortened)
-
-
-class Replaying:
-    """A replay in progress. `now` is in simulated seconds. Use it on one thread only."""
-
-    def __init__(self, clients: Clients, scheduler: Scheduler, seconds_of: SecondsOf) -> None:
-        self.now = 0.0
-        self._clients, self._scheduler, self._seconds_of = clients, scheduler, seconds_of
-        self._num_arrived = 0
-        self._known: dict[Entry, float] = {}
-
-    def steps(self) -> Iterator[ReplayedStep]:
-        """Yields the steps until every request has ended."""
-        scheduler = self._scheduler
-        while self._admit() or scheduler.has_work:
-            scheduled = scheduler.schedule()
-            assert scheduled is not None  # There is work.
-            entry = scheduled.step.entry
-            seconds = self._known.get(entry)
-            if seconds is None:
-                seconds = self._known[entry] = self._seconds_of(entry)
-            yield ReplayedStep(smallest_shape(scheduled, scheduler.limits.block_size), entry, self.now)
-            scheduler.complete(scheduled, [0] * len(scheduled.requests))
-            scheduler.observe(entry, seconds)
-            self.now += seconds
-
-    def _admit(self) -> bool:
-        """Queues the requests that have arrived. If the server is idle, skips to the next arrival. False if none is left."""
-        arrivals, scheduler = self._clients.arrivals, self._scheduler
-        if self._num_arrived == len(arrivals):
-            return False
-        if not scheduler.has_work:
-            self.now = max(self.now, arrivals[self._num_arrived])
-        while self._num_arrived < len(arrivals) and arrivals[self._num_arrived] <= self.now:
-            scheduler.add(self._request(self._num_arrived))
-            self._num_arrived += 1
-        return True
-
-    def _request(self, index: int) -> Request:
-        return _InventedRequest(
-            request_id=str(index),
-            prompt_token_ids=[0] * self._clients.prompt_tokens[index],
-            params=_GREEDY,
-            max_tokens=self._clients.max_tokens[index],
-            seed=0,
-        )
+        return cls(arrivals, prompts, given, len(trace.arrivals) - len(fitting), num_shortened)
 
 
 class _InventedRequest(Request):
@@ -180,14 +122,37 @@ def replay(
     """
     clients = Clients.of(trace, limits)
     scheduler = Scheduler(limits, table, BlockPool(limits.num_blocks), policy=policy)
-    replaying = Replaying(clients, scheduler, seconds_of)
+    waiting = deque(zip(clients.arrivals, clients.prompt_tokens, clients.max_tokens, strict=True))
     steps: Counter[tuple[StepEntry, StepEntry]] = Counter()
-    for step in replaying.steps():
-        steps[step.needs, step.entry] += 1
+    known: dict[Entry, float] = {}
+    now = 0.0  # In simulated seconds.
+    while waiting or scheduler.has_work:
+        if not scheduler.has_work:  # An idle server skips to the next arrival.
+            now = max(now, waiting[0][0])
+        while waiting and waiting[0][0] <= now:
+            _, num_prompt, most = waiting.popleft()
+            scheduler.add(
+                _InventedRequest(
+                    request_id=str(len(clients.arrivals) - len(waiting) - 1),
+                    prompt_token_ids=[0] * num_prompt,
+                    params=_GREEDY,
+                    max_tokens=most,
+                    seed=0,
+                )
+            )
+        scheduled = scheduler.schedule()
+        assert scheduled is not None  # There is work.
+        entry = scheduled.step.entry
+        if entry not in known:
+            known[entry] = seconds_of(entry)
+        steps[smallest_shape(scheduled, limits.block_size), entry] += 1
+        scheduler.complete(scheduled, [0] * len(scheduled.requests))
+        scheduler.observe(entry, known[entry])
+        now += known[entry]
     return Replayed(
         steps=steps,
-        seconds=replaying.now,
-        num_requests=len(clients.prompt_tokens),
+        seconds=now,
+        num_requests=len(clients.arrivals),
         num_refused=clients.num_refused,
         num_shortened=clients.num_shortened,
         num_preemptions=scheduler.num_preemptions,

@@ -86,36 +86,6 @@ class FineTable:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
-    """How often each size of step occurred: prompts by (query, context blocks), decodes by (blocks, batch size).
-
-    Queries are rounded up to the query step, batch sizes to a few best ones.
-    """
-
-    prompts: Mapping[Point, int]
-    decodes: Mapping[Point, int]
-
-    @classmethod
-    def of(
-        cls, needs: Mapping[StepEntry, int], limits: ServingLimits, work: WorkModel, query_step: int
-    ) -> Demand:
-        """Returns the demand of the needed steps, each counted `_FINE` times, plus the spread share."""
-        reachable = ReachablePrompts(limits), ReachableDecodes(limits)
-        longest = reachable[0].longest_query(0)
-        prompts: Counter[Point] = Counter()
-        decodes: Counter[Point] = Counter()
-        for entry, count in needs.items():
-            if isinstance(entry, PromptEntry):
-                query_len = min(longest, _multiple(entry.query_len, query_step))
-                prompts[query_len, entry.num_ctx_blocks] += _FINE * count
-            else:
-                decodes[entry.num_blocks, entry.batch_size] += _FINE * count
-        _spread(prompts, list(_prompt_places(reachable[0], query_step)), work.prompt_work)
-        _spread(decodes, list(_decode_places(reachable[1])), work.decode_work)
-        return cls(prompts, _of_few_batch_sizes(decodes, work.decode_work))
-
-
-@dataclass(frozen=True, slots=True)
 class Padding:
     """The work of some steps in a table of `num_entries` prompts and decodes, and the part of it that they needed."""
 
@@ -144,24 +114,38 @@ class Tuner:
         self.trace, self.policy = trace, spec.scheduler.policy
         fine = FineTable(spec.limits, self.query_step)
         self.collected = replay(trace, spec.limits, fine, work.seconds, self.policy)
-        self.demand = Demand.of(self.collected.needs, spec.limits, work, self.query_step)
-        self._prompts = best_tables(self.demand.prompts, work.prompt_work, MOST_ENTRIES)
-        self._decodes = best_tables(self.demand.decodes, work.decode_work, MOST_ENTRIES)
+        prompts, decodes = demand_of(self.collected.needs, spec.limits, work, self.query_step)
+        self._prompts = best_tables(prompts, work.prompt_work, MOST_ENTRIES)
+        self._decodes = best_tables(decodes, work.decode_work, MOST_ENTRIES)
 
     def tuned(self, num_entries: int) -> BuildSpec:
         """Returns the spec with the cheapest buckets of at most `num_entries` prompts and decodes. Raises SpecError."""
         if not FEWEST_ENTRIES <= num_entries <= MOST_ENTRIES:
             raise SpecError("--entries", f"is {num_entries}", f"{FEWEST_ENTRIES} to {MOST_ENTRIES}")
-        num_prompts, num_decodes = self.split(num_entries)
+        splits = ((num, num_entries - num) for num in range(1, num_entries))
+        num_prompts, num_decodes = min(
+            splits, key=lambda split: self._prompts.cost(split[0]) + self._decodes.cost(split[1])
+        )
         prompts, decodes = self._prompts.boxes(num_prompts), self._decodes.boxes(num_decodes)
-        return with_buckets(
+        return _with_buckets(
             self.spec, TunedBuckets(prompts=prompts, decodes=tuple(sorted((b, n) for n, b in decodes)))
         )
 
     def predicted(self, spec: BuildSpec, name: str) -> Padding:
-        """Returns the cost of the needed steps in the entries of a spec. Raises SpecError as enumerating does."""
+        """Returns the cost of the needed steps in the entries of a spec.
+
+        Raises:
+            SpecError: it cannot be enumerated, or has no entry for one of the steps.
+        """
         table = BucketTable.from_entries(enumerate_entries(spec))
-        return padding_of(name, table, self.collected.needs, self.work)
+        total = needed = 0
+        for step, count in self.collected.needs.items():
+            entry = _find(table, step)
+            if entry is None:
+                raise SpecError("bucketing", f"gives no entry for the step {step}", 'coverage = "closed"')
+            total += self.work.work(entry) * count
+            needed += self.work.work(step) * count
+        return Padding(name, len(table.prompt) + len(table.decode), total, needed)
 
     def replayed(self, spec: BuildSpec, name: str) -> tuple[Padding, Replayed]:
         """Replays the trace in the entries of a spec, and returns its cost and the replay."""
@@ -174,36 +158,41 @@ class Tuner:
             sum(self.work.work(needs) * count for needs, count in found.needs.items()),
         ), found
 
-    def split(self, num_entries: int) -> tuple[int, int]:
-        """Returns how `num_entries` are split into prompts and decodes. The tables may have fewer."""
-        splits = ((num, num_entries - num) for num in range(1, num_entries))
-        return min(splits, key=lambda split: self._prompts.cost(split[0]) + self._decodes.cost(split[1]))
 
+def demand_of(
+    needs: Mapping[StepEntry, int], limits: ServingLimits, work: WorkModel, query_step: int
+) -> tuple[Counter[Point], Counter[Point]]:
+    """Returns how often each size of step is needed: prompts by (query, context blocks), decodes by (blocks, batch size).
 
-def padding_of(name: str, table: BucketTable, needs: Mapping[StepEntry, int], work: WorkModel) -> Padding:
-    """Returns the cost of steps of these sizes in a table, each in the entry that the look-up finds.
-
-    Raises:
-        SpecError: the table has no entry for one of the steps.
+    Each step counts `_FINE` times, plus the spread share. Queries are rounded up to the query step, batch sizes to a few
+    best ones.
     """
-    total = needed = 0
-    for step, count in needs.items():
-        entry = find(table, step)
-        if entry is None:
-            raise SpecError("bucketing", f"gives no entry for the step {step}", 'coverage = "closed"')
-        total += work.work(entry) * count
-        needed += work.work(step) * count
-    return Padding(name, len(table.prompt) + len(table.decode), total, needed)
+    reachable = ReachablePrompts(limits), ReachableDecodes(limits)
+    longest = reachable[0].longest_query(0)
+    prompts: Counter[Point] = Counter()
+    decodes: Counter[Point] = Counter()
+    for entry, count in needs.items():
+        if isinstance(entry, PromptEntry):
+            query_len = min(longest, _multiple(entry.query_len, query_step))
+            prompts[query_len, entry.num_ctx_blocks] += _FINE * count
+        else:
+            decodes[entry.num_blocks, entry.batch_size] += _FINE * count
+    _spread(prompts, list(_prompt_places(reachable[0], query_step)), work.prompt_work)
+    _spread(decodes, list(_decode_places(reachable[1])), work.decode_work)
+    sizes = axis_values(decodes, work.decode_work, 1, MOST_BATCH_SIZES)
+    few: Counter[Point] = Counter()
+    for (num_blocks, batch_size), count in decodes.items():
+        few[num_blocks, sizes[bisect_left(sizes, batch_size)]] += count
+    return prompts, few
 
 
-def find(table: BucketTable, step: StepEntry) -> StepEntry | None:
-    """Returns the entry that runs a step of this size, or None."""
+def _find(table: BucketTable, step: StepEntry) -> StepEntry | None:
     if isinstance(step, PromptEntry):
         return table.find_prompt(step.batch_size, step.query_len, step.num_ctx_blocks)
     return table.find_decode(step.batch_size, step.num_blocks)
 
 
-def with_buckets(spec: BuildSpec, buckets: TunedBuckets) -> BuildSpec:
+def _with_buckets(spec: BuildSpec, buckets: TunedBuckets) -> BuildSpec:
     """Returns a spec with these buckets for our own engine. A vLLM server would read them from a file."""
     bucketing = spec.bucketing.model_copy(
         update={
@@ -243,14 +232,6 @@ def _spread(counts: Counter[Point], places: list[Point], cost: Cost) -> None:
     total = sum(count * cost(*point) for point, count in counts.items())
     for place in places:
         counts[place] += max(1, total // (_SPREAD * len(places) * cost(*place)))
-
-
-def _of_few_batch_sizes(decodes: Counter[Point], cost: Cost) -> Counter[Point]:
-    sizes = axis_values(decodes, cost, 1, MOST_BATCH_SIZES)
-    rounded: Counter[Point] = Counter()
-    for (num_blocks, batch_size), count in decodes.items():
-        rounded[num_blocks, sizes[bisect_left(sizes, batch_size)]] += count
-    return rounded
 
 
 def _prompt_places(reachable: ReachablePrompts, query_step: int) -> Iterator[Point]:

@@ -18,7 +18,7 @@ from typing import IO, Any, Literal, Protocol
 
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.errors import CaptureError
+from aotgaudi.errors import CaptureError, counted
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.collect import Secret
@@ -276,11 +276,7 @@ def describe_counts(counts: Mapping[str, int]) -> str:
     """Returns in words what was compiled and generated."""
     compiled = sum(counts.get(what, 0) for what in ("process", "compile", "triton", "numba", "dynamo", "hpu"))
     generated = counts.get("generate", 0)
-    return f"{_num(compiled, 'compiler run')}, {_num(generated, 'code generation')}"
-
-
-def _num(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return f"{counted(compiled, 'compiler run')}, {counted(generated, 'code generation')}"
 
 
 def table_of(findings: Iterable[tuple[str, Finding]], most: int = 12) -> list[str]:

@@ -21,7 +21,6 @@ import stat
 import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from aotgaudi.bundle.capture_receipt import (
     require_distinct,
 )
 from aotgaudi.errors import CaptureError, store_error
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.session import OUTSIDE
 from aotgaudi.wrap.variables import is_secret, is_secret_key, secret_values
@@ -140,7 +139,6 @@ _HOME = "home"
 _TOPS = ("cache", "tmp", _HOME)
 _VOLATILE = "what processes of one run met at: a socket or a FIFO"
 
-_MAX_THREADS = 8
 _CHUNK_BYTES = 4 << 20
 
 
@@ -194,8 +192,7 @@ def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
         )
     _require_names(paths)
     needles = _Needles(rules)
-    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
-        rows = list(pool.map(lambda path: _take(here, path, rules, needles, objects), paths))
+    rows = in_threads(lambda path: _take(here, path, rules, needles, objects), paths)
     places: Counter[str] = Counter()
     for _, holds in rows:
         places.update(holds)

@@ -3,30 +3,21 @@
 The arguments of ``main`` are PARENT [SOCKET] -- WORDS. It makes the process end with its parent. It restores the default
 signals. If there is a SOCKET, it has the kernel ask us about programs that are started (`aotgaudi.wrap.programs`). Then it
 becomes WORDS. It uses the standard library only, and it is a separate program because no code of ours may run between fork
-and exec in a process with threads. Source: seccomp(2).
+and exec in a process with threads.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import signal
 import socket
-import struct
 import sys
 
+from aotgaudi import linux
 from aotgaudi.child import die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """Exit codes if the command cannot be run: those of a shell."""
-
-_NO_NEW_PRIVS, _SET_MODE_FILTER, _NEW_LISTENER, _SPEC_ALLOW = 38, 1, 8, 4
-"""The last one leaves speculation as it is. Without it, Linux before 5.16 slows down a filtered process."""
-_ALLOW, _ASK = 0x7FFF0000, 0x7FC00000
-_LOAD, _EQUALS, _RETURN = 0x20, 0x15, 0x06
-_ABIS = {"x86_64": (0xC000003E, 317, 59, 322), "aarch64": (0xC00000B7, 277, 221, 281)}
-"""Machine -> its AUDIT_ARCH, and the numbers of seccomp, execve and execveat."""
 
 
 def main() -> None:
@@ -53,27 +44,18 @@ def _ask_about_programs() -> int:
 
     For one thread. Sets ``no_new_privs``. The holder of the listener must answer, or no program starts.
     """
-    abi = _ABIS.get(platform.machine())
-    if abi is None:
+    if not linux.call_numbers():
         return -1
-    arch, seccomp, *programs = abi
-    steps = [
-        (_LOAD, 0, 0, 4),
-        (_EQUALS, 1, 0, arch),
-        (_RETURN, 0, 0, _ALLOW),
-        (_LOAD, 0, 0, 0),
-        *(step for number in programs for step in ((_EQUALS, 0, 1, number), (_RETURN, 0, 0, _ASK))),
-        (_RETURN, 0, 0, _ALLOW),
-    ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in steps))
-    program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
-    libc = ctypes.CDLL(None)
-    libc.syscall.restype = ctypes.c_long
-    if libc.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))):
+    try:
+        linux.set_no_new_privs()
+        return linux.install_filter(
+            dict.fromkeys(("execve", "execveat"), linux.ASK),
+            linux.NEW_LISTENER
+            | linux.SPEC_ALLOW,  # Before 5.16, Linux slows down filtered processes otherwise.
+            foreign=linux.ALLOW,
+        )
+    except OSError:
         return -1
-    return int(
-        libc.syscall(*map(ctypes.c_long, (seccomp, _SET_MODE_FILTER, _NEW_LISTENER | _SPEC_ALLOW)), program)
-    )
 
 
 def send_listener(descriptor: int) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
+from aotgaudi.differing import differing
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
 from aotgaudi.wrap.launch import adapter_named
@@ -111,10 +112,8 @@ def _differences(
 ) -> Iterator[Difference]:
     """Yields the differences in groups that both hashed. A run that was ended early has hashed fewer groups."""
     for group in sorted(sealed.keys() & here.keys()):
-        before, after = sealed[group], here[group]
-        for name in sorted({*before, *after}):
-            if before.get(name) != after.get(name):
-                yield Difference(f"{group}.{name}", before.get(name), after.get(name))
+        for name, before, after in sorted(differing(sealed[group], here[group])):
+            yield Difference(f"{group}.{name}", before, after)
 
 
 def _deeds(processes: tuple[ProcessLog, ...]) -> Iterator[str]:

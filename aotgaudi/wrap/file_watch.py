@@ -7,25 +7,23 @@ comparison remains, and the report says so. Source: inotify(7).
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
 import errno
 import fnmatch
 import itertools
 import os
 import re
-import struct
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.digest import Digest, sha256_pieces
-from aotgaudi.files import open_descriptor
-from aotgaudi.machine import available_cores
+from aotgaudi import linux
+from aotgaudi.digest import Digest
+from aotgaudi.errors import StoreError
+from aotgaudi.machine import in_threads
+from aotgaudi.store.cas import find_fault
 
 PASSING_SECONDS = 1.0
 """How long a server's process may keep a file that it is about to remove again: a probe, or a name before the right one."""
@@ -35,14 +33,9 @@ MAX_FILES = 1_000_000
 _CACHES = "cache"
 """The folder that holds the server's caches, relative to the root."""
 _CHUNK_BYTES = 1 << 20
-_MAX_THREADS = 8
-_MODIFY, _MOVED_FROM, _MOVED_TO = 0x2, 0x40, 0x80
-_CREATE, _DELETE, _DELETE_SELF, _MOVE_SELF = 0x100, 0x200, 0x400, 0x800
-_UNMOUNT, _Q_OVERFLOW, _IGNORED, _ONLYDIR, _ISDIR = 0x2000, 0x4000, 0x8000, 0x1000000, 0x40000000
-_OF_ITSELF = _DELETE_SELF | _MOVE_SELF | _ONLYDIR
-_MASK = _MODIFY | _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _OF_ITSELF
-_HEADER = struct.Struct("iIII")
-"""struct inotify_event: wd, mask, cookie, len; the name follows."""
+_OF_ITSELF = linux.IN_DELETE_SELF | linux.IN_MOVE_SELF | linux.IN_ONLYDIR
+_GONE = linux.IN_DELETE | linux.IN_MOVED_FROM
+_MASK = linux.IN_MODIFY | linux.IN_MOVED_TO | linux.IN_CREATE | _GONE | _OF_ITSELF
 
 
 @dataclass(frozen=True)
@@ -155,12 +148,12 @@ def compare(here: Path, rules: FileRules) -> FileChanges:
     sealed = sorted(there & rules.held.keys())
 
     def is_changed(path: str) -> bool:
-        return not _has_bytes(here / path, rules.held[path])
+        try:
+            return find_fault(here / path, rules.held[path]) is not None
+        except StoreError:
+            return True
 
-    with ThreadPoolExecutor(
-        min(_MAX_THREADS, available_cores())
-    ) as pool:  # Hashing releases the interpreter's lock.
-        are_changed = list(pool.map(is_changed, sealed))
+    are_changed = in_threads(is_changed, sealed)  # Hashing releases the interpreter's lock.
     return FileChanges(
         added=tuple(sorted(there - rules.held.keys())),
         changed=tuple(itertools.compress(sealed, are_changed)),
@@ -186,21 +179,6 @@ def walk(here: Path, rules: FileRules) -> Iterator[str]:
                 yield path
 
 
-def _has_bytes(path: Path, digest: Digest) -> bool:
-    try:
-        descriptor = open_descriptor(path)
-    except OSError:
-        return False
-    try:
-        if os.fstat(descriptor).st_size != digest.size_bytes:
-            return False
-        return sha256_pieces(iter(lambda: os.read(descriptor, _CHUNK_BYTES), b"")) == digest.sha256
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
 def _union(one: Iterable[str], other: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*one, *other}))
 
@@ -217,8 +195,10 @@ class Watcher:
         self._added, self._gone = dict[str, float](), set[str]()
         self._changed, self._missing = set[str](), set[str]()
         self.is_complete = True
-        self._library = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = self._open()
+        try:
+            self._descriptor = linux.open_inotify()
+        except OSError:
+            self._descriptor, self.is_complete = -1, False
         self._add(here, _OF_ITSELF)  # If it is moved away, so are all files in it.
         for top in rules.tops:
             if (here / top).is_dir():
@@ -240,7 +220,7 @@ class Watcher:
             except OSError:
                 self.is_complete = False
                 break
-            for watch, mask, name in _parse(data):
+            for watch, mask, name in linux.inotify_events(data):
                 self._take(watch, mask, name)
         return FileChanges(
             tuple(sorted(self._added)),
@@ -254,14 +234,6 @@ class Watcher:
         newest = time.monotonic() - seconds
         return frozenset(self._gone).union(path for path, at in self._added.items() if at > newest)
 
-    def _open(self) -> int:
-        if not hasattr(self._library, "inotify_init1"):
-            self.is_complete = False
-            return -1
-        descriptor = int(self._library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        self.is_complete = descriptor >= 0
-        return descriptor
-
     def _add_tree(self, top: Path, *, is_new: bool) -> None:
         """Watches a directory and all below it. Files in a new directory may precede its watch, so they count as added."""
         self._add(top)
@@ -274,33 +246,32 @@ class Watcher:
             if entry.is_dir(follow_symlinks=False):
                 self._add_tree(Path(entry.path), is_new=is_new)
             elif is_new:
-                self._add_change(Path(entry.path), _CREATE)
+                self._add_change(Path(entry.path), linux.IN_CREATE)
 
     def _add(self, directory: Path, mask: int = _MASK) -> None:
         if self._descriptor < 0:
             return
-        watch = self._library.inotify_add_watch(self._descriptor, os.fsencode(directory), mask)
-        if watch < 0:
-            self.is_complete &= (
-                ctypes.get_errno() == errno.ENOENT
-            )  # Removed meanwhile; its parent's watch reports that.
-            return
-        self._directories[watch] = directory
+        try:
+            self._directories[linux.watch_directory(self._descriptor, directory, mask)] = directory
+        except OSError as error:  # ENOENT: it was removed meanwhile, and its parent's watch reports that.
+            self.is_complete &= error.errno == errno.ENOENT
 
     def _take(self, watch: int, mask: int, name: str) -> None:
-        if mask & (_Q_OVERFLOW | _UNMOUNT):
+        if mask & (linux.IN_Q_OVERFLOW | linux.IN_UNMOUNT):
             self.is_complete = False
             return
         directory = self._directories.get(watch)
-        if directory is None or mask & _IGNORED:
+        if directory is None or mask & linux.IN_IGNORED:
             return
-        if mask & (_DELETE_SELF | _MOVE_SELF):  # No watch covers a top's parent or other places.
+        if mask & (
+            linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
+        ):  # No watch covers a top's parent or other places.
             self._lose(directory)
             return
-        if mask & _ISDIR:
-            if mask & (_CREATE | _MOVED_TO):
+        if mask & linux.IN_ISDIR:
+            if mask & (linux.IN_CREATE | linux.IN_MOVED_TO):
                 self._add_tree(directory / name, is_new=True)
-            if mask & _MOVED_FROM:  # Its files moved with it and get no events.
+            if mask & linux.IN_MOVED_FROM:  # Its files moved with it and get no events.
                 self._lose(directory / name)
             return
         if name:
@@ -316,25 +287,15 @@ class Watcher:
         if self._rules.is_left_out(relative):
             return
         if relative not in self._rules.held:
-            if not mask & (_DELETE | _MOVED_FROM):
+            if not mask & _GONE:
                 self._added.setdefault(relative, time.monotonic())
                 self._gone.discard(relative)
             elif relative in self._added:
                 self._gone.add(relative)
-        elif mask & (_DELETE | _MOVED_FROM):
+        elif mask & _GONE:
             self._missing.add(relative)
         else:
             self._changed.add(relative)
-
-
-def _parse(data: bytes) -> Iterator[tuple[int, int, str]]:
-    offset = 0
-    while offset + _HEADER.size <= len(data):
-        watch, mask, _, length = _HEADER.unpack_from(data, offset)
-        offset += _HEADER.size
-        name = data[offset : offset + length].rstrip(b"\0")
-        offset += length
-        yield watch, mask, os.fsdecode(name)
 
 
 NO_FILES: Mapping[str, Digest] = MappingProxyType({})

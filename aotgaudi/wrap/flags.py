@@ -100,6 +100,7 @@ _TAKEN: Mapping[str, str] = {
 _TAKEN_NEUTRAL: Mapping[str, str] = {"model.config": "model=", "model.name": "served-model-name=*"}
 """Field of a spec -> flags that name the model. In the key, the model counts by the content of its files."""
 
+FILE_NOT_READ = "the file is not read: give its flags on the command line"
 _NOT_ENUMERATED = "the steps or graphs that it adds are not enumerated"
 _POOLING = "pooling models have no decode steps; only text generation is enumerated"
 _REFUSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -113,7 +114,7 @@ _REFUSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "num-scheduler-steps=": ("multi-step scheduling adds steps of its own", ("0", "1")),
     "task= runner=": (_POOLING, ("auto", "generate")),
     "convert=": (_POOLING, ("auto", "none")),
-    "config=": ("the file is not read: give its flags on the command line", ()),
+    "config=": (FILE_NOT_READ, ()),
     "hf-overrides= hf-config-path= disable-sliding-window": (
         "give the changed config.json with --model-config instead",
         (),

@@ -8,7 +8,6 @@ machine unless ``--report-public`` is given. ``docs/metrics.md`` lists the metri
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import logging
 import socket
@@ -27,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from aotgaudi.errors import SpecError
+from aotgaudi.machine import is_loopback
 from aotgaudi.wrap.run_options import Listen
 from aotgaudi.wrap.verdict import Finding, FindingPhase, What
 
@@ -75,7 +75,7 @@ METRICS: Mapping[str, MetricKind] = MappingProxyType(
             "gauge", "The server's processes, by whether an agent is in them.", ("state",)
         ),
         "aotgaudi_capture_info": MetricKind(
-            "gauge", "1; the labels say what is served.", ("launch", "bundle", "epoch")
+            "gauge", "1; the labels say what is served.", ("launch", "bundle")
         ),
         "aotgaudi_guest_residuals": MetricKind(
             "gauge", "What no cache can hold, and every start of this server does again."
@@ -295,9 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Whether the client is on this machine and uses a local name, unlike a web page in a local browser."""
         host = self.headers.get("Host", "localhost")
         name = host[: host.index("]") + 1] if host.startswith("[") and "]" in host else host.partition(":")[0]
-        address = ipaddress.ip_address(self.client_address[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback and name in _LOCAL_NAMES
+        return is_loopback(self.client_address[0]) and name in _LOCAL_NAMES
 
     def _send(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)

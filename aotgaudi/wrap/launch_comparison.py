@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.launch import Launch
+from aotgaudi.differing import differing
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.launch_machine import NOT_THERE, satisfies
@@ -143,12 +144,8 @@ def _features(features: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Difference, ...]:
-    names = dict.fromkeys([*sealed, *here])
-    return tuple(
-        Difference(name, sealed.get(name), here.get(name))
-        for name in names
-        if sealed.get(name) != here.get(name) and not _is_unknown_then(name, sealed, here)
-    )
+    found = (Difference(*row) for row in differing(sealed, here))
+    return tuple(one for one in found if not _is_unknown_then(one.name, sealed, here))
 
 
 def _is_unknown_then(name: str, sealed: dict[str, str], here: dict[str, str]) -> bool:

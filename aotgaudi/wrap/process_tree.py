@@ -3,25 +3,26 @@
 The reaper is a small process of ours. ``main`` gets the arguments LEADER MARK SECONDS, and a pipe from us as its standard
 input. A byte on the pipe means that all is well and the reaper may go. If the pipe closes without a byte, we have been
 killed, and the reaper ends the whole tree. While it lives it holds the sandbox's lock, so that nobody takes the sandbox of a
-server that still runs. Source: proc(5), prctl(2).
+server that still runs. Source: proc(5).
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psutil
 
+from aotgaudi.linux import become_subreaper
+
 GOODBYE = b"."
 """The byte that tells the reaper to go."""
 
-_PR_SET_CHILD_SUBREAPER = 36
 _POLL_SECONDS = 0.02
 _LEFTOVER_SECONDS = 2.0
 _KILL_SECONDS = 10.0
@@ -150,7 +151,8 @@ def send(pid: int, number: int) -> None:
 
 def adopt_orphans() -> None:
     """Makes this process adopt the orphans of all processes below it, like PID 1."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with suppress(OSError):  # A sandbox may forbid it.
+        become_subreaper()
 
 
 def _session(pid: int) -> int:

@@ -8,15 +8,12 @@ one, has no agent. Here we see two things for every process of a server, at any 
   the words and lets the call go on. Nothing is refused. A kernel without this feature does not ask.
 * Libraries that are mapped as code and were made after the server had started, wherever they lie.
 
-Sources: seccomp(2), seccomp_unotify(2), proc_pid_maps(5), and the headers that `aotgaudi.runtime.seccomp` names.
+Sources: seccomp_unotify(2), proc_pid_maps(5).
 """
 
 from __future__ import annotations
 
-import ctypes
-import fcntl
 import os
-import platform
 import re
 import select
 import socket
@@ -26,15 +23,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from aotgaudi import linux
 from aotgaudi.wrap.witness import kind_of_command
 
-_NOTIF_RECV, _NOTIF_SEND, _CONTINUE = 0xC0502100, 0xC0182101, 1
-_NOTIF = struct.Struct("=QIIiIQ6Q")
-"""struct seccomp_notif: id, process, flags; seccomp_data: number, architecture, instruction pointer, arguments."""
-_EXECVEAT = {"x86_64": 322, "aarch64": 281}
 _MAX_WORDS, _MAX_WORD_BYTES = 2048, 4096
 _HELLO_SECONDS = 10.0
-_AT_FDCWD, _STATX_BTIME, _STATX_BYTES = -100, 0x800, 256
 
 _MAPPED = re.compile(r"([0-9a-f]+)-[0-9a-f]+ ..(.). ([0-9a-f]+) (\S+ [1-9]\d*) +(/.*)")
 """A line of /proc/PID/maps that has a file: address, whether it is code, offset, device and inode, name."""
@@ -111,19 +104,17 @@ class ProgramWatch(threading.Thread):
             events = dict(waiting.poll())
             if self._ending in events or not events.get(listener, 0) & select.POLLIN:
                 return
-            notification = bytearray(_NOTIF.size)
             with suppress(OSError):  # The process has gone.
-                fcntl.ioctl(listener, _NOTIF_RECV, notification)
-                call, pid, _, number, _, _, *arguments = _NOTIF.unpack(notification)
-                is_at = number == _EXECVEAT[platform.machine()]
+                call = linux.next_call(listener)
+                is_at = call.number == linux.call_numbers()["execveat"]
                 try:
-                    start = _start(pid, arguments[2 if is_at else 1])
+                    start = _start(call.pid, call.arguments[2 if is_at else 1])
                 except PermissionError:  # Another user's, or no ptrace: it goes on, unseen.
                     start, self.is_watching = None, False
                 if start is not None and start != last:  # execvp tries each folder of PATH.
                     self._new.append(start)
                     last = start
-                fcntl.ioctl(listener, _NOTIF_SEND, struct.pack("=QqiI", call, 0, 0, _CONTINUE))
+                linux.let_go_on(listener, call)
 
 
 class Compilers:
@@ -257,14 +248,11 @@ def _made_at(path: str, status: os.stat_result) -> float:
     """Returns when a file was made or last written, in epoch seconds. A file's ctime is never earlier.
 
     Installers link files of a cache into environments. Making or removing a link elsewhere changes a file's ctime and
-    nothing else. If the file system keeps no birth time, we return ctime all the same. Source: statx(2).
+    nothing else. If the file system keeps no birth time, we return ctime all the same.
     """
-    buffer = ctypes.create_string_buffer(_STATX_BYTES)
-    statx = getattr(ctypes.CDLL(None), "statx", None)  # glibc has it from 2.28 on.
-    if statx is None or statx(_AT_FDCWD, os.fsencode(path), 0, _STATX_BTIME, buffer):
+    try:
+        made = linux.birth_time(path)
+    except OSError:
         return status.st_ctime
-    if not struct.unpack_from("=I", buffer, 0)[0] & _STATX_BTIME:
-        return status.st_ctime
-    seconds, nanoseconds = struct.unpack_from("=qI", buffer, 80)
     written = status.st_mtime if status.st_mtime <= status.st_ctime else 0.0  # It can be set to any time.
-    return max(float(seconds + nanoseconds / 1e9), written)
+    return max(made, written)

@@ -17,7 +17,6 @@ import posixpath
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,9 @@ from aotgaudi.bundle.capture_receipt import CapturedFile, ancestry
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError, UntrustedError, store_error
 from aotgaudi.files import Examine, accept_any
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 from aotgaudi.store.cas import copy_blob
 
-_MAX_THREADS = 8
 _FILES_AT_ONCE = 64
 """One task copies at most this many files of a directory, which it opens once."""
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -154,14 +152,7 @@ def _restore(files: Iterable[CapturedFile], source: Source, tree: _Tree) -> None
         for folder, inside in folders.items()
         for start in range(0, len(inside), _FILES_AT_ONCE)
     ]
-    with ThreadPoolExecutor(min(_MAX_THREADS, available_cores())) as pool:
-        futures = [pool.submit(_restore_folder, folder, inside, source, tree) for folder, inside in jobs]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)  # Running tasks must end before their files are removed.
-            raise
+    in_threads(lambda job: _restore_folder(*job, source, tree), jobs)
 
 
 def _restore_folder(folder: str, files: Sequence[CapturedFile], source: Source, tree: _Tree) -> None:

@@ -101,8 +101,7 @@ def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
 
 def _about(bundle: Bundle) -> dict[str, str]:
     """Returns the labels of ``aotgaudi_capture_info``, in its order."""
-    epoch = "" if bundle.statement is None else str(bundle.statement.epoch)
-    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path), "epoch": epoch}
+    return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path)}
 
 
 class _Desk:

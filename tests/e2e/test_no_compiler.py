@@ -228,8 +228,7 @@ def test_the_kernel_refuses_what_no_hook_sees_and_the_server_goes_on(
         assert "saboteur: fork -1 Operation not permitted\n" in server.log
         assert "saboteur: memory -1 Permission denied\n" in server.log
         assert not (workplace.folder / "started").exists()
-        assert server.metric("aotgaudi_compilations_total", cause="kernel") >= 2
-        assert server.client.get("/ready").json()["compilations"] >= 2
+        assert server.client.get("/ready").json()["compilations"] == 0
         assert after["choices"] == before["choices"]
 
 

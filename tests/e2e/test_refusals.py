@@ -204,7 +204,6 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
     assert workplace.run("sign", bundle, "--sign-key", strangers).returncode == 0
     check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "trusted keys that have signed it: 0")
     assert workplace.run("sign", bundle, "--sign-key", ours).returncode == 0
-    check(workplace.refusal(*trusting(ours, "--minimum-epoch", "1"), bundle=bundle), 4, "signed for epoch 0")
     reseal(bundle, lambda receipt: receipt.model_copy(update={"builder": {"graphs": "evil"}}))
     check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not what was signed")
 
@@ -214,9 +213,9 @@ def test_a_signed_bundle_is_served_with_the_model_that_it_binds(
 ) -> None:
     bundle = copy_bundle(workplace.bundle, tmp_path / "signed.bundle")
     bind(bundle, workplace.model)
-    assert workplace.run("sign", bundle, "--sign-key", keys[0], "--epoch", "2").returncode == 0
+    assert workplace.run("sign", bundle, "--sign-key", keys[0]).returncode == 0
 
-    with workplace.serve(*trusting(keys[0], "--minimum-epoch", "2"), bundle=bundle) as server:
+    with workplace.serve(*trusting(keys[0]), bundle=bundle) as server:
         maps = Path(f"/proc/{server.engine.pid}/maps").read_text(encoding="utf-8")
         assert f"/memfd:{own_object(bundle, ENTRY).name}" in maps
         assert str(bundle) not in maps

@@ -555,7 +555,7 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
     generate_key(bench.folder / "key")
     places = ["--root", str(bench.root), "--store", str(bench.folder / "store")]
     command = ["build", "capture", "-o", str(bench.folder / "signed"), *places]
-    command += ["--sign-key", str(bench.folder / "key"), "--epoch", "7"]
+    command += ["--sign-key", str(bench.folder / "key")]
 
     told = CliRunner().invoke(cli, [*command, "--", *bench.words()])
 
@@ -569,16 +569,12 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
         r"launch     fake \(cpu\), 0 flags, \d+ variables?, model .*, id [0-9a-f]{12}\.\.\.", launch
     )
     assert re.fullmatch(
-        r"sealed     .*/signed: \d+ files, 0\.1 MB, signed, epoch 7 \(captured before; nothing was run\)",
+        r"sealed     .*/signed: \d+ files, 0\.1 MB, signed \(captured before; nothing was run\)",
         sealed,
     )
     document = json.loads(CliRunner().invoke(cli, [*command, "--json", "--", *bench.words()]).stdout)
     assert document["launch_id"] == built.bundle.launch.id
-    assert (document["is_new"], document["epoch"], document["num_files"]) == (
-        False,
-        7,
-        len(built.row.objects),
-    )
+    assert (document["is_new"], document["num_files"]) == (False, len(built.row.objects))
 
 
 def test_another_server_on_the_port_is_not_taken_for_ours(fresh: Bench) -> None:

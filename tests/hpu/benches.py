@@ -38,7 +38,6 @@ enabled = false
 [target]
 backend = "hpu"
 """
-DIRECT = f'{SPEC}frontend = "direct"\n'
 DEFAULTS = """\
 schema = "aotgaudi.spec/1"
 [model]
@@ -59,7 +58,6 @@ threshold = 1
 padded_swaps = [4]
 [target]
 backend = "hpu"
-frontend = "direct"
 """
 """As people serve: bfloat16, contiguous attention, and so the defragmenter, and the default settings of the sampler."""
 SAMPLINGS: Sequence[Mapping[str, Any]] = (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.hpu.probe import hpu_target, with_front_end
+from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.compile.jobs import CompileJob, run_compile
 from aotgaudi.compile.keys import ProgramRow, ProofRow, UnitRow, UnitSource, unit_key
 from aotgaudi.compile.plan import Plan, ProgramState
@@ -20,7 +20,6 @@ from aotgaudi.digest import Key
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.graphs.program import Call, Program
-from aotgaudi.spec.target import FrontEndKind
 from aotgaudi.store.store import Store
 from tests.hpu.forks import Fork, start_fork
 
@@ -65,17 +64,14 @@ LABEL = "layer (prompt, 1, 4, 0)"
 class Place:
     """A store and a double, in which forks compile and prove `LAYER`."""
 
-    def __init__(
-        self, double: Path, root: Path, key_mode: str = "stable", front_end: FrontEndKind = "dynamo"
-    ) -> None:
-        self.double, self.root, self.key_mode, self.front_end = double, root, key_mode, front_end
+    def __init__(self, double: Path, root: Path) -> None:
+        self.double, self.root = double, root
         self.store = Store.open(root / "store")
         self._number = 0
 
     def target(self) -> Target:
         synapse = "1.24.1.482.6c1b7a2" if self.double.name == "1.24.1" else "1.19.0.561.5a56187"
-        target = hpu_target("gaudi2", synapse, self.key_mode, os.environ, memory=self.root)  # type: ignore[arg-type]
-        return with_front_end(target, self.front_end)
+        return hpu_target("gaudi2", synapse, os.environ, memory=self.root)
 
     def in_fork(self, action: Callable[[], Any], fault: str = "", **settings: str) -> Any:
         """Returns what `action` returns beside the bridge, or the error of ours that it raises."""

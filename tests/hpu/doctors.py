@@ -28,7 +28,7 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.machine import available_cores
 from tests.hpu.forks import start_probe
 
-_NEVER_REMEMBERED = ("device.identity", "device.hold")
+_NEVER_REMEMBERED = ("device.identity",)
 _SECONDS = 60.0
 
 

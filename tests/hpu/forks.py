@@ -12,10 +12,13 @@ import contextlib
 import faulthandler
 import gc
 import importlib
+import math
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -58,33 +61,40 @@ def import_torch() -> None:
 
 
 class Fork:
-    """A forked process that runs a probe."""
+    """A forked process, the leader of its group."""
 
     def __init__(self, pid: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._code: int | None = None
 
     def poll(self) -> int | None:
         if self._code is None:
-            found, status = os.waitpid(self._pid, os.WNOHANG)
+            found, status = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(status) if found else None
         return self._code
 
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = time.monotonic() + (math.inf if timeout is None else timeout)
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("a fork", timeout or 0.0)
+            time.sleep(0.01)
+        return code
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._pid, signal.SIGKILL)
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
 
 
-def start_probe(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Fork:
+def start_probe(arguments: Sequence[str], environment: Mapping[str, str]) -> Fork:
     """Starts a probe in a fork of this process; see `aotgaudi.doctor.hpu.lab.StartProbe`."""
 
     def run() -> None:
         sys.argv[1:] = arguments
         bridge.main()
 
-    return start_fork(run, environment, output)
+    return start_fork(run, environment, Path(os.devnull))
 
 
 def start_fork(action: Callable[[], None], environment: Mapping[str, str], output: Path) -> Fork:

@@ -62,16 +62,15 @@ def converse(architecture: str, dialect: Dialect) -> dict[str, float]:
     """Returns the largest error of each kind of step, beside the bridge."""
     from aotgaudi.backends.hpu.card import acquired, put
     from aotgaudi.backends.hpu.compiler import check_unit
-    from aotgaudi.backends.hpu.frontend import FrontEnd, find_key_mode
+    from aotgaudi.backends.hpu.frontend import compiled
     from aotgaudi.graphs.trace import trace
 
     card = acquired()
-    front_end = FrontEnd(find_key_mode(card))
 
     class Unit:
         def __init__(self, text: str) -> None:
             graph, _ = from_text(text)
-            run = front_end.compiled(graph, text)
+            run = compiled(graph)
             self.run = lambda inputs: run([put(tensor) for tensor in inputs])
 
     model = reference(architecture)
@@ -101,7 +100,7 @@ def converse(architecture: str, dialect: Dialect) -> dict[str, float]:
                 piece.text: piece for piece in trace(entry, spec.model, spec.limits, dialect).pieces
             }.values():
                 graph, specs = from_text(piece.text)
-                check_unit(graph, specs, front_end.compiled(graph, piece.text), f"{piece.label} {entry}")
+                check_unit(graph, specs, compiled(graph), f"{piece.label} {entry}")
     counts = card.counts().since(before)
     return {**errors, "fallbacks": counts.fallbacks}
 
@@ -153,15 +152,14 @@ SAMPLERS = tuple(SamplerEntry(size, 0.0, 1.0, 0, True) for size in (1, 4))
 def serve(num_requests: int) -> dict[str, Any]:
     """Serves requests of mixed lengths with the defragmenter off and on, beside the bridge."""
     from aotgaudi.backends.hpu.card import acquired, put
-    from aotgaudi.backends.hpu.frontend import FrontEnd, find_key_mode
+    from aotgaudi.backends.hpu.frontend import compiled
     from aotgaudi.backends.hpu.runtime import CardPlacement
 
     card = acquired()
-    front_end = FrontEnd(find_key_mode(card))
 
     class Unit:
         def __init__(self, text: str) -> None:
-            run = front_end.compiled(from_text(text)[0], text)
+            run = compiled(from_text(text)[0])
             self.run = lambda inputs: run([put(tensor) for tensor in inputs])
 
     model, limits = reference("llama"), spec_of(reference("llama")).limits

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.doctor.hpu.lab import Lab, Outcome
-from aotgaudi.gaudi.environment import CACHE_VARIABLE
+from aotgaudi.gaudi.environment import CACHE_VARIABLE, process_environment
 from aotgaudi.gaudi.recipes import find_directories, scan
 from tests.environment import ROOT
 from tests.hpu.collecting import environment_of
@@ -156,12 +156,16 @@ def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: P
     lab = Lab(tmp_path, environment=environment, module_id=1, start=start_probe)
     ready = tmp_path / "ready"
 
-    with lab.running("device.hold", ready=str(ready), seconds=60.0) as holder:
+    words = ["device.hold", json.dumps({"ready": str(ready)}), str(tmp_path / "result")]
+    holder = start_probe(words, process_environment(environment, tmp_path / "held", 1))
+    try:
         while not ready.exists():
             assert holder.poll() is None
             time.sleep(0.01)
         refused = lab.run("device.compile_one")
         replaced = lab.run("device.compile_one", environment={"HABANA_VISIBLE_MODULES": None})
+    finally:
+        holder.kill()
 
     assert "Device acquire failed." in refused.problem
     assert replaced.is_whole, replaced.problem

@@ -63,11 +63,11 @@ def through_a_store(directory: Path, keys: list[str], root: Path, target: Path) 
 def test_a_new_interpreter_finds_each_unit_by_its_key_and_compiles_nothing(
     newest: Path, tmp_path: Path, built: tuple[Path, Outcome]
 ) -> None:
-    def start(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ProbeProcess:
+    def start(arguments: Sequence[str], environment: Mapping[str, str]) -> ProbeProcess:
         """Children get our path: the double is on it only while one starts, so that nothing here imports it."""
         sys.path.insert(0, str(newest))
         try:
-            return start_process(arguments, environment, output)
+            return start_process(arguments, environment)
         finally:
             sys.path.remove(str(newest))
 

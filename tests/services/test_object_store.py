@@ -10,7 +10,6 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.share.file_remotes import ObjectStoreRemote
 from tests.services.conftest import aotgaudi, files, run
-from tests.unit.bundle.conftest import Sealed
 from tests.unit.compile.test_share import built
 
 __all__ = ["built"]
@@ -42,15 +41,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
-def test_a_bundle_goes_to_s3_and_comes_back(sealed: Sealed, bucket: str, tmp_path: Path) -> None:
-    aotgaudi("cache", "push", bucket, sealed.path)
-    again = aotgaudi("cache", "push", bucket, sealed.path)
-    aotgaudi("cache", "pull", bucket, "-o", tmp_path / "out")
-
-    assert "0 objects uploaded" in again.stdout
-    assert files(tmp_path / "out") == files(sealed.path)
-
-
 def test_a_store_is_shared_through_s3(built: object, bucket: str, tmp_path: Path) -> None:
     spec = tmp_path / "tiny.toml"
     aotgaudi("cache", "push", bucket, spec, "--store", tmp_path / "built")
@@ -73,37 +63,11 @@ def test_a_large_object_comes_in_parts_from_any_byte_on(bucket: str, tmp_path: P
             assert b"".join(download.chunks) == data[offset:]
 
 
-def test_layout_in_the_bucket(sealed: Sealed, bucket: str) -> None:
-    import boto3
+def test_a_bucket_that_is_not_there_is_said_in_one_line(built: object, bucket: str, tmp_path: Path) -> None:
+    url, spec = "s3://nothing/team", tmp_path / "tiny.toml"
+    pushed = run("cache", "push", url, spec, "--store", tmp_path / "built")
 
-    aotgaudi("cache", "push", bucket, sealed.path, "--name", "v1")
-
-    listed = [row["Key"] for row in boto3.client("s3").list_objects_v2(Bucket="cache")["Contents"]]
-    digest = sealed.digests["layer.so"].sha256
-    assert "team/bundles/v1" in listed
-    assert f"team/objects/sha256/{digest[:2]}/{digest}" in listed
-
-
-def test_rot_in_the_bucket_is_found(sealed: Sealed, bucket: str, tmp_path: Path) -> None:
-    import boto3
-
-    aotgaudi("cache", "push", bucket, sealed.path)
-    digest = sealed.digests["layer.so"]
-    key = f"team/objects/sha256/{digest.sha256[:2]}/{digest.sha256}"
-    boto3.client("s3").put_object(Bucket="cache", Key=key, Body=b"x" * digest.size_bytes)
-
-    assert run("cache", "pull", bucket, "-o", tmp_path / "out").exit_code == 4
-    aotgaudi("cache", "push", bucket, sealed.path, "--force")
-    aotgaudi("cache", "pull", bucket, "-o", tmp_path / "out")
-
-
-@pytest.mark.parametrize("url", ["s3://nothing/team"])
-def test_a_bucket_that_is_not_there_is_said_in_one_line(
-    sealed: Sealed, bucket: str, url: str, tmp_path: Path
-) -> None:
-    pushed, pulled = run("cache", "push", url, sealed.path), run("cache", "pull", url, "-o", tmp_path / "out")
-
-    assert (pushed.exit_code, pulled.exit_code) == (2, 2)
+    assert pushed.exit_code == 2
     assert pushed.stderr.startswith(f"error: {url}")
-    assert len(pushed.stderr.splitlines()) == len(pulled.stderr.splitlines()) == 1
-    assert SECRET not in pushed.output + pulled.output
+    assert len(pushed.stderr.splitlines()) == 1
+    assert SECRET not in pushed.output

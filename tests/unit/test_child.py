@@ -22,7 +22,6 @@ ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.compile.ray": ["1"],
     "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],
     "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json"],
-    "aotgaudi.doctor.machine": [],
     "aotgaudi.server.engine.main": ["{fd}", "0"],
     "aotgaudi.server.preprocess.worker": ["{fd}", "auto"],
     "aotgaudi.wrap.exec_shim": ["{pid}", "--", "/bin/true"],

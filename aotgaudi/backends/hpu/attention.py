@@ -18,9 +18,6 @@ from aotgaudi.graphs.attend_prompt import ATTEND_PROMPT, attend_written_out, wit
 Attention = Callable[..., Tensor]
 """Takes what the operator takes (`aotgaudi.graphs.attend_prompt`)."""
 
-SoftmaxMode = str
-"""``fast`` or ``fp32``, as the bridge names them."""
-
 
 def attend_by(module: fx.GraphModule, attention: Attention) -> None:
     """Changes a unit's graph: its prompts attend by `attention`."""
@@ -30,14 +27,14 @@ def attend_by(module: fx.GraphModule, attention: Attention) -> None:
     module.recompile()
 
 
-def attention_here(softmax: SoftmaxMode = "fast") -> Attention:
+def attention_here() -> Attention:
     """Returns the bridge's fused attention if it has one, else attention written out. The bridge must be loaded.
 
     Raises CompileError, with the operator's signature, for one that cannot be called.
     """
     namespace: Any = torch.ops.hpu
     operator = getattr(namespace, "sdpa_recomp_fwd", None)
-    return attend_written_out if operator is None else fused_attention(operator.default, softmax)
+    return attend_written_out if operator is None else fused_attention(operator.default)
 
 
 _KNOWN = (
@@ -48,7 +45,7 @@ _LATER: dict[str, object] = {"window_size": None, "sinks": None}
 """Arguments of newer releases that may have no default, and the values that switch them off."""
 
 
-def fused_attention(operator: Any, softmax: SoftmaxMode = "fast") -> Attention:
+def fused_attention(operator: Any) -> Attention:
     """Returns attention by ``hpu::sdpa_recomp_fwd``. Raises CompileError for a signature that we do not know.
 
     Query heads of one key are a dimension of their own. Lengths go only with causal attention without a mask. What is left
@@ -77,7 +74,7 @@ def fused_attention(operator: Any, softmax: SoftmaxMode = "fast") -> Attention:
         is_causal = bias is None
         found: Tensor = operator(
             *(by_key, keys[:, :, None], values[:, :, None], None if bias is None else bias[:, :, None]),
-            *(0.0, scaling, is_causal, False, softmax, lengths if is_causal else None, "right", *rest),
+            *(0.0, scaling, is_causal, False, "fast", lengths if is_causal else None, "right", *rest),
         )[0]
         out = found.flatten(1, 2)
         return without_padding(out, lengths) if is_causal else out

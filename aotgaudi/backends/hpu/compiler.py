@@ -16,15 +16,12 @@ from torch import Tensor, fx
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.backends.hpu.artifact import TEXT_FILE, UNIT_FILE, HpuUnit
 from aotgaudi.backends.hpu.card import acquired_to_compile, one_line, put, recipe_directory, synchronize
-from aotgaudi.backends.hpu.frontend import FrontEnd, Run, find_key_mode
-from aotgaudi.backends.hpu.learn import KeyMode
-from aotgaudi.backends.hpu.probe import KEY_MODE
+from aotgaudi.backends.hpu.frontend import Run, compiled, require_stable_keys
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.errors import AotGaudiError, CompileError, TargetError
 from aotgaudi.gaudi.counters import Counts
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text, is_open
-from aotgaudi.spec.target import FrontEndKind
 
 
 class HpuCompiler:
@@ -33,16 +30,14 @@ class HpuCompiler:
     def __init__(self, target: Target) -> None:
         """Acquires the card.
 
-        Raises CardError where it cannot be, CompileError where it is another one, or has keys that do not repeat so.
+        Raises CardError where it cannot be, CompileError where it is another one, or has keys that do not repeat.
         """
-        self._card, self._front_end = acquired_to_compile(), FrontEnd.of(target)
+        self._card = acquired_to_compile()
         try:
             self._card.require(target)
         except TargetError as error:
             raise CompileError(str(error)) from error
-        found, wanted = _key_mode(self._front_end.kind), self._front_end.key_mode
-        if found != wanted:
-            raise CompileError(f"target.flags.{KEY_MODE}: is {wanted}, this bridge's keys are {found}")
+        _require_stable_keys()
 
     def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
         """Runs the unit, compares it with eager and collects its recipes. Raises CompileError naming the unit."""
@@ -54,7 +49,7 @@ class HpuCompiler:
             {pair.key for pair in scan(recipe_directory()).pairs} if recipe_directory().is_dir() else set()
         )
         before = self._card.counts()
-        run = self._front_end.compiled(graph, unit.text)
+        run = compiled(graph)
         error, tolerance = self._checked(graph, specs, run, unit.label)
         counts = self._card.counts().since(before)
         if counts.fallbacks:
@@ -122,5 +117,5 @@ class _FromCpu:
 
 
 @functools.cache
-def _key_mode(kind: FrontEndKind) -> KeyMode:
-    return find_key_mode(acquired_to_compile(), kind)
+def _require_stable_keys() -> None:
+    require_stable_keys(acquired_to_compile())

@@ -1,4 +1,4 @@
-"""Finds out what only a process with a card can know: its type, Synapse's version, and how the keys of recipes repeat.
+"""Finds out what only a process with a card can know: its type, Synapse's version, and that the keys of recipes repeat.
 
 `learn` starts such a process (``main`` of `frontend`) once for each installation of the software, and keeps the answer.
 Imports no torch.
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import get_args
 
 from aotgaudi.child import python_command
 from aotgaudi.digest import canonical_json, sha256_bytes
@@ -22,10 +22,6 @@ from aotgaudi.files import make_directories, write_atomic
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.gaudi.identity import DeviceType
 from aotgaudi.gaudi.recipes import require_room
-from aotgaudi.spec.target import FrontEndKind
-
-KeyMode = Literal["stable", "pinned"]
-"""How the keys of recipes repeat: by themselves; or with FX's counter pinned (K-09)."""
 
 _SECONDS = 300.0
 _ERRORS: Mapping[str, type[AotGaudiError]] = MappingProxyType(
@@ -39,38 +35,31 @@ class Learnt:
 
     device_type: DeviceType
     synapse: str
-    key_mode: KeyMode
 
 
-def learn(
-    software: Mapping[str, str],
-    environment: Mapping[str, str],
-    memory: Path,
-    front_end: FrontEndKind = "dynamo",
-) -> Learnt:
+def learn(software: Mapping[str, str], environment: Mapping[str, str], memory: Path) -> Learnt:
     """Returns what is known of this machine's cards, from `memory` if a process has asked one with the same `software`.
 
     Raises:
         CardError: no card can be acquired; two processes have tried.
         StoreError: there is no room for temporary files.
-        CompileError: keys do not repeat, or the bridge does not have this front end.
+        CompileError: keys do not repeat.
         TargetError: what the card says cannot be understood, or the bridge cannot be imported.
     """
-    asked = {**software, **({"front end": front_end} if front_end != "dynamo" else {})}
-    path = memory / f"learnt-{sha256_bytes(canonical_json(asked))[:16]}.json"
+    path = memory / f"learnt-{sha256_bytes(canonical_json(dict(software)))[:16]}.json"
     try:
         return Learnt(**json.loads(path.read_bytes()))
     except (OSError, ValueError, TypeError):
         try:
-            found = _ask(environment, front_end)
+            found = _ask(environment)
         except CardError:  # A driver that does not answer one process may answer the next.
-            found = _ask(environment, front_end)
+            found = _ask(environment)
     make_directories(memory)
     write_atomic(path, canonical_json(asdict(found)))
     return found
 
 
-def _ask(environment: Mapping[str, str], front_end: FrontEndKind) -> Learnt:
+def _ask(environment: Mapping[str, str]) -> Learnt:
     try:
         made = tempfile.TemporaryDirectory(prefix="aotgaudi-learn-")
     except OSError as error:
@@ -79,7 +68,7 @@ def _ask(environment: Mapping[str, str], front_end: FrontEndKind) -> Learnt:
         result = Path(scratch, "result.json")
         try:
             done = subprocess.run(
-                python_command("aotgaudi.backends.hpu.frontend", str(result), front_end),
+                python_command("aotgaudi.backends.hpu.frontend", str(result)),
                 env=process_environment(environment, Path(scratch, "recipes")),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import get_args
 
 from aotgaudi.backends.base import Target, version_of
-from aotgaudi.backends.hpu.learn import KeyMode, learn
+from aotgaudi.backends.hpu.learn import learn
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, sealed_variables
 from aotgaudi.gaudi.identity import (
@@ -25,7 +25,6 @@ from aotgaudi.gaudi.identity import (
     find_cards,
     python_version,
 )
-from aotgaudi.spec.target import FrontEndKind
 
 TOOLCHAIN: Mapping[str, str] = MappingProxyType(
     {
@@ -41,10 +40,8 @@ TOOLCHAIN: Mapping[str, str] = MappingProxyType(
 )
 """What the toolchain of a target consists of, all of it, and what each component is."""
 
-KEY_MODE = "hpu.key_mode"
-"""The flag that says how the keys of recipes repeat, which is learnt from a card."""
-FRONT_END = "hpu.frontend"
-"""The flag that says by which front end graphs get to the bridge, as the spec chooses it. It is left out for Dynamo."""
+KEY_MODE, STABLE = "hpu.key_mode", "stable"
+"""The flag that says how the keys of recipes repeat, and its value: by themselves, which is learnt from a card."""
 ENVIRONMENT = "env."
 """With this before their names, the variables that may change code are flags."""
 
@@ -58,7 +55,6 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def hpu_target(
     device_type: DeviceType,
     synapse: str,
-    key_mode: KeyMode,
     environment: Mapping[str, str],
     *,
     memory: Path,
@@ -69,7 +65,6 @@ def hpu_target(
     Args:
         device_type: Of its cards.
         synapse: The device's capability, which is also in the names of recipes.
-        key_mode: How the keys of recipes repeat here.
         environment: What a build would inherit.
         memory: Where digests of libraries are remembered.
         root: Stands for the root of the file system.
@@ -80,36 +75,23 @@ def hpu_target(
         StoreError: a library cannot be read.
     """
     toolchain = {**_versions(), "synapse": synapse, **_libraries(environment, memory, root)}
-    return assemble(device_type, toolchain, key_mode, sealed_variables(ENGINE_RULES.applied(environment)))
+    return assemble(device_type, toolchain, sealed_variables(ENGINE_RULES.applied(environment)))
 
 
-def probe(
-    environment: Mapping[str, str],
-    memory: Path,
-    root: Path = Path("/"),
-    front_end: FrontEndKind | None = None,
-) -> Target:
+def probe(environment: Mapping[str, str], memory: Path, root: Path = Path("/")) -> Target:
     """Returns the target of this machine. Starts a process that asks a card, unless `memory` has its answer.
 
-    Raises as `hpu_target` does, CardError where no card can be acquired, and CompileError where keys do not repeat or
-    the bridge does not have this front end.
+    Raises as `hpu_target` does, CardError where no card can be acquired, and CompileError where keys do not repeat.
     """
     device_type = find_cards(root).device_type()
     libraries = _libraries(environment, memory, root)
     sealed = sealed_variables(ENGINE_RULES.applied(environment))
     software = {"machine": device_type, **_versions(), **libraries, **sealed}
-    learnt = learn(software, environment, memory, front_end or "dynamo")
+    learnt = learn(software, environment, memory)
     if learnt.device_type != device_type:
         raise TargetError(f"target.machine: the driver shows {device_type}, the bridge {learnt.device_type}")
     toolchain = {**_versions(), "synapse": learnt.synapse, **libraries}
-    return with_front_end(assemble(device_type, toolchain, learnt.key_mode, sealed), front_end)
-
-
-def with_front_end(target: Target, front_end: FrontEndKind | None) -> Target:
-    """Returns `target` for graphs that get to the bridge by `front_end`; None: by Dynamo."""
-    others = {name: value for name, value in target.flags.items() if name != FRONT_END}
-    chosen = {FRONT_END: "direct"} if front_end == "direct" else {}
-    return target.model_copy(update={"flags": dict(sorted({**others, **chosen}.items()))})
+    return assemble(device_type, toolchain, sealed)
 
 
 def require_satisfied(
@@ -155,8 +137,7 @@ def _here(environment: Mapping[str, str], memory: Path | None) -> dict[str, str]
 
 def _named(target: Target) -> dict[str, str]:
     names = {name.removeprefix("target."): value for name, value in target.components()}
-    not_of_machines = ("backend", "isa", f"flags.{FRONT_END}")
-    return {name: value for name, value in names.items() if name not in not_of_machines}
+    return {name: value for name, value in names.items() if name not in ("backend", "isa")}
 
 
 def _versions() -> dict[str, str]:
@@ -168,14 +149,12 @@ def _libraries(environment: Mapping[str, str], memory: Path | None, root: Path =
     return dict(LibraryDigests.of(files, DigestMemory(memory)).components)
 
 
-def assemble(
-    device_type: DeviceType, toolchain: Mapping[str, str], key_mode: str, variables: Mapping[str, str]
-) -> Target:
+def assemble(device_type: DeviceType, toolchain: Mapping[str, str], variables: Mapping[str, str]) -> Target:
     """Returns the target that has the components of `TOOLCHAIN`, and `variables` as flags.
 
     Raises SpecError where one is missing, unknown, or not of its form.
     """
-    flags = {KEY_MODE: key_mode, **{f"{ENVIRONMENT}{name}": value for name, value in variables.items()}}
+    flags = {KEY_MODE: STABLE, **{f"{ENVIRONMENT}{name}": value for name, value in variables.items()}}
     target = Target(
         backend="hpu",
         machine=device_type,
@@ -204,13 +183,8 @@ def _problems(target: Target) -> Iterator[tuple[str, str]]:
     for name in _DIGESTS:
         if not _SHA256.fullmatch(target.toolchain[name]):
             yield f"toolchain.{name}", "is not a sha256, 64 hexadecimal digits"
-    if target.flags.get(KEY_MODE) not in get_args(KeyMode):
-        yield (
-            f"flags.{KEY_MODE}",
-            f"is {target.flags.get(KEY_MODE)!r}, none of {', '.join(get_args(KeyMode))}",
-        )
-    if target.flags.get(FRONT_END, "direct") != "direct":
-        yield f"flags.{FRONT_END}", f"is {target.flags[FRONT_END]!r}, not 'direct'; it is left out for Dynamo"
-    for name in sorted(target.flags.keys() - {KEY_MODE, FRONT_END}):
+    if target.flags.get(KEY_MODE) != STABLE:
+        yield f"flags.{KEY_MODE}", f"is {target.flags.get(KEY_MODE)!r}, not {STABLE!r}"
+    for name in sorted(target.flags.keys() - {KEY_MODE}):
         if not (name.startswith(ENVIRONMENT) and may_change_code(name.removeprefix(ENVIRONMENT))):
             yield f"flags.{name}", "is not known to this version"

@@ -7,7 +7,7 @@ alone. Numbers do not count here: keys follow from shapes, and one tensor of zer
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,20 +17,10 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.hpu.artifact import read_unit
 from aotgaudi.backends.hpu.card import acquired_to_compile, put, recipe_directory
 from aotgaudi.backends.hpu.compiler import check_unit
-from aotgaudi.backends.hpu.frontend import FrontEnd, Run
+from aotgaudi.backends.hpu.frontend import Run, compiled
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text
 from aotgaudi.graphs.program import Call, Program
-
-
-@dataclass(frozen=True, slots=True)
-class Looked:
-    """What a process saw: how many recipes it found, and what was compiled: (label of a unit, key)."""
-
-    num_found: int
-    compiled: tuple[tuple[str, str], ...]
-    files: Mapping[str, Path] = field(default_factory=dict)
-    """The recipes that were compiled, as far as the directory could be written to."""
 
 
 @dataclass(frozen=True)
@@ -42,44 +32,44 @@ class StoredUnit:
     is_foreign: bool
 
 
-def look(programs: Iterable[Program], units: Mapping[str, StoredUnit], target: Target) -> Looked:
-    """Runs every program. Raises CompileError for wrong numbers, CardError where no card can be acquired."""
+def look(
+    programs: Iterable[Program], units: Mapping[str, StoredUnit], target: Target
+) -> tuple[tuple[tuple[str, str], ...], Mapping[str, Path]]:
+    """Runs every program. Returns what was compiled, (label of a unit, key), and the files that this has left.
+
+    Raises CompileError for wrong numbers, CardError where no card can be acquired.
+    """
     card = acquired_to_compile()
     card.require(target)
     known = {pair.key for pair in scan(recipe_directory()).pairs}
-    stage = _Stage(target)
+    stage = _Stage()
     loaded = {key: stage.load(unit) for key, unit in units.items()}
-    compiled: dict[tuple[str, str], None] = {}
+    missed: dict[tuple[str, str], None] = {}
     for program in programs:
         results: dict[str, Tensor] = {}
         for call in program.calls:
             before = card.counts()
             loaded[call.unit].run(call, results)
             counts, unit = card.counts().since(before), loaded[call.unit]
-            new = counts.misses.keys() - set(unit.uncached)
+            keys = counts.misses.keys() - set(unit.uncached)
             if not card.counters.knows_recipes and counts.compiled > len(unit.uncached):
-                new = {"of unknown key"}
-            compiled.update(dict.fromkeys((unit.label, key) for key in sorted(new)))
+                keys = {"of unknown key"}
+            missed.update(dict.fromkeys((unit.label, key) for key in sorted(keys)))
     card.flush()
-    keys = {key for _, key in compiled}
-    if not card.counters.knows_recipes:
-        keys = {pair.key for pair in scan(recipe_directory()).pairs} - known
-    there = {pair.key for pair in scan(recipe_directory()).pairs}
-    files = collect(recipe_directory(), keys & there).files
-    return Looked(len(card.counts().hits), tuple(compiled), files)
+    new_keys = {pair.key for pair in scan(recipe_directory()).pairs} - known
+    return tuple(missed), collect(recipe_directory(), new_keys).files
 
 
 class _Stage:
     """Loads units; keeps one stand-in a shape, dtype and place: one tensor in two places would be another graph."""
 
-    def __init__(self, target: Target) -> None:
-        self._front_end = FrontEnd.of(target)
+    def __init__(self) -> None:
         self._stand_ins: dict[tuple[str, tuple[object, ...], int], Tensor] = {}
 
     def load(self, unit: StoredUnit) -> _Loaded:
         text, descriptor = read_unit(unit.files)
         graph, specs = from_text(text)
-        run = self._front_end.compiled(graph, text)
+        run = compiled(graph)
         if unit.is_foreign:
             check_unit(graph, specs, run, unit.label)
         return _Loaded(self, unit.label, run, specs, descriptor.uncached)

@@ -19,7 +19,7 @@ from aotgaudi.backends.base import Plan, Room, RunPlan, Target
 from aotgaudi.backends.hpu import card
 from aotgaudi.backends.hpu.admission import CardRoom
 from aotgaudi.backends.hpu.artifact import is_recipe, read_unit
-from aotgaudi.backends.hpu.frontend import FrontEnd, Run
+from aotgaudi.backends.hpu.frontend import Run, compiled
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, TargetError
 from aotgaudi.gaudi.counters import RECIPES, Counts, require_found
@@ -35,7 +35,7 @@ class HpuRuntime:
 
     def __init__(self, target: Target) -> None:
         """Acquires nothing yet: the bridge reads its directory of recipes when it acquires the card."""
-        self._target, self._front_end = target, FrontEnd.of(target)
+        self._target = target
         self._placement: CardPlacement | None = None
         self._is_serving = False
         self._restored: dict[str, Digest] = {}
@@ -74,8 +74,7 @@ class HpuRuntime:
         """Prepares the front end of a unit, which runs at the unit's first run."""
         text, unit = read_unit(files)
         graph, _ = from_text(text)
-        run = self._front_end.compiled(graph, text)
-        return HpuExecutable(self, run, unit.recipes, unit.uncached)
+        return HpuExecutable(self, compiled(graph), unit.recipes, unit.uncached)
 
     def prepare(self, layout: str, tensor: Tensor) -> Tensor:
         """Raises TargetError: units for a Gaudi take weights as they are stored."""
@@ -97,10 +96,7 @@ class HpuRuntime:
                 _run_first(label, run)
             seconds.append(time.monotonic() - began)
         logger.info(
-            "every program has run twice, in %.1f s with the front end (%s) and in %.1f s without",
-            seconds[0],
-            self._front_end.kind,
-            seconds[1],
+            "every program has run twice, in %.1f s with the front end and in %.1f s without", *seconds
         )
         self._start = self.placement.card.counts()
         self._is_serving = True

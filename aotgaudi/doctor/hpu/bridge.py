@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
@@ -26,27 +28,29 @@ OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutati
 SHAPES = ((4, 8), (8, 8))
 """The shapes of the inputs of each graph."""
 
+MAX_ERROR = 4e-2
+"""Relative to the largest value: bfloat16 has 8 bits, and sums of some hundred products lose a few."""
+
 _PACKAGE = "habana_frameworks.torch"
 
 
 class Bridge:
-    """The imported bridge, with what probes need of it.
+    """The bridge, which is imported when it is first used, with what probes need of it."""
 
-    Attributes:
-        torch: The module.
-        counters: The counters of compiled graphs and recipes.
-    """
+    @functools.cached_property
+    def torch(self) -> Any:
+        """The module torch, and with it the bridge."""
+        torch = importlib.import_module("torch")
+        if not hasattr(torch, "hpu"):
+            importlib.import_module(_PACKAGE)
+        torch.set_grad_enabled(False)
+        return torch
 
-    def __init__(self) -> None:
-        """Imports torch, and with it the bridge."""
-        self.torch: Any = importlib.import_module("torch")
-        if not hasattr(self.torch, "hpu"):
-            self.module("")
-        self._debug = self.module("utils.debug")
-        self.counters = Counters(
-            self.module("hpu.metrics"), getattr(self._debug, "_get_jit_cache_size", None)
-        )
-        self.torch.set_grad_enabled(False)
+    @functools.cached_property
+    def counters(self) -> Counters:
+        """The counters of compiled graphs and recipes."""
+        debug = self.module("utils.debug")
+        return Counters(self.module("hpu.metrics"), getattr(debug, "_get_jit_cache_size", None))
 
     def is_registered(self) -> bool:
         """Returns whether importing torch._dynamo, or anything else so far, has registered ``hpu_backend``."""
@@ -54,35 +58,26 @@ class Bridge:
 
     def module(self, name: str) -> Any:
         """Returns a module of the bridge, given its name below ``habana_frameworks.torch``."""
-        return importlib.import_module(f"{_PACKAGE}.{name}" if name else _PACKAGE)
+        assert self.torch
+        return importlib.import_module(f"{_PACKAGE}.{name}")
 
     def compiled(self, function: Run, is_static: bool = True, /, **options: object) -> Run:
         """Returns `function` as ``torch.compile`` compiles it with the backend. Without `is_static`, Dynamo decides."""
-        self._register()
+        core = self.module("core")
+        core.import_compilers()
+        core.import_hpu_partition()
+
+        class Module(self.torch.nn.Module):  # type: ignore[misc,name-defined]
+            def forward(self, *args: Any) -> Any:
+                return function(*args)
+
         return self.torch.compile(  # type: ignore[no-any-return]
-            self._as_module(function),
+            Module(),
             backend="hpu_backend",
             fullgraph=True,
             dynamic=False if is_static else None,
             options={**OPTIONS, **options},
         )
-
-    def compiled_directly(self, function: Run, inputs: Sequence[Any], placed: Sequence[Any]) -> Run:
-        """Returns `function` as the backend compiles it if it is called without Dynamo (K-06).
-
-        `inputs` and `placed` are the same tensors on the CPU and on the device.
-        """
-        self._register()
-        from aotgaudi.backends.hpu.frontend import call_backend  # It imports torch.
-
-        exported = self.torch.export.export(self._as_module(function), tuple(inputs), strict=False)
-        compiled = call_backend(exported.graph_module, placed, OPTIONS)
-
-        def run(*args: Any) -> Any:
-            found = compiled(*args)
-            return found[0] if isinstance(found, (list, tuple)) and len(found) == 1 else found
-
-        return run
 
     def forget(self) -> None:
         """Resets Dynamo, so that earlier compilations do not affect later ones."""
@@ -99,27 +94,16 @@ class Bridge:
 
     def flush(self) -> bool:
         """Waits until every recipe is stored. Returns whether the bridge has a flush."""
-        return flush_recipes(self._debug, recipe_directory())
+        return flush_recipes(self.module("utils.debug"), recipe_directory())
 
-    def random(self, shapes: Sequence[Sequence[int]]) -> list[Any]:
+    def random(self, shapes: Sequence[Sequence[int]] = SHAPES) -> list[Any]:
         """Returns tensors of these shapes on the CPU, the same each time."""
         generator = self.torch.Generator().manual_seed(1)
         return [self.torch.randn(*shape, generator=generator) for shape in shapes]
 
-    def _as_module(self, function: Run) -> Any:
-        class Module(self.torch.nn.Module):  # type: ignore[misc,name-defined]
-            def forward(self, *args: Any) -> Any:
-                return function(*args)
-
-        return Module()
-
     def _dynamo(self) -> Any:
+        assert self.torch
         return importlib.import_module("torch._dynamo")
-
-    def _register(self) -> None:
-        core = self.module("core")
-        core.import_compilers()
-        core.import_hpu_partition()
 
 
 def recipe_directory() -> Path:
@@ -140,13 +124,7 @@ def difference(found: Any, wanted: Any) -> float:
 
 def told(counts: Counts) -> dict[str, Any]:
     """Returns counts as plain values."""
-    return {
-        "compiled": counts.compiled,
-        "hits": sorted(counts.hits),
-        "misses": sorted(counts.misses),
-        "fallbacks": counts.fallbacks,
-        "eager_compiled": counts.eager_compiled,
-    }
+    return {**asdict(counts), "hits": sorted(counts.hits), "misses": sorted(counts.misses)}
 
 
 def one_line(error: BaseException) -> str:
@@ -180,12 +158,24 @@ def graph(number: int) -> Run:
 
 
 def main() -> None:
-    """Runs a probe with arguments in JSON. Writes what it observed, or what went wrong, to the file RESULT."""
+    """Runs a probe with arguments in JSON. Writes what it returns, or each of its findings at once, to the file RESULT."""
     name, arguments, result = sys.argv[1:]
     module, _, function = name.partition(".")
+    values: dict[str, Any] = {}
+
+    def tell(problem: str = "") -> None:
+        document = {"values": values, "problem": problem}
+        Path(result).write_text(json.dumps(document), encoding="utf-8")
+
     try:
-        probe = getattr(importlib.import_module(f"aotgaudi.doctor.hpu.{module}"), f"probe_{function}")
-        document = {"values": dict(probe(**json.loads(arguments))), "problem": ""}
+        probe = getattr(importlib.import_module(f"aotgaudi.doctor.hpu.{module}"), function)
+        found = probe(Bridge(), **json.loads(arguments))
+        if isinstance(found, Mapping):
+            values.update(found)
+        else:
+            for finding in found:
+                values.setdefault("findings", []).append(astuple(finding))
+                tell()
+        tell()
     except Exception as error:  # The edge of the process: the parent reports it.
-        document = {"values": {}, "problem": one_line(error)}
-    Path(result).write_text(json.dumps(document), encoding="utf-8")
+        tell(one_line(error))

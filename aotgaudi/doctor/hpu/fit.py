@@ -8,7 +8,8 @@ from typing import Any
 
 from aotgaudi.backends.base import Room
 from aotgaudi.backends.hpu.admission import CardRoom
-from aotgaudi.doctor.hpu.lab import Lab, Outcome
+from aotgaudi.doctor.hpu.bridge import Bridge
+from aotgaudi.doctor.hpu.lab import Lab
 from aotgaudi.errors import SpecError, UnexaminedError
 from aotgaudi.gaudi.environment import WITHOUT_BRIDGE
 from aotgaudi.manifest.manifest import Manifest, read_manifest, write_manifest
@@ -29,19 +30,13 @@ def fitting(lab: Lab, manifest: Manifest) -> CardRoom:
     traced = lab.run("fit.room", environment=WITHOUT_BRIDGE, manifest=str(path))
     if not traced.is_whole:
         raise SpecError("--fit", f"a step of it cannot be traced: {traced.problem}", "another model or spec")
-    return CardRoom(**_memory(lab.run("fit.memory")), room=Room(**traced.values))
+    memory = lab.run("fit.memory")
+    if not memory.is_whole:
+        raise UnexaminedError(f"a card could not be acquired: {memory.problem}")
+    return CardRoom(**memory.values, room=Room(**traced.values))
 
 
-def _memory(outcome: Outcome) -> Mapping[str, Any]:
-    if not outcome.is_whole:
-        raise UnexaminedError(f"a card could not be acquired: {outcome.problem}")
-    return outcome.values
-
-
-# Probes
-
-
-def probe_room(manifest: str) -> Mapping[str, Any]:
+def room(_: Bridge, manifest: str) -> Mapping[str, Any]:
     """Traces a step, which uses all weights and caches. Returns their sizes."""
     from dataclasses import asdict
 
@@ -55,7 +50,7 @@ def probe_room(manifest: str) -> Mapping[str, Any]:
     return asdict(room_of((traced,), spec.limits.num_blocks))
 
 
-def probe_memory() -> Mapping[str, Any]:
+def memory(_: Bridge) -> Mapping[str, Any]:
     """Acquires the card. Returns its memory."""
     from aotgaudi.backends.hpu.card import acquired
 

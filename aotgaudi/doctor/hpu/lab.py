@@ -1,7 +1,7 @@
-"""Runs probes, each in its own process, and judges what they observed: a check confirms or refutes lines of the contract.
+"""Runs probes, each in a process of its own: a check confirms or refutes lines of the contract by what they observed.
 
 A probe needs its own process because the bridge reads its environment once, and may abort. A probe that takes too long is
-killed with everything that it started, which is an outcome like any other. Checks run in the doctor's process.
+killed with everything that it started, which is an outcome like any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from aotgaudi.child import python_command
@@ -27,26 +26,27 @@ PATIENCE_SECONDS = 30.0
 """How long a card may stay busy after its process was killed."""
 BUSY, ABSENT = "acquire failed", "No devices found"
 """The bridge's messages if another process has the card (K-25), and if it sees no card."""
-_OUTPUT, _RESULT = "output", "result.json"
-_POLL_SECONDS, _RETRY_SECONDS = 0.02, 1.0
+_RETRY_SECONDS = 1.0
 
+Verdict = Literal["confirmed", "refuted", "unclear", "skipped"]
 T = TypeVar("T")
 
 
 class ProbeProcess(Protocol):
-    """A process that runs a probe, in a separate session."""
+    """A process, the leader of its group. `wait` returns its exit code, or raises ``subprocess.TimeoutExpired``."""
 
-    def poll(self) -> int | None:
-        """Returns the exit code, negative for a signal; None while it runs."""
+    @property
+    def pid(self) -> int:
+        """Its id, and its group's."""
         ...
 
-    def kill(self) -> None:
-        """Ends the process with everything that it started."""
+    def wait(self, timeout: float | None = None) -> int:
+        """Returns the exit code, negative for a signal."""
         ...
 
 
-StartProbe = Callable[[Sequence[str], Mapping[str, str], Path], ProbeProcess]
-"""Starts `aotgaudi.doctor.hpu.bridge` with arguments and an environment. Its output goes to a file."""
+StartProbe = Callable[[Sequence[str], Mapping[str, str]], ProbeProcess]
+"""Starts `aotgaudi.doctor.hpu.bridge` with arguments and an environment."""
 
 
 class ProbeFailedError(Exception):
@@ -58,7 +58,7 @@ class Outcome:
     """The outcome of a probe.
 
     Attributes:
-        values: What it observed; empty if it did not finish.
+        values: What it observed, as far as it came.
         problem: Why it did not finish: an exception in one line, a signal, or a timeout; empty if it finished.
     """
 
@@ -82,6 +82,18 @@ class Outcome:
         return self.values
 
 
+def start_process(arguments: Sequence[str], environment: Mapping[str, str]) -> ProbeProcess:
+    """Starts a probe in a new interpreter."""
+    return subprocess.Popen(
+        python_command("aotgaudi.doctor.hpu.bridge", *arguments),
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
 class Lab:
     """Runs probes, one at a time, each with a directory of recipes."""
 
@@ -93,13 +105,13 @@ class Lab:
         module_id: int | None = None,
         seconds: float = PROBE_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
-        start: StartProbe | None = None,
+        start: StartProbe = start_process,
     ) -> None:
         """Works in `directory`, on the card `module_id` (None: any). A probe may take `seconds`."""
         self.directory = directory
         self._inherited, self._module_id = dict(environment), module_id
         self._seconds, self._patience_seconds = seconds, patience_seconds
-        self._start = start or start_process
+        self._start = start
         self.card = "a card" if module_id is None else f"the card with module id {module_id}"
         self._kept: dict[str, Any] = {}
 
@@ -125,9 +137,9 @@ class Lab:
         environment: Mapping[str, str | None] | None = None,
         **arguments: Any,
     ) -> Outcome:
-        """Runs the probe ``MODULE.NAME``, the function `probe_NAME` of a module of this package, with `arguments`.
+        """Runs the probe ``MODULE.NAME``, a function of a module of this package, with `arguments`.
 
-        If the card is busy, it tries again for `patience_seconds`, because the previous process may just have ended.
+        If the card is busy, it tries again for a while, because the previous process may just have ended.
 
         Args:
             probe: Its name.
@@ -135,99 +147,41 @@ class Lab:
             environment: Differences from the environment of a build; None: not set.
             arguments: The probe's arguments, plain values.
         """
+        variables: dict[str, str | None] = {
+            **process_environment(self._inherited, recipes or self.new_directory("recipes"), self._module_id),
+            **(environment or {}),
+        }
+        whole = {name: value for name, value in variables.items() if value is not None}
         deadline = time.monotonic() + self._patience_seconds
         while True:
-            outcome = self.run_once(probe, recipes, environment or {}, arguments)
+            outcome = self._outcome([probe, json.dumps(arguments)], whole)
             if not outcome.is_busy or time.monotonic() + _RETRY_SECONDS >= deadline:
                 return outcome
             time.sleep(_RETRY_SECONDS)
 
-    def run_once(
-        self,
-        probe: str,
-        recipes: Path | None = None,
-        changes: Mapping[str, str | None] = MappingProxyType({}),
-        arguments: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Outcome:
-        """Runs a probe like `run`, but only once: a busy card is an outcome."""
-        directory = self.new_directory("probe")
-        with self._started(probe, recipes, directory, changes, arguments) as process:
-            problem = _wait(process, self._seconds)
+    def _outcome(self, words: list[str], environment: Mapping[str, str]) -> Outcome:
+        result = self.new_directory("probe") / "result.json"
+        process = self._start([*words, str(result)], environment)
         try:
-            document = json.loads((directory / _RESULT).read_bytes())
+            problem = _problem(process.wait(self._seconds))
+        except subprocess.TimeoutExpired:
+            problem = f"it took more than {self._seconds:g} s"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # Nothing is left of it.
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        try:
+            document = json.loads(result.read_bytes())
             return Outcome(document["values"], document["problem"] or problem)
         except (OSError, ValueError, KeyError, TypeError):
             return Outcome({}, problem or "it ended without a result")
 
-    @contextlib.contextmanager
-    def running(self, probe: str, **arguments: Any) -> Iterator[ProbeProcess]:
-        """Runs a probe in the background, and kills it at the end."""
-        with self._started(probe, None, self.new_directory("probe"), {}, arguments) as process:
-            yield process
 
-    @contextlib.contextmanager
-    def _started(
-        self,
-        probe: str,
-        recipes: Path | None,
-        directory: Path,
-        changes: Mapping[str, str | None],
-        arguments: Mapping[str, Any],
-    ) -> Iterator[ProbeProcess]:
-        variables: dict[str, str | None] = {
-            **process_environment(self._inherited, recipes or self.new_directory("recipes"), self._module_id),
-            **changes,
-        }
-        environment = {name: value for name, value in variables.items() if value is not None}
-        command = [probe, json.dumps(dict(arguments)), str(directory / _RESULT)]
-        process = self._start(command, environment, directory / _OUTPUT)
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-class _Subprocess:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.poll()
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # Nothing is left of it.
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-def start_process(arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> ProbeProcess:
-    """Starts a probe in a new interpreter."""
-    with output.open("wb") as file:
-        return _Subprocess(
-            subprocess.Popen(
-                python_command("aotgaudi.doctor.hpu.bridge", *arguments),
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        )
-
-
-def _wait(process: ProbeProcess, seconds: float) -> str:
-    """Returns why the process did not end well; empty if it did."""
-    deadline = time.monotonic() + seconds
-    while (code := process.poll()) is None:
-        if time.monotonic() > deadline:
-            return f"it took more than {seconds:g} s"
-        time.sleep(_POLL_SECONDS)
+def _problem(code: int) -> str:
+    """Returns why a process did not end well; empty if it did."""
     if code >= 0:
         return f"it ended with exit status {code}" if code else ""
     return f"it ended with {signal.Signals(-code).name}"
-
-
-Verdict = Literal["confirmed", "refuted", "unclear", "skipped"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +201,21 @@ class HpuCheck:
         id: H-nn.
         title: What is examined.
         lines: The lines of the contract that it examines.
-        look: Runs probes and judges what they observed, with one finding a line. A line whose probe did not finish
-            (`Outcome.required`) is unclear.
-        needs: Lines that this check relies on. If one was refuted, the check is skipped, so that each fault is reported
-            once, at its cause.
+        look: Runs probes and yields one finding a line. A line whose probe did not finish (`Outcome.required`) is unclear.
+        needs: Lines that this check relies on; None: all that were examined before. If one was refuted, the check is
+            skipped, so that each fault is reported once, at its cause.
     """
 
     id: str
     title: str
     lines: tuple[str, ...]
     look: Callable[[Lab], Iterable[LineFinding]]
-    needs: tuple[str, ...] = ()
+    needs: tuple[str, ...] | None = ()
 
     def findings(self, lab: Lab, verdicts: Mapping[str, Verdict]) -> tuple[LineFinding, ...]:
         """Returns a finding for each line, in order, given the verdicts so far."""
-        refuted = next((line for line in self.needs if verdicts.get(line) == "refuted"), None)
+        needs = verdicts if self.needs is None else self.needs
+        refuted = next((line for line in needs if verdicts.get(line) == "refuted"), None)
         if refuted is not None:
             return tuple(skipped(self.lines, f"{refuted} was refuted"))
         found: dict[str, LineFinding] = {}
@@ -272,6 +226,45 @@ class HpuCheck:
         except ProbeFailedError as error:
             problem = str(error)
         return tuple(found.get(line) or LineFinding(line, "unclear", problem) for line in self.lines)
+
+
+F = TypeVar("F", bound=Callable[..., Iterable[LineFinding]])
+
+
+def check(
+    checks: list[HpuCheck], number: str, title: str, *lines: str, needs: tuple[str, ...] | None = ()
+) -> Callable[[F], F]:
+    """Adds a check to `checks`: the decorated function has a `Lab` run probes, and judges what they observed."""
+
+    def add(look: F) -> F:
+        checks.append(HpuCheck(number, title, lines, look, needs))
+        return look
+
+    return add
+
+
+def probe(
+    checks: list[HpuCheck],
+    number: str,
+    title: str,
+    *lines: str,
+    needs: tuple[str, ...] = (),
+    environment: Mapping[str, str | None] | None = None,
+) -> Callable[[F], F]:
+    """Adds a check to `checks`: the decorated function is its only probe, runs with a `Bridge`, and judges itself."""
+
+    def add(function: F) -> F:
+        name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+
+        def look(lab: Lab) -> Iterator[LineFinding]:
+            outcome = lab.run(name, environment=environment)
+            yield from (LineFinding(*found) for found in outcome.values.get("findings", ()))
+            outcome.required()
+
+        checks.append(HpuCheck(number, title, lines, look, needs))
+        return function
+
+    return add
 
 
 def judged(line: str, holds: bool, seen: str, otherwise: str = "") -> LineFinding:

@@ -21,7 +21,6 @@ from pydantic import Field
 
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
-from aotgaudi.backends.hpu.learn import KeyMode
 from aotgaudi.doctor.hpu import device, lowering, recipes, whole
 from aotgaudi.doctor.hpu.contract import LINES, Mark
 from aotgaudi.doctor.hpu.lab import ABSENT, HpuCheck, Lab, LineFinding, Outcome, Verdict
@@ -31,9 +30,16 @@ from aotgaudi.files import write_atomic
 from aotgaudi.gaudi.identity import PLUGIN, DeviceType, device_type_of, python_version
 from aotgaudi.manifest.schema import rendered_schema
 
+KeyMode = Literal["stable", "pinned"]
 JSON_NAME, MARKDOWN_NAME, SCHEMA_NAME = "doctor-hpu.json", "doctor-hpu.md", "doctor-hpu.schema.json"
 
 _SIGNS: Mapping[Verdict, str] = {"confirmed": "yes", "refuted": "NO", "unclear": "?", "skipped": "-"}
+_HEAD = """\
+Each row is something that aotgaudi relies on of Gaudi's software (its docs/reference/hpu-contract.md has the sources). \
+Holds: yes, NO, ? (its process came to no end: unclear), - (skipped, for the reason that was seen).
+
+| check | line | what we rely on | sources say | holds | seen |
+|---|---|---|---|---|---|"""
 _PRIVATE = tuple(
     map(
         re.compile,
@@ -61,14 +67,8 @@ class LineReport(Value):
     @classmethod
     def of(cls, line: str, verdict: Verdict, observation: str) -> LineReport:
         """Returns the report of a line of the contract."""
-        known = LINES[line]
-        return cls(
-            line=line,
-            mark=known.mark,
-            is_needed=known.is_needed,
-            verdict=verdict,
-            observation=observation,
-        )
+        mark, is_needed = LINES[line].mark, LINES[line].is_needed
+        return cls(line=line, mark=mark, is_needed=is_needed, verdict=verdict, observation=observation)
 
 
 class CheckReport(Value):
@@ -139,42 +139,26 @@ class DoctorReport(Document):
 
     def as_markdown(self) -> str:
         """Returns the report for people."""
-        return "\n".join([*self._head(), *self._table(), *self._advice(), ""])
+        versions = ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
+        follows = [f"* {row}" for row in self.shortcomings()]
+        send = ["", "Please send this file, or the JSON, to the authors: it corrects the contract."]
+        lines = [
+            *(f"# {self.prefix()}{self.device_type}", "", self.summary(), "", versions, "", _HEAD),
+            *self._rows(),
+            *(["", "## What follows", "", *follows] if follows else []),
+            *([] if self.is_double else send),
+            "",
+        ]
+        return "\n".join(lines)
 
-    def _head(self) -> Iterator[str]:
-        yield f"# {self.prefix()}{self.device_type}"
-        yield ""
-        yield self.summary()
-        yield ""
-        yield ", ".join(f"{name} {version}" for name, version in sorted(self.versions.items()))
-        yield ""
-        yield (
-            "Each row is something that aotgaudi relies on of Gaudi's software (its docs/reference/hpu-contract.md has the"
-            " sources). Holds: yes, NO, ? (its process came to no end: unclear), - (skipped, for the reason that was seen)."
-        )
-        yield ""
-
-    def _table(self) -> Iterator[str]:
-        yield "| check | line | what we rely on | sources say | holds | seen |"
-        yield "|---|---|---|---|---|---|"
+    def _rows(self) -> Iterator[str]:
         for check in self.checks:
             for found in check.lines:
                 row = (
-                    check.id,
-                    found.line,
-                    LINES[found.line].statement,
-                    found.mark,
-                    _SIGNS[found.verdict],
-                    f"{self.prefix()}{found.observation}",
+                    *(check.id, found.line, LINES[found.line].statement, found.mark),
+                    *(_SIGNS[found.verdict], f"{self.prefix()}{found.observation}"),
                 )
                 yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
-
-    def _advice(self) -> Iterator[str]:
-        rows = tuple(self.shortcomings())
-        if rows:
-            yield from ("", "## What follows", "", *(f"* {row}" for row in rows))
-        if not self.is_double:
-            yield from ("", "Please send this file, or the JSON, to the authors: it corrects the contract.")
 
 
 def without_private(text: str) -> str:
@@ -202,15 +186,7 @@ def report_schema() -> bytes:
 
 # Examining
 
-CHECKS: tuple[HpuCheck, ...] = (
-    *device.VERSION_CHECKS,
-    *recipes.GRAPH_CHECKS,
-    *recipes.RECIPE_CHECKS,
-    *device.SOFTWARE_CHECKS,
-    *lowering.CHECKS,
-    *device.DEVICE_CHECKS,
-    *whole.WHOLE_CHECKS,
-)
+CHECKS: tuple[HpuCheck, ...] = (*recipes.CHECKS, *device.CHECKS, *lowering.CHECKS, *whole.CHECKS)
 """All checks in the order in which they run: those that others need come first, and H-26, end to end, comes last."""
 
 Progress = Callable[[HpuCheck, tuple[LineFinding, ...], DoctorReport], None]
@@ -241,7 +217,7 @@ def acquire(lab: Lab) -> Device:
         UnexaminedError: the bridge is not installed, or no card could be acquired.
     """
     require_bridge()
-    outcome = device.identity(lab)
+    outcome = device.device_of(lab)
     if not outcome.is_whole:
         raise UnexaminedError(f"{lab.card} could not be acquired: {outcome.problem} ({_remedy(outcome)})")
     return Device(*(outcome.values[name] for name in ("name", "capability", "is_double")))
@@ -270,41 +246,31 @@ def examine(lab: Lab, checks: Collection[HpuCheck], progress: Progress) -> Docto
     Raises UnexaminedError if no card can be acquired.
     """
     found = acquire(lab)
+    report = DoctorReport(
+        is_double=found.is_double,
+        device_type=device_type_of(found.name) or "unknown",
+        versions={
+            **{package: version_of(package) for package in (PLUGIN, "torch", "transformers")},
+            "python": python_version(),
+            "synapse": found.capability,
+            "aotgaudi": aotgaudi.__version__,
+            "system": sys.platform,
+        },
+        key_mode="unknown",
+        checks=(),
+    )
     verdicts: dict[str, Verdict] = {}
-    reports: list[CheckReport] = []
     for check in checks:
         began = time.monotonic()
         findings = check.findings(lab, verdicts)
-        verdicts.update({finding.line: finding.verdict for finding in findings})
-        reports.append(_report(check, findings, time.monotonic() - began))
-        progress(check, findings, _so_far(found, verdicts, reports))
-    return _so_far(found, verdicts, reports)
-
-
-def _so_far(found: Device, verdicts: Mapping[str, Verdict], reports: Collection[CheckReport]) -> DoctorReport:
-    return DoctorReport(
-        is_double=found.is_double,
-        device_type=device_type_of(found.name) or "unknown",
-        versions=dict(_versions(found.capability)),
-        key_mode=_key_mode(verdicts),
-        checks=tuple(sorted(reports, key=lambda report: report.id)),
-    )
-
-
-def _report(check: HpuCheck, findings: tuple[LineFinding, ...], seconds: float) -> CheckReport:
-    lines = (
-        LineReport.of(finding.line, finding.verdict, without_private(finding.observation))
-        for finding in findings
-    )
-    return CheckReport(id=check.id, title=check.title, seconds=round(seconds, 1), lines=tuple(lines))
-
-
-def _versions(capability: str) -> Iterator[tuple[str, str]]:
-    yield from ((package, version_of(package)) for package in (PLUGIN, "torch", "transformers"))
-    yield "python", python_version()
-    yield "synapse", capability
-    yield "aotgaudi", aotgaudi.__version__
-    yield "system", sys.platform
+        verdicts.update({one.line: one.verdict for one in findings})
+        lines = (LineReport.of(one.line, one.verdict, without_private(one.observation)) for one in findings)
+        seconds = round(time.monotonic() - began, 1)
+        done = CheckReport(id=check.id, title=check.title, seconds=seconds, lines=tuple(lines))
+        all_done = tuple(sorted((*report.checks, done), key=lambda one: one.id))
+        report = report.model_copy(update={"key_mode": _key_mode(verdicts), "checks": all_done})
+        progress(check, findings, report)
+    return report
 
 
 def _key_mode(verdicts: Mapping[str, Verdict]) -> KeyMode | Literal["unknown"]:

@@ -8,11 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, judged
-from aotgaudi.doctor.hpu.recipes import MAX_ERROR, built_recipes
+from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, difference, recipe_directory
+from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, check, judged
 
-_LINE = "K-46"
+CHECKS: list[HpuCheck] = []
 
 
 def _unit_text() -> str:
@@ -32,38 +31,21 @@ def _unit_text() -> str:
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
 
 
+# If another line was refuted, that is the cause. `--only H-26` runs this check all the same.
+@check(CHECKS, "H-26", "a unit, then another process", "K-46", needs=None)
 def _whole(lab: Lab) -> Iterator[LineFinding]:
-    artifact = lab.new_directory("artifact")
-    key_mode = "pinned" if built_recipes(lab).is_pinned else "stable"
-    built = lab.run("whole.build", artifact=str(artifact), key_mode=key_mode)
-    if not built.is_whole:
-        yield judged(_LINE, False, built.problem)
-        return
-    served = lab.run("whole.serve", artifact=str(artifact), key_mode=key_mode, **built.values)
-    if not served.is_whole:
-        yield judged(_LINE, False, served.problem)
-        return
-    compiled, error = served.values["compiled"], served.values["error"]
-    seen = f"{compiled} graphs compiled while serving, {error:.1e} off"
-    yield judged(_LINE, compiled == 0 and error <= MAX_ERROR, seen)
+    artifact = str(lab.new_directory("artifact"))
+    built = lab.run("whole.build", artifact=artifact)
+    served = lab.run("whole.serve", artifact=artifact, **built.values) if built.is_whole else built
+    if served.is_whole:
+        compiled, error = served.values["compiled"], served.values["error"]
+        seen = f"{compiled} graphs compiled while serving, {error:.1e} off"
+        yield judged("K-46", compiled == 0 and error <= MAX_ERROR, seen)
+    else:
+        yield judged("K-46", False, served.problem)
 
 
-WHOLE_CHECKS = (
-    # If another line was refuted, that is the cause. `--only H-26` runs this check all the same.
-    HpuCheck(
-        "H-26",
-        "a unit, then another process",
-        (_LINE,),
-        _whole,
-        tuple(line for line in LINES if line != _LINE),
-    ),
-)
-
-
-# Probes
-
-
-def probe_build(artifact: str, key_mode: str) -> Mapping[str, Any]:
+def build(_: Bridge, artifact: str) -> Mapping[str, Any]:
     """Compiles the unit, and copies its files to `artifact`. Returns which card it is for."""
     from aotgaudi.backends.base import Unit
     from aotgaudi.backends.hpu.card import acquired
@@ -71,36 +53,31 @@ def probe_build(artifact: str, key_mode: str) -> Mapping[str, Any]:
     from aotgaudi.digest import Key
 
     card = acquired()
-    target = _target(card.device_type, card.synapse, key_mode)
     unit = Unit(_unit_text(), Key.of([("doctor", "unit")]), "unit")
     work_dir = Path(artifact, "work")
     work_dir.mkdir()
-    for name, path in HpuCompiler(target).compile(unit, work_dir).files.items():
+    for name, path in (
+        HpuCompiler(_target(card.device_type, card.synapse)).compile(unit, work_dir).files.items()
+    ):
         shutil.copyfile(path, Path(artifact, name))
     return {"machine": card.device_type, "synapse": card.synapse}
 
 
-def probe_serve(artifact: str, key_mode: str, machine: str, synapse: str) -> Mapping[str, Any]:
+def serve(bridge: Bridge, artifact: str, machine: str, synapse: str) -> Mapping[str, Any]:
     """Restores the unit, rehearses and runs it. Returns what was compiled, and the error against the CPU."""
-    import torch
+    torch = bridge.torch
 
-    from aotgaudi.backends.hpu.card import recipe_directory
     from aotgaudi.backends.hpu.runtime import HpuRuntime
     from aotgaudi.digest import Digest
-    from aotgaudi.doctor.hpu.bridge import difference
     from aotgaudi.graphs.canonical import from_text
 
     files = {path.name: path for path in Path(artifact).iterdir() if path.is_file()}
     directory = recipe_directory()
     if directory.is_dir():
         directory.rmdir()  # The runtime makes it.
-    runtime = HpuRuntime(_target(machine, synapse, key_mode))
+    runtime = HpuRuntime(_target(machine, synapse))
     runtime.restore((name, Digest.of(path.read_bytes()), path) for name, path in files.items())
-    generator = torch.Generator().manual_seed(1)
-    inputs = [
-        *(torch.randn(*shape, generator=generator) for shape in ((4, 8), (8, 8), (12, 8))),
-        torch.tensor([3, 0, 7, 5]),
-    ]
+    inputs = [*bridge.random(((4, 8), (8, 8), (12, 8))), torch.tensor([3, 0, 7, 5])]
     unit, placed = runtime.load(files), [runtime.placement.put(tensor) for tensor in inputs]
     runtime.rehearse({"unit": lambda: unit.run(placed)})
     (found,) = unit.run(placed)
@@ -110,8 +87,7 @@ def probe_serve(artifact: str, key_mode: str, machine: str, synapse: str) -> Map
     return {"compiled": runtime.num_compiled(), "error": difference(found, wanted)}
 
 
-def _target(machine: str, synapse: str, key_mode: str) -> Any:
+def _target(machine: str, synapse: str) -> Any:
     from aotgaudi.backends.base import Target
-    from aotgaudi.backends.hpu.probe import KEY_MODE
 
-    return Target(backend="hpu", machine=machine, toolchain={"synapse": synapse}, flags={KEY_MODE: key_mode})
+    return Target(backend="hpu", machine=machine, toolchain={"synapse": synapse})

@@ -4,9 +4,9 @@
 
     message            length (unsigned 64-bit integer of this machine), pickled value
     server to engine   `Begin`; once it runs `Add`, `Abort`, `Ask`, `Stop`
-    engine to server   `Opened`; if the kernel refuses processes, `HandedOver` with two descriptors; `Running`.
+    engine to server   `Opened`; `Running`.
                        Then `Told`, about one step or several, and `Status`, in answer to `Ask`.
-                       Any of the first three may be replaced by `Failed`, which is the last message
+                       Either of the first two may be replaced by `Failed`, which is the last message
 
 Both ends are the same program, so pickle is safe here. Neither parses what clients send; the preprocessor pool does.
 """
@@ -35,7 +35,6 @@ from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.options import LogFormat
 
 _LENGTH = struct.Struct("=Q")
-_BYTE = b"\0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +51,6 @@ class Opened:
     """The bundle looks usable (its files are not hashed yet), and this is the model directory to serve with it."""
 
     directory: ModelDirectory
-
-
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """Two descriptors follow (`aotgaudi.runtime.seccomp.HandOver`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,19 +163,6 @@ class Channel:
                 self.connection.sendall(data)
         except OSError as error:
             raise ChannelClosedError from error
-
-    def hand_over(self, listener: int, counter: int) -> None:
-        """Sends two descriptors, which `take_over` receives. Usable as a `HandOver`."""
-        self.send(HandedOver())
-        with self._sending:
-            socket.send_fds(self.connection, [_BYTE], [listener, counter])
-
-    def take_over(self) -> tuple[int, int]:
-        """Returns the two descriptors that follow a `HandedOver`. Raises ChannelClosedError."""
-        _, descriptors, _, _ = socket.recv_fds(self.connection, len(_BYTE), 2)
-        if len(descriptors) != 2:
-            raise ChannelClosedError
-        return descriptors[0], descriptors[1]
 
     def wait(self, seconds: float) -> bool:
         """Waits up to `seconds`. Returns whether there is something to receive."""

@@ -6,7 +6,6 @@ server finds out what to serve, this process imports the modules that it will ne
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -19,6 +18,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from aotgaudi.child import die_with_parent
+from aotgaudi.linux import dlopen
 from aotgaudi.phases import Phases, since
 from aotgaudi.runtime.seccomp import leave_others_alone
 
@@ -49,9 +49,7 @@ def begin_to_load_torch() -> threading.Thread | None:
     library = Path(spec.origin).parent / "lib" / "libtorch_cpu.so"
     if not library.exists():
         return None
-    dlopen = ctypes.CDLL(None).dlopen  # Unlike ctypes.CDLL(library), this releases the lock.
-    dlopen.argtypes, dlopen.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
-    thread = threading.Thread(target=dlopen, args=(os.fsencode(library), os.RTLD_NOW), daemon=True)
+    thread = threading.Thread(target=dlopen, args=(library,), daemon=True)
     thread.start()
     return thread
 

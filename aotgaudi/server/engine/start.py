@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -15,7 +14,6 @@ from aotgaudi.server.spawn import spawn
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.model_directory import ModelDirectory
-    from aotgaudi.runtime.seccomp import HandOver
     from aotgaudi.server.engine.channel import Begin, Running
 
 _END_SECONDS = 10.0
@@ -34,7 +32,6 @@ class EngineProcess:
         self._process, self.connection = spawn(
             "aotgaudi.server.engine.main", str(began), kind=socket.SOCK_STREAM
         )
-        self._descriptors: tuple[int, int] | None = None
 
     @property
     def pid(self) -> int:
@@ -58,25 +55,8 @@ class EngineProcess:
 
     def running(self) -> Running:
         """Waits until the engine runs, and returns its report. Raises what `aotgaudi.llm.start.start` raises."""
-        from aotgaudi.server.engine.channel import HandedOver
-
-        message = self._next()
-        if isinstance(message, HandedOver):
-            self._descriptors = self._channel.take_over()
-            message = self._next()
-        running: Running = message
+        running: Running = self._next()
         return running
-
-    def hand_over(self, hand_over: HandOver) -> None:
-        """Passes the two descriptors that the engine sent, if any, to `hand_over`, and then closes them."""
-        if self._descriptors is None:
-            return
-        try:
-            hand_over(*self._descriptors)
-        finally:
-            for descriptor in self._descriptors:
-                os.close(descriptor)
-            self._descriptors = None
 
     def ended(self) -> AotGaudiError:
         """Returns the error for a process that has closed its end of the connection."""

@@ -67,7 +67,7 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
         )
         if begin.options.require_warm:
             with phases.time("guard"):
-                model.guard.arm(seccomp=begin.seccomp, hand_over=channel.hand_over)
+                model.guard.arm(seccomp=begin.seccomp)
     except Exception as raised:
         error = machine_error(raised) or raised
         if not isinstance(

@@ -35,12 +35,12 @@ from typing import Any
 
 from aotgaudi import errors
 from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.child import end
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.runtime.guard import Seccomp
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import (
-    ANSWER_FOR_KERNEL,
     GRAMMARS,
     LARGE_BODY_BYTES,
     LENGTHS_BYTES,
@@ -123,10 +123,6 @@ class PreprocessorPool:
         """Whether requests wait for a worker, and none answers."""
         return any(queue.is_stuck for queue in self._queues.values())
 
-    def answer_for_kernel(self, listener: int, counter: int) -> None:
-        """Makes the fork server refuse and count system calls. Usable as a `HandOver`. Call it after `open`."""
-        socket.send_fds(self._control, [ANSWER_FOR_KERNEL], [listener, counter])
-
     def attach(self) -> None:
         """Starts the queues on the running event loop."""
         loop = asyncio.get_running_loop()
@@ -156,13 +152,9 @@ class PreprocessorPool:
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
         self._control.close()
-        if not self._queues:  # There are no workers yet, so the fork server need not finish loading.
-            self._fork_server.kill()
-        try:
-            self._fork_server.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._fork_server.kill()
-            self._fork_server.wait()
+        end(
+            self._fork_server, _CLOSE_SECONDS if self._queues else 0
+        )  # Without workers it may still be loading.
 
     def __enter__(self) -> PreprocessorPool:
         return self

@@ -20,8 +20,7 @@ priority            the worker of large bodies has a lower priority than the eng
 The processes' messages::
 
     server -> fork server   the model directory, as soon as it is known, and the file of a chat template; a `ServedModel`
-                            and the workers' limits (all pickled); then names of workers to kill, and
-                            `ANSWER_FOR_KERNEL` with two descriptors
+                            and the workers' limits (all pickled); then names of workers to kill
     fork server -> server   {"worker": name, "cause": why the worker before it ended}, with the new worker's socket
                             {"error": [class, arguments]} if the model directory cannot be used
                             {"warning": a sentence for the log}, before the workers
@@ -66,7 +65,7 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
-from aotgaudi.runtime.seccomp import forbid_processes, leave_others_alone, refuse
+from aotgaudi.runtime.seccomp import forbid_processes, leave_others_alone
 from aotgaudi.server.preprocess.body import BodyError
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, TokenizeKind, get_ready
 from aotgaudi.server.preprocess.tokenizing import Tokenized
@@ -82,8 +81,6 @@ Cause = Literal["none", "done", "time", "memory", "killed"]
 
 MAX_PACKET_BYTES = 1 << 20
 """The largest packet between server and fork server."""
-
-ANSWER_FOR_KERNEL = b"answer for kernel"
 
 GRAMMARS = "grammar"
 """The worker that compiles grammars, which may occupy it fully."""
@@ -430,7 +427,6 @@ class ForkServer:
         """With `is_guarded`, the kernel keeps workers from starting processes."""
         self._control, self._preparer, self._workers = control, preparer, workers
         self._is_guarded, self._pid = is_guarded, os.getpid()
-        self._counters: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
         self._pids: dict[int, int] = {}
@@ -443,9 +439,7 @@ class ForkServer:
                 self._fork(name, "none")
             while True:
                 for key, _ in self._selector.select():
-                    if key.fd in self._counters:
-                        self._refuse(key.fd)
-                    elif key.fileobj is not self._control:
+                    if key.fileobj is not self._control:
                         self._fork(key.data, self._reap(key.fd))
                     elif not self._obey():
                         return
@@ -454,19 +448,10 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
 
-    def _refuse(self, listener: int) -> None:
-        if not refuse(listener, self._counters[listener]):
-            self._selector.unregister(listener)
-            os.close(self._counters.pop(listener))
-            os.close(listener)
-
     def _obey(self) -> bool:
         """Executes the server's next message. Returns False if the server is gone."""
-        packet, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 2)
-        if packet == ANSWER_FOR_KERNEL:
-            listener, self._counters[listener] = descriptors
-            self._selector.register(listener, selectors.EVENT_READ)
-        elif packet:
+        packet = self._control.recv(MAX_PACKET_BYTES)
+        if packet:
             os.kill(self._pids[self._lives[packet.decode()]], signal.SIGKILL)
         return bool(packet)
 

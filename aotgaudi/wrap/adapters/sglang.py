@@ -21,7 +21,7 @@ from pydantic import JsonValue
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
-from aotgaudi.wrap.adapters.vllm import LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
+from aotgaudi.wrap.adapters.vllm import ANY_ADDRESS, LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
 from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.exercise import (
     NUM_TOKEN_IDS,
@@ -32,6 +32,7 @@ from aotgaudi.wrap.exercise import (
     pooling,
     token_prompt,
 )
+from aotgaudi.wrap.flags import FILE_NOT_READ
 from aotgaudi.wrap.launch_machine import Device, Installed
 from aotgaudi.wrap.variables import VariableRules, by_name
 from aotgaudi.wrap.witness import ENTRY_POINT
@@ -80,7 +81,7 @@ _GENERATED = 1
 _READER = CommandReader(_ARITIES, _SHORT, acted_on=frozenset(_ARITIES))
 
 _REFUSED: Mapping[str, str] = {
-    "config": "the file is not read: give its flags on the command line",
+    "config": FILE_NOT_READ,
     "use-ray": "Ray's processes cannot be watched from here",
     "smg-grpc-mode": "it is not asked over HTTP, so the exercise cannot be sent",
     "grpc-mode": "it is not asked over HTTP, so the exercise cannot be sent",
@@ -149,6 +150,7 @@ class Sglang(Vllm):
     reader: CommandReader = _READER
     model_flag: str = "model-path"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
+    refused_flags: Mapping[str, str] = _REFUSED
     variable_rules: VariableRules = VariableRules(("SGLANG_", "SGL_"), NEUTRAL_VARIABLES, {})
     left_out: tuple[tuple[str, str], ...] = (
         *LEFT_OUT,
@@ -184,7 +186,7 @@ class Sglang(Vllm):
             words=read.public_words(),
             revision=one_text(flags, "revision") or None,
             download_dir=one_text(flags, "download-dir") or None,
-            host="127.0.0.1" if host in ("", "0.0.0.0") else host,  # noqa: S104, not bound to
+            host=ANY_ADDRESS.get(host, host),
             port=one_integer(flags, "port", 30000),
             served_name=one_text(flags, "served-model-name") or model,
             authorization=f"Bearer {key}" if key else "",
@@ -213,13 +215,7 @@ class Sglang(Vllm):
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
         """Raises SpecError for ranks on other machines, for servers without HTTP, and for disaggregated servers."""
-        for name, reason in _REFUSED.items():
-            if flags.values.get(name, False) is not False:
-                raise SpecError(f"--{name}", "cannot be wrapped", reason)
-        if flags.world["nodes"] > 1:
-            raise SpecError(
-                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
-            )
+        self._require_known(flags)
         if one_text(flags.values, "disaggregation-mode", "null") != "null":
             remedy = "it computes prompts or tokens alone, and answers nothing by itself"
             raise SpecError("--disaggregation-mode", "cannot be wrapped", remedy)

@@ -41,6 +41,7 @@ from aotgaudi.wrap.flags import (
     CONDITIONS,
     CPU_DEFAULTS,
     DEFAULTS,
+    FILE_NOT_READ,
     FLAGS,
     MEMORY_FLAGS,
     NEUTRAL_FLAGS,
@@ -109,7 +110,7 @@ _REFUSED_FLAGS: Mapping[str, str] = {
     "ssl-keyfile": "the exercise is sent without TLS: let what stands before the server have it",
     "ssl-certfile": "the exercise is sent without TLS: let what stands before the server have it",
     "headless": "ranks on other machines cannot be watched from here",
-    "config": "the file is not read: give its flags on the command line",
+    "config": FILE_NOT_READ,
     "grpc": "it is not asked over HTTP, so the exercise cannot be sent",
 }
 _REFUSED_VARIABLES: Mapping[str, str] = {
@@ -150,7 +151,7 @@ _NOT_ASKED_FLAGS: Mapping[str, str] = {
     "enable-sleep-mode": "the time after a sleep",
 }
 _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS, acted_on=ACTED_ON)
-_ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
+ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
 
 
 class Vllm:
@@ -159,6 +160,7 @@ class Vllm:
     Attributes:
         family: the server's key in `starts.STARTS`.
         model_flag: the flag that names the model.
+        refused_flags: flags with which the server cannot be wrapped -> why.
         cache_roots: cache variables -> where the caches lie below a sandbox's root.
         counted: the server's counters whose values a warm start must repeat.
         zeros: the server's counters that must stay 0 in a warm start.
@@ -169,6 +171,7 @@ class Vllm:
     reader: CommandReader = _READER
     model_flag: str = "model"
     neutral_flags: Mapping[str, str] = {**NEUTRAL_FLAGS, **MEMORY_FLAGS}
+    refused_flags: Mapping[str, str] = _REFUSED_FLAGS
     variable_rules: VariableRules = VariableRules(
         ("VLLM_", "MOONCAKE_", "INKLING_"), NEUTRAL_VARIABLES, CONDITIONS
     )
@@ -204,7 +207,7 @@ class Vllm:
             words=read.public_words(),
             revision=one_text(flags, "revision") or None,
             download_dir=one_text(flags, "download-dir") or None,
-            host=_ANY_ADDRESS.get(host, host),
+            host=ANY_ADDRESS.get(host, host),
             port=one_integer(flags, "port", 8000),
             uds=one_text(flags, "uds") or None,
             served_name=one_text(flags, "served-model-name") or model,
@@ -248,23 +251,26 @@ class Vllm:
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
         """Raises SpecError for several nodes, for several API servers, for Ray, and if no cache is kept."""
-        for name, reason in _REFUSED_FLAGS.items():
-            if flags.values.get(name, False) is not False:
-                raise SpecError(f"--{name}", "cannot be wrapped", reason)
+        self._require_known(flags)
         for name, reason in _REFUSED_VARIABLES.items():
             if environ.get(name, "0").lower() not in ("", "0", "false"):
                 raise SpecError(name, f"is {shown(environ[name])}", reason)
         for name in ("distributed-executor-backend", "data-parallel-backend"):
             if one_text(flags.values, name) == "ray":
                 raise SpecError(f"--{name}", "is ray", "Ray's processes cannot be watched from here: mp")
-        if flags.world["nodes"] > 1:
-            raise SpecError(
-                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
-            )
         num_servers = one_integer(flags.values, "api-server-count", flags.world["data_parallel"], minimum=0)
         if num_servers > 1:
             remedy = "--api-server-count 1: which of several answers the exercise is not known"
             raise SpecError("--api-server-count", f"is {num_servers}", remedy)
+
+    def _require_known(self, flags: Flags) -> None:
+        for name, reason in self.refused_flags.items():
+            if flags.values.get(name, False) is not False:
+                raise SpecError(f"--{name}", "cannot be wrapped", reason)
+        if flags.world["nodes"] > 1:
+            raise SpecError(
+                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
+            )
 
     def roots(self, root: SandboxRoot) -> dict[str, str]:
         """Returns the variables that name caches, each with a path below the sandbox's root."""

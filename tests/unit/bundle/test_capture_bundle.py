@@ -18,9 +18,6 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
 from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
-from aotgaudi.share.file_remotes import DirectoryRemote
-from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.transfer import Conduct, Retry, Sources
 from tests.command import Command
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
@@ -96,38 +93,22 @@ def test_what_is_signed_is_the_launch_and_the_files_and_an_edit_is_refused(
 ) -> None:
     generate_key(tmp_path / "key")
     key = load_signing_key(tmp_path / "key")
-    policy = TrustPolicy(signatures=SignaturePolicy(frozenset({key.public}), 1, 3))
+    policy = TrustPolicy(signatures=SignaturePolicy(frozenset({key.public})))
     with pytest.raises(UntrustedError, match="not signed"):
         open_bundle(captured.path, policy)
 
-    captured.pack(signing=Signing((key,), 3))
+    captured.pack(signing=Signing((key,)))
 
     bundle = open_bundle(captured.path, policy)
     assert bundle.statement is not None
-    assert bundle.statement.epoch == 3
     predicate = load_statement(
         load_envelope((captured.path / "aotgaudi.signature.json").read_bytes()).payload
     ).predicate
     assert (predicate.manifest_id, predicate.counts.units) == (LAUNCH_ID, len(CAPTURED))
-    older = TrustPolicy(signatures=SignaturePolicy(frozenset({key.public}), 1, 4))
-    with pytest.raises(UntrustedError, match="epoch 3, --minimum-epoch is 4"):
-        open_bundle(captured.path, older)
     receipt = captured.path / "receipt.json"
     receipt.write_bytes(receipt.read_bytes().replace(b"run.py", b"ran.py"))
     with pytest.raises(CorruptError, match=r"receipt\.json"):
         open_bundle(captured.path, policy)
-
-
-def test_it_goes_to_a_remote_and_comes_back(captured: SealedCapture, tmp_path: Path) -> None:
-    conduct = Conduct(Retry(sleep=lambda _: None), 1)
-    remote = DirectoryRemote(tmp_path / "remote")
-
-    push_bundle(captured.open(), remote, "latest", conduct)
-    pulled = pull_bundle(Sources([remote], conduct), "latest", tmp_path / "pulled")
-
-    assert pulled.receipt == captured.receipt
-    assert contents(tmp_path / "pulled") == contents(captured.path)
-    assert verify_bundle(pulled).is_intact
 
 
 def test_serving_programs_from_it_is_refused_before_anything_is_loaded(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
@@ -30,13 +29,12 @@ from aotgaudi.bundle.signature import (
     Statement,
     dump_envelope,
     load_envelope,
-    load_statement,
 )
 from aotgaudi.bundle.signing import Signing, SigningKey, add_signatures, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy, TrustedKey, TrustPolicy
+from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, UntrustedError
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, UntrustedError
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
@@ -54,16 +52,16 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
     return {name: load_signing_key(folder / name) for name in names}
 
 
-def sign(path: Path, *signers: SigningKey, epoch: int = 0) -> bytes:
+def sign(path: Path, *signers: SigningKey) -> bytes:
     """Signs the bundle at `path` anew, and returns the signature file's bytes."""
     bundle = open_bundle(path)
-    signed = Signing(signers, epoch).sign(bundle.index_bytes, bundle.index, bundle.receipt)
+    signed = Signing(signers).sign(bundle.index_bytes, bundle.index, bundle.receipt)
     (path / SIGNATURE_NAME).write_bytes(signed)
     return signed
 
 
-def policy(*trusted: SigningKey, threshold: int = 1, minimum_epoch: int = 0) -> SignaturePolicy:
-    return SignaturePolicy(frozenset(key.public for key in trusted), threshold, minimum_epoch)
+def policy(*trusted: SigningKey) -> SignaturePolicy:
+    return SignaturePolicy(frozenset(key.public for key in trusted))
 
 
 def opened(path: Path, trust: SignaturePolicy) -> Bundle:
@@ -99,12 +97,11 @@ def resign_statement(path: Path, key: SigningKey, change: Callable[[dict[str, An
 
 
 def test_a_signed_bundle_is_accepted_with_its_statement(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"], epoch=4)
+    sign(sealed.path, keys["one"])
 
-    bundle = opened(sealed.path, policy(keys["one"], keys["two"], minimum_epoch=4))
+    bundle = opened(sealed.path, policy(keys["one"], keys["two"]))
 
     assert bundle.statement is not None
-    assert bundle.statement.epoch == 4
     assert verify_bundle(bundle).is_intact
 
 
@@ -112,15 +109,6 @@ def test_without_trusted_keys_a_signature_is_not_even_read(sealed: Sealed) -> No
     (sealed.path / SIGNATURE_NAME).write_bytes(b"junk")
 
     assert sealed.open().statement is None
-
-
-def test_two_of_three(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"], keys["two"])
-
-    assert opened(sealed.path, policy(*keys.values(), threshold=2)).statement is not None
-    assert "trusted keys that have signed it: 2, should be 3" in refused(
-        sealed.path, policy(*keys.values(), threshold=3)
-    )
 
 
 @pytest.mark.parametrize("hint", ["", "any other", "0" * 64])
@@ -272,23 +260,6 @@ def test_a_statement_that_says_something_else_of_the_same_index(
     assert refused(sealed.path, policy(keys["one"])).endswith(f"the statement has another {name}")
 
 
-def test_an_older_epoch(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"], epoch=3)
-
-    assert "was signed for epoch 3, --minimum-epoch is 4" in refused(
-        sealed.path, policy(keys["one"], minimum_epoch=4)
-    )
-
-
-def test_a_newer_epoch_by_who_may_not_sign(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"], epoch=3)
-    statement = load_statement(load_envelope((sealed.path / SIGNATURE_NAME).read_bytes()).payload)
-    newer = statement.model_copy(update={"predicate": statement.predicate.model_copy(update={"epoch": 9})})
-    edit_envelope(sealed.path, payload=newer.dumps())
-
-    assert "was not made by it" in refused(sealed.path, policy(keys["one"], minimum_epoch=4))
-
-
 def test_the_signature_of_another_bundle(sealed: Sealed, keys: Keys, tmp_path: Path) -> None:
     """An older bundle's, say, of the same signer."""
     other = tmp_path / "other"
@@ -299,42 +270,6 @@ def test_the_signature_of_another_bundle(sealed: Sealed, keys: Keys, tmp_path: P
     assert "(it was edited, or is another bundle's)" in refused(sealed.path, policy(keys["one"]))
 
 
-def sign_with_another_nonce(key: SigningKey, data: bytes) -> bytes:
-    """A second valid signature of the same bytes (RFC 8032 5.1.6, with a nonce from elsewhere)."""
-    seed = key._private.private_bytes_raw()
-    nonce = Ed25519PrivateKey.generate()
-    commitment = nonce.public_key().public_bytes_raw()
-    challenge = int.from_bytes(hashlib.sha512(commitment + key.public.raw + data).digest(), "little")
-    response = (_scalar(nonce.private_bytes_raw()) + challenge * _scalar(seed)) % _GROUP_ORDER
-    return commitment + response.to_bytes(32, "little")
-
-
-def _scalar(seed: bytes) -> int:
-    low = bytearray(hashlib.sha512(seed).digest()[:32])
-    low[0] &= 248
-    low[31] = low[31] & 127 | 64
-    return int.from_bytes(low, "little")
-
-
-_GROUP_ORDER = 2**252 + 27742317777372353535851937790883648493
-
-
-def test_one_key_that_signs_twice_counts_once(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"])
-    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
-    second = sign_with_another_nonce(keys["one"], envelope.signed_bytes())
-    assert keys["one"].public.has_signed(second, envelope.signed_bytes())
-
-    edit_envelope(
-        sealed.path, signatures=(*envelope.signatures, Signature(keys["two"].public.key_id, second))
-    )
-
-    assert opened(sealed.path, policy(keys["one"], keys["two"])).statement is not None
-    assert "trusted keys that have signed it: 1, should be 2" in refused(
-        sealed.path, policy(keys["one"], keys["two"], threshold=2)
-    )
-
-
 def test_duplicate_signatures(sealed: Sealed, keys: Keys) -> None:
     sign(sealed.path, keys["one"])
     (first,) = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes()).signatures
@@ -342,19 +277,6 @@ def test_duplicate_signatures(sealed: Sealed, keys: Keys) -> None:
     edit_envelope(sealed.path, signatures=(first, Signature("another name", first.value)))
 
     assert "is there twice" in refused(sealed.path, policy(keys["one"]))
-
-
-def test_one_trusted_key_given_twice_is_one(keys: Keys) -> None:
-    again = TrustedKey(bytes(keys["one"].public.raw))
-
-    with pytest.raises(SpecError, match="--threshold: is 2, with 1 distinct trusted keys"):
-        SignaturePolicy(frozenset([keys["one"].public, again]), threshold=2)
-
-
-@pytest.mark.parametrize("threshold", [0, -1, 2])
-def test_a_threshold_that_nobody_or_everybody_meets_is_refused(keys: Keys, threshold: int) -> None:
-    with pytest.raises(SpecError, match=f"--threshold: is {threshold}"):
-        policy(keys["one"], threshold=threshold)
 
 
 @pytest.mark.parametrize(
@@ -403,17 +325,17 @@ def test_every_flipped_bit_of_a_signature_is_refused_or_means_nothing(sealed: Se
 
 def statement_of(path: Path) -> Statement:
     bundle = open_bundle(path)
-    return Statement.of(bundle.index_bytes, bundle.index, bundle.receipt, 0)
+    return Statement.of(bundle.index_bytes, bundle.index, bundle.receipt)
 
 
 def test_a_signature_added_later_is_as_if_both_had_signed_at_once(sealed: Sealed, keys: Keys) -> None:
-    together = sign(sealed.path, keys["one"], keys["two"], epoch=5)
-    alone = sign(sealed.path, keys["one"], epoch=5)
+    together = sign(sealed.path, keys["one"], keys["two"])
+    alone = sign(sealed.path, keys["one"])
 
-    later = add_signatures(alone, (keys["two"],), statement_of(sealed.path), None)
+    later = add_signatures(alone, (keys["two"],), statement_of(sealed.path))
 
     assert later == together
-    assert add_signatures(later, (keys["one"], keys["two"]), statement_of(sealed.path), 5) == together
+    assert add_signatures(later, (keys["one"], keys["two"]), statement_of(sealed.path)) == together
 
 
 def test_a_forged_signature_in_our_name_is_replaced(sealed: Sealed, keys: Keys) -> None:
@@ -421,14 +343,7 @@ def test_a_forged_signature_in_our_name_is_replaced(sealed: Sealed, keys: Keys) 
     edit_envelope(sealed.path, signatures=(Signature(keys["one"].public.key_id, b"forged"),))
     forged = (sealed.path / SIGNATURE_NAME).read_bytes()
 
-    assert add_signatures(forged, (keys["one"],), statement_of(sealed.path), None) == honest
-
-
-def test_another_epoch_cannot_be_added(sealed: Sealed, keys: Keys) -> None:
-    signed = sign(sealed.path, keys["one"], epoch=5)
-
-    with pytest.raises(SpecError, match="--epoch: is 6, the bundle is signed for epoch 5"):
-        add_signatures(signed, (keys["two"],), statement_of(sealed.path), 6)
+    assert add_signatures(forged, (keys["one"],), statement_of(sealed.path)) == honest
 
 
 def test_nothing_is_added_to_another_bundles_signature(sealed: Sealed, keys: Keys, tmp_path: Path) -> None:
@@ -437,23 +352,23 @@ def test_nothing_is_added_to_another_bundles_signature(sealed: Sealed, keys: Key
     sealed.pack(other, sealed.receipt.model_copy(update={"builder": {"aotgaudi": "0"}}))
 
     with pytest.raises(ManifestError, match="is of another bundle"):
-        add_signatures(signed, (keys["two"],), statement_of(other), None)
+        add_signatures(signed, (keys["two"],), statement_of(other))
 
 
 # Sealing
 
 
 def test_sealing_twice_gives_the_same_signature(sealed: Sealed, keys: Keys, tmp_path: Path) -> None:
-    signing = Signing((keys["two"], keys["one"], keys["one"]), epoch=2)
+    signing = Signing((keys["two"], keys["one"], keys["one"]))
 
     sealed.pack(tmp_path / "a", signing=signing)
-    sealed.pack(tmp_path / "b", signing=Signing((keys["one"], keys["two"]), epoch=2))
+    sealed.pack(tmp_path / "b", signing=Signing((keys["one"], keys["two"])))
 
     a, b = ((tmp_path / name / SIGNATURE_NAME).read_bytes() for name in "ab")
     assert a == b
     assert len(load_envelope(a).signatures) == 2
     assert (tmp_path / "a" / SIGNATURE_NAME).stat().st_mode & 0o777 == 0o644
-    assert opened(tmp_path / "a", policy(keys["one"], keys["two"], threshold=2)).statement is not None
+    assert opened(tmp_path / "a", policy(keys["two"])).statement is not None
 
 
 def test_sealing_signed_over_the_same_bundle_signs_it(sealed: Sealed, keys: Keys) -> None:

@@ -17,9 +17,8 @@ from tests.specs import spec_toml
 run = Command("doctor")
 
 GOOD = MachineFinding("cpu", "ok", "x86_64")
-LACKING = MachineFinding("[serve]", "warning", "uvicorn not installed", "pip install it", ("serve",))
+LACKING = MachineFinding("packages", "warning", "uvicorn not installed", "pip install it", ("serve",))
 BROKEN = MachineFinding("store", "error", "no room", "another place", ("build",))
-TRIED = MachineFinding("trial compile", "ok", "3 units")
 
 
 @pytest.fixture
@@ -27,7 +26,6 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> list[MachineFinding]:
     """What is found: a test puts it there."""
     found: list[MachineFinding] = []
     monkeypatch.setattr("aotgaudi.cli.doctor.examine_machine", lambda store: iter(found))
-    monkeypatch.setattr("aotgaudi.cli.doctor.try_to_compile", lambda seconds: TRIED)
     return found
 
 
@@ -39,15 +37,13 @@ def test_what_is_found_is_a_line_each_and_a_line_that_sums_it_up(machine: list[M
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "ok       cpu              x86_64",
-        "warning  [serve]          uvicorn not installed",
+        "warning  packages         uvicorn not installed",
         "                          right: pip install it",
-        "ok       trial compile    3 units",
-        "this machine can enumerate, plan and verify, build; it cannot serve ([serve])",
+        "this machine can enumerate, plan and verify, build; it cannot serve (packages)",
     ]
-    assert "--no-trial leaves it out" in result.stderr
 
 
-def test_what_is_broken_is_one_line_of_error_and_exit_code_5_and_nothing_is_tried(
+def test_what_is_broken_is_one_line_of_error_and_exit_code_5(
     machine: list[MachineFinding],
 ) -> None:
     machine += [GOOD, BROKEN]
@@ -78,36 +74,24 @@ def test_json_is_one_document_also_where_something_is_broken(machine: list[Machi
     }
 
 
-def test_without_the_trial_nothing_is_compiled(machine: list[MachineFinding]) -> None:
-    machine += [GOOD]
-
-    assert "trial" not in run("--no-trial").output
-    assert "trial compile" in run().stdout
-
-
-def test_a_real_machine_is_examined_without_a_trial(tmp_path: Path) -> None:
-    result = run("--no-trial", "--json", "--store", tmp_path / "store")
+def test_a_real_machine_is_examined(tmp_path: Path) -> None:
+    result = run("--json", "--store", tmp_path / "store")
 
     document = json.loads(result.stdout)
     assert result.exit_code == (5 if "error" in [f["status"] for f in document["findings"]] else 0)
-    assert {"python", "[build]", "[serve]", "compiler", "cpu", "memory", "store"} <= {
-        finding["subject"] for finding in document["findings"]
-    }
+    subjects = [finding["subject"] for finding in document["findings"]]
+    assert subjects == ["packages", "torch", "compiler", "cpu", "memory", "store"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--no-trail"], "No such option"),
-        (["--trial-timeout", "0"], "0.0 is not in the range x>0"),
-        (["--trial-timeout", "soon"], "is not a valid float"),
+        (["--no-trial"], "No such option"),
         (["now"], "unexpected extra argument"),
         (["--card", "0"], "--card is about a Gaudi: it needs --hpu"),
         (["--write-target", "t.json"], "--write-target is about a Gaudi: it needs --hpu"),
         (["--hpu", "--json"], "--json is not for --hpu, which writes doctor-hpu.json"),
-        (["--hpu", "--no-trial"], "--no-trial is not for --hpu"),
         (["--hpu", "--store", "s"], "--store is not for --hpu"),
-        (["--trial-timeout", "9", "--hpu"], "--trial-timeout is not for --hpu"),
         (["--fit", "s.toml"], "--fit is about a Gaudi: it needs --hpu"),
         (["--hpu", "--fit", "s.toml", "--only", "H-01"], "--only is for an examination, and --fit examines"),
         (["--hpu", "--fit", "none.toml"], "none.toml: cannot be read"),

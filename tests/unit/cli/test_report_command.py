@@ -59,7 +59,7 @@ def test_spec_and_manifest_say_the_same() -> None:
 def test_page_and_json_at_once(tmp_path: Path) -> None:
     result = run(SPEC, "--json", "-o", "x.html")
 
-    assert json.loads(result.stdout)["entries"]["num_entries"] > 0
+    assert json.loads(result.stdout)["num_entries"] > 0
     assert result.stderr.startswith("x.html: ")
     assert (tmp_path / "x.html").exists()
 
@@ -93,11 +93,8 @@ def closed() -> Iterator[Path]:
             (folder / "closed").chmod(0o700)
 
 
-@pytest.mark.parametrize("words", ["report x.toml -o", "diff x.toml x.toml --html"])
-def test_a_page_below_a_folder_that_one_may_not_enter_is_refused_in_a_line(words: str, closed: Path) -> None:
-    arguments = [str(closed.parent / word) if word == "x.toml" else word for word in words.split()]
-
-    result = Command()(*arguments, str(closed / "inner" / "x.html"))
+def test_a_page_below_a_folder_that_one_may_not_enter_is_refused_in_a_line(closed: Path) -> None:
+    result = run(closed.parent / "x.toml", "-o", closed / "inner" / "x.html")
 
     assert (result.exit_code, result.stdout) == (2, ""), result.exception
     assert result.stderr.startswith("error: ")
@@ -114,7 +111,6 @@ def test_a_bundle_is_reported_with_the_times_of_its_store(store: Store, tmp_path
     assert document["subject"]["kind"] == "bundle"
     assert document["built"]["source"] == "bundle"
     assert document["built"]["num_timed"] == document["built"]["num_units"] == 4
-    assert {row["name"] for row in document["provenance"]} >= {"receipt.json", "signature", "model"}
 
 
 def test_of_a_manifest_the_store_says_what_is_built(store: Store, tmp_path: Path) -> None:
@@ -124,8 +120,8 @@ def test_of_a_manifest_the_store_says_what_is_built(store: Store, tmp_path: Path
     sealed_bundle(store, tmp_path / "x.bundle")
     after = run.document("x.toml", "--store", store.root)
 
-    assert (before["entries"]["num_warm"], before["built"]["num_units"]) == (0, 0)
-    assert after["entries"]["num_warm"] == after["entries"]["num_entries"]
+    assert (before["num_built"], before["built"]["num_units"]) == (0, 0)
+    assert after["num_built"] == after["num_entries"]
 
 
 def test_a_gaudi_spec_without_its_target_says_why_nothing_is_known(store: Store) -> None:
@@ -133,22 +129,6 @@ def test_a_gaudi_spec_without_its_target_says_why_nothing_is_known(store: Store)
 
     assert document["built"] is None
     assert "what is built is not known: target.backend" in document["notes"][0]
-
-
-def test_what_a_build_told_is_reported_and_that_of_another_refused(tmp_path: Path) -> None:
-    outcome = {"num_traced": 1, "num_compiled": 1, "seconds": 1, "num_workers": 1, "worker_seconds": {}}
-    phases = [{"phase": "run", "begin": 0, "end": 1.5}]
-    (tmp_path / "ours").write_text(json.dumps({**outcome, "phases": phases}))
-    (tmp_path / "other").write_text(json.dumps({**outcome, "phases": phases, "manifest": {"id": "0" * 64}}))
-
-    document = run.document(SPEC, "--build", "ours")
-    refused = run(SPEC, "--json", "--build", "other")
-    missing = run(SPEC, "--json", "--build", "none")
-
-    assert document["build_time"]["phases"] == [{"name": "run", "begin": 0.0, "seconds": 1.5}]
-    assert (refused.exit_code, missing.exit_code) == (2, 2)
-    assert refused.stderr.startswith("error: other: tells of a build of another manifest")
-    assert missing.stderr.startswith("error: none: ")
 
 
 def test_a_capture_is_refused_by_name(captured: SealedCapture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -31,18 +30,8 @@ def test_a_trace_is_replayed() -> None:
     found = run.document("x.toml", "--trace", "x.csv")["trace"]
 
     assert (found["path"], found["num_requests"], found["num_refused"]) == ("x.csv", 2, 1)
-    assert (found["unit"], found["factor"] > 1) == ("GFLOP", True)
-    assert found["basis"].startswith("an estimate")
-
-
-def test_measured_step_times_take_the_place_of_the_estimate() -> None:
-    prompts = {f"(prompt, 1, {query}, {ctx})": query + ctx for query in (16, 32) for ctx in (0, 2, 7)}
-    decodes = {f"(decode, {batch}, 1, {blocks})": batch + blocks for batch in (1, 2) for blocks in (2, 8)}
-    Path("times.json").write_text(json.dumps({**prompts, **decodes}))
-
-    found = run.document("x.toml", "--trace", "x.csv", "--step-times", "times.json")["trace"]
-
-    assert (found["unit"], found["basis"]) == ("s", "from the step times of times.json")
+    assert found["factor"] > 1
+    assert found["basis"].startswith("assumed")
 
 
 def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() -> None:
@@ -51,15 +40,8 @@ def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() ->
 
     found = run.document("y.toml", "--trace", "x.csv")
 
-    assert found["coverage"]["num_holes"] > 0
+    assert found["num_holes"] > 0
     assert found["trace"] is None
     assert any(
         note.startswith("the trace was not replayed: a step of it, (decode") for note in found["notes"]
     )
-
-
-def test_what_is_about_a_trace_needs_one() -> None:
-    result = run("x.toml", "--requests-per-second", "3", "--json")
-
-    assert result.exit_code == 2
-    assert "are about --trace FILE" in result.stderr

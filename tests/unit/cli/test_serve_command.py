@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aotgaudi.bundle.signing import generate_key
 from aotgaudi.cli.main import cli
 from aotgaudi.cli.served_model import served_name
 from aotgaudi.errors import SpecError
@@ -32,20 +31,6 @@ def test_a_model_is_served_under_the_name_that_was_given(
     assert served_name(".") == "0a1b"
     assert served_name("..") == "snapshots"
     assert served_name("owner/name") == "owner/name"
-
-
-@pytest.mark.process
-def test_signed_weights_are_not_mapped_from_files_that_may_change(tmp_path: Path) -> None:
-    generate_key(tmp_path / "key")
-    where = ["--bundle", str(tmp_path), "--model", str(tmp_path), "--require-warm"]
-
-    result = CliRunner().invoke(
-        cli, ["serve", *where, "--trusted-key", str(tmp_path / "key.pub"), "--weights-memory", "map"]
-    )
-
-    assert result.exit_code == 2
-    assert "--weights-memory map" in result.stderr
-    assert "may change after their signature was verified" in result.stderr
 
 
 @pytest.mark.usefixtures("no_process")

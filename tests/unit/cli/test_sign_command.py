@@ -67,36 +67,33 @@ def test_generating_says_what_is_for_whom(tmp_path: Path) -> None:
 
 
 def test_sign_and_verify(bundle: Path, key: Path) -> None:
-    signed = run("sign", bundle, "--sign-key", key, "--epoch", 3)
-    verified = run("verify", "--no-target", bundle, "--trusted-key", public(key), "--minimum-epoch", 3)
+    signed = run("sign", bundle, "--sign-key", key)
+    verified = run("verify", "--no-target", bundle, "--trusted-key", public(key))
 
     assert signed.exit_code == 0
     assert signed.stdout == f"signature: {bundle / 'aotgaudi.signature.json'} (1 in all)\n"
     assert verified.exit_code == 0, verified.output
-    assert "signed    by 1 or more of 1 trusted keys, epoch 3" in verified.stdout
+    assert "signed    by 1 or more of 1 trusted keys" in verified.stdout
     document = run.document("verify", "--no-target", bundle, "--trusted-key", public(key))
-    assert (document["intact"], document["epoch"]) == (True, 3)
+    assert document["intact"]
 
 
 def test_signing_again_changes_nothing_and_another_key_adds_one(bundle: Path, key: Path, other: Path) -> None:
     path = bundle / "aotgaudi.signature.json"
-    run("sign", bundle, "--sign-key", key, "--epoch", 3)
+    run("sign", bundle, "--sign-key", key)
     first, inode = path.read_bytes(), path.stat().st_ino
 
     run("sign", bundle, "--sign-key", key)
     assert (path.read_bytes(), path.stat().st_ino) == (first, inode)
 
     assert "(2 in all)" in run("sign", bundle, "--sign-key", other).stdout
-    trusted = ("--trusted-key", public(key), "--trusted-key", public(other), "--threshold", 2)
-    assert run("verify", "--no-target", bundle, *trusted).exit_code == 0
-    assert "--epoch: is 4, the bundle is signed for epoch 3" in refused(
-        2, "sign", bundle, "--sign-key", key, "--epoch", 4
-    )
+    for one in (key, other):
+        assert run("verify", "--no-target", bundle, "--trusted-key", public(one)).exit_code == 0
 
 
 def test_json_says_which_files_were_made_and_who_has_signed(bundle: Path, tmp_path: Path) -> None:
     made = run.document("key", "generate", tmp_path / "k")
-    first = run.document("sign", bundle, "--sign-key", tmp_path / "k", "--epoch", 3)
+    first = run.document("sign", bundle, "--sign-key", tmp_path / "k")
     second = run.document("sign", bundle, "--sign-key", tmp_path / "k")
 
     assert made == {
@@ -108,7 +105,6 @@ def test_json_says_which_files_were_made_and_who_has_signed(bundle: Path, tmp_pa
         "bundle": str(bundle),
         "signature": str(bundle / "aotgaudi.signature.json"),
         "is_new": True,
-        "epoch": 3,
         "key_ids": [made["key_id"]],
     }
     assert second == {**first, "is_new": False}
@@ -123,21 +119,6 @@ def test_another_key(bundle: Path, key: Path, other: Path) -> None:
     run("sign", bundle, "--sign-key", other)
 
     assert "trusted keys that have signed it: 0" in refused(4, "verify", bundle, "--trusted-key", public(key))
-
-
-def test_an_older_epoch(bundle: Path, key: Path) -> None:
-    run("sign", bundle, "--sign-key", key)
-
-    line = refused(4, "verify", bundle, "--trusted-key", public(key), "--minimum-epoch", 1)
-
-    assert "was signed for epoch 0, --minimum-epoch is 1" in line
-
-
-def test_one_key_twice_is_not_two(bundle: Path, key: Path) -> None:
-    run("sign", bundle, "--sign-key", key)
-    trusted = ("--trusted-key", public(key), "--trusted-key", public(key), "--threshold", 2)
-
-    assert "--threshold: is 2, with 1 distinct trusted keys" in refused(2, "verify", bundle, *trusted)
 
 
 def test_a_damaged_bundle_is_not_signed(bundle: Path, key: Path) -> None:
@@ -158,18 +139,8 @@ def test_a_secret_that_others_may_read_signs_nothing(bundle: Path, key: Path) ->
         key.chmod(0o600)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("verify", "BUNDLE", "--threshold", "2"),
-        ("verify", "BUNDLE", "--minimum-epoch", "2"),
-        ("verify", "BUNDLE", "--minimum-epoch", "-1"),
-        ("build", "bundle", "m.json", "-o", "x", "--epoch", "2"),
-        ("sign", "BUNDLE"),
-    ],
-)
-def test_options_that_mean_nothing_alone_are_bad_usage(arguments: tuple[str, ...]) -> None:
-    result = run(*arguments)
+def test_signing_without_a_key_is_bad_usage() -> None:
+    result = run("sign", "BUNDLE")
 
     assert result.exit_code == 2
     assert "Usage: " in result.stderr
@@ -222,7 +193,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
     place: Place, key: Path, other: Path
 ) -> None:
-    signing = ("--sign-key", key, "--sign-key", other, "--epoch", 7)
+    signing = ("--sign-key", key, "--sign-key", other)
     first = run("build", place.spec, "--store", place.store, "-j", 1, *signing)
     assert first.exit_code == 0, first.output
     path = place.folder / "tiny.bundle" / "aotgaudi.signature.json"
@@ -234,8 +205,7 @@ def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
 
     assert elsewhere.exit_code == 0, elsewhere.output
     assert (place.folder / "again" / path.name).read_bytes() == before[0]
-    trusted = ("--trusted-key", public(key), "--trusted-key", public(other), "--threshold", 2)
-    assert run("verify", "--no-target", "again", *trusted, "--minimum-epoch", 7).exit_code == 0
+    assert run("verify", "--no-target", "again", "--trusted-key", public(other)).exit_code == 0
 
 
 def test_a_key_that_cannot_sign_is_noticed_before_anything_is_compiled(place: Place, tmp_path: Path) -> None:

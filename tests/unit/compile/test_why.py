@@ -24,7 +24,7 @@ from aotgaudi.compile.why import (
     reasons,
 )
 from aotgaudi.digest import Digest
-from aotgaudi.entries import DefragEntry, PromptEntry
+from aotgaudi.entries import DefragEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import SECONDS, built, compiled, findings
@@ -84,41 +84,13 @@ def test_a_change_of_the_model_alone_says_nothing_certain_of_units(store: Store)
     assert not reason.is_certain
 
 
-def test_a_new_entry_names_the_nearest_and_shares_a_reason_with_others_like_it(store: Store) -> None:
+def test_new_entries_were_never_built_and_are_one_reason(store: Store) -> None:
     built(store, tiny_spec(), ENTRIES, LABELS)
 
     (reason,) = reasons(findings(store, tiny_spec(), (DefragEntry(3), *ENTRIES, DefragEntry(4))))
 
-    assert reason.state == "new"
-    assert [f.entries[0] for f in reason.findings] == [DefragEntry(3), DefragEntry(4)]
-    assert [c.name for c in reason.findings[0].changes] == ["entry.padded_swaps"]
-    assert reason.findings[0].changes[0].new == "3"
-    assert reason.cost(History.of_store(store)).num_units == 4  # Two each, as the nearest.
-
-
-def test_new_entries_are_one_reason_whatever_the_nearest_differs_in(store: Store) -> None:
-    old = (PromptEntry(1, 16, 0), PromptEntry(1, 32, 0))
-    built(store, tiny_spec(), old, LABELS)
-
-    (reason,) = reasons(
-        findings(
-            store, tiny_spec(), (*old, PromptEntry(2, 16, 0), PromptEntry(2, 48, 0), PromptEntry(1, 32, 4))
-        )
-    )
-
-    assert [[c.name.removeprefix("entry.") for c in f.changes] for f in reason.findings] == [
-        ["batch_size"],
-        ["batch_size", "query_len"],
-        ["num_ctx_blocks"],
-    ]
-
-
-def test_nothing_like_it_is_never_built(store: Store) -> None:
-    built(store, tiny_spec(), ENTRIES, LABELS)
-
-    (reason,) = reasons(findings(store, tiny_spec(), (PromptEntry(1, 16, 0),)))
-
     assert reason.state == "never built"
+    assert [f.entries[0] for f in reason.findings] == [DefragEntry(3), DefragEntry(4)]
     assert (reason.findings[0].changes, reason.findings[0].nearest) == ((), None)
     assert reason.cost(History.of_store(store)) == Cost(0, 0, 0)
 
@@ -132,7 +104,7 @@ def test_different_reasons_are_told_apart(store: Store) -> None:
     assert [(r.state, [c.name for c in r.findings[0].changes]) for r in found] == [
         ("changed", ["target.toolchain.torch"]),
         ("changed", ["model.model.dtype", "target.toolchain.torch"]),
-        ("new", ["entry.padded_swaps", "target.toolchain.torch"]),
+        ("never built", []),
     ]
 
 
@@ -238,7 +210,7 @@ def test_against_compares_with_what_is_given_and_nothing_else() -> None:
 
     assert (same.state, same.changes) == ("warm", ())
     assert (changed.state, changed.changes) == ("changed", (Change("toolchain.graphs", "old", "new"),))
-    assert other.state == "new"
+    assert other.state == "never built"
     assert changed.unit_keys == ("u",)
 
 
@@ -276,18 +248,16 @@ def model(rows: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in rows.items() if name.startswith(("model.", "limits."))}
 
 
-def rank(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[bool, int, bool]:
-    is_same_entry = own(old) == own(new)
-    is_kin = is_same_entry and model(old) == model(new)
-    return not is_kin, sum(old[name] != new[name] for name in new), not is_same_entry
+def rank(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[bool, int]:
+    return model(old) != model(new), sum(old[name] != new[name] for name in new)
 
 
 @given(st.lists(components(), max_size=30), components())
-def test_no_program_of_the_kind_is_nearer_than_the_one_that_is_found(
+def test_no_program_of_the_entry_is_nearer_than_the_one_that_is_found(
     rows: list[dict[str, str]], wanted: dict[str, str]
 ) -> None:
     built = [BuiltProgram(f"{number:04}", row) for number, row in enumerate(rows)]
-    ranks = [rank(row, wanted) for row in rows if row["entry.kind"] == wanted["entry.kind"]]
+    ranks = [rank(row, wanted) for row in rows if own(row) == own(wanted)]
 
     found = NearestProgram(built).find(wanted)
 
@@ -312,16 +282,15 @@ def test_changes_name_exactly_what_differs(old: dict[str, str], new: dict[str, s
     assert all((c.old, c.new) == (old.get(c.name), new.get(c.name)) for c in found)
 
 
-def test_the_same_entry_of_the_same_model_comes_before_another_one_that_differs_less() -> None:
+def test_the_same_model_comes_before_another_one_that_differs_less() -> None:
     wanted = {"entry.kind": "p", "entry.n": "1", "model.a": "1", "target.x": "1", "target.y": "1"}
     upgraded = BuiltProgram("a", {**wanted, "target.x": "0", "target.y": "0"})
     neighbour = BuiltProgram("b", {**wanted, "entry.n": "2"})
-    other_model = BuiltProgram("c", {**wanted, "model.a": "0", "target.x": "0"})
+    other_model = BuiltProgram("c", {**wanted, "model.a": "0"})
 
     assert NearestProgram([upgraded, neighbour, other_model]).find(wanted) == upgraded
-    assert NearestProgram([neighbour, other_model]).find(wanted) == neighbour
-    assert NearestProgram([other_model]).find(wanted) == other_model
-    assert NearestProgram([]).find(wanted) is None
+    assert NearestProgram([neighbour, other_model]).find(wanted) == other_model
+    assert NearestProgram([neighbour]).find(wanted) is None
 
 
 def unit(key: str, graph: str, target: str, label: str) -> BuiltUnit:

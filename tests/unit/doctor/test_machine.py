@@ -1,11 +1,7 @@
-"""Findings about machines and their kernels: this one, and made-up ones."""
+"""Findings about machines: this one, and made-up ones."""
 
 from __future__ import annotations
 
-import errno
-import os
-import resource
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,28 +9,19 @@ import pytest
 from aotgaudi.backends.base import NOT_INSTALLED
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.doctor.machine import (
-    EXTRA_PURPOSES,
-    MANY_FILES,
     ROOM_BYTES,
     WORKER_BYTES,
+    Purpose,
     examine_machine,
-    kernel_findings,
-    missing_modules,
     of_cpu,
-    of_extra,
-    of_filter,
-    of_gaudi,
     of_memory,
-    of_open_files,
-    of_sealed_memory,
+    of_packages,
     of_store,
-    of_temporary_files,
     of_tools,
     of_torch,
     version_in,
 )
 from aotgaudi.errors import EXTRAS
-from aotgaudi.gaudi.identity import Card, Inventory
 from aotgaudi.machine import Memory
 from aotgaudi.store.store import Store
 from tests.environment import ROOT
@@ -49,31 +36,27 @@ def test_every_finding_that_is_not_ok_says_what_would_be_right_and_subjects_diff
     assert not (tmp_path / "store").exists()
 
 
-def test_every_extra_has_a_purpose() -> None:
-    assert EXTRA_PURPOSES.keys() == EXTRAS.keys()
-
-
-@pytest.mark.parametrize(
-    ("extra", "status", "prevents"),
-    [
-        ("build", "warning", ("build",)),
-        ("serve", "warning", ("serve",)),
-        ("ray", "warning", ()),
-        ("gguf", "warning", ()),
-    ],
-)
-def test_an_extra_that_is_not_installed_names_its_packages_and_what_they_are_for(
-    monkeypatch: pytest.MonkeyPatch, extra: str, status: str, prevents: tuple[str, ...]
+@pytest.mark.parametrize("extra", ["build", "serve"])
+def test_what_is_not_installed_is_named_and_what_cannot_be_done_without_it(
+    monkeypatch: pytest.MonkeyPatch, extra: Purpose
 ) -> None:
+    monkeypatch.setattr("aotgaudi.doctor.machine.missing_modules", lambda name: (name,) * (name == extra))
+
+    finding = of_packages()
+
+    assert (finding.status, finding.prevents) == ("warning", (extra,))
+    assert f"[{extra}] lacks {extra}" in finding.observation
+    assert finding.remedy == f"pip install 'aotgaudi[{extra}]'"
+
+
+def test_without_any_package_both_extras_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aotgaudi.doctor.machine.version_of", lambda package: NOT_INSTALLED)
 
-    finding = of_extra(extra)
+    finding = of_packages()
 
-    assert (finding.status, finding.prevents) == (status, prevents)
-    assert EXTRAS[extra][0] in finding.observation
-    assert EXTRA_PURPOSES[extra] in finding.observation
-    assert finding.remedy == f"pip install 'aotgaudi[{extra}]'"
-    assert missing_modules(extra) == EXTRAS[extra]
+    assert finding.prevents == ("build", "serve")
+    assert ", ".join(EXTRAS["build"]) in finding.observation
+    assert finding.remedy == "pip install 'aotgaudi[build,serve]'"
 
 
 @pytest.mark.parametrize(
@@ -99,13 +82,12 @@ def test_beside_the_bridge_of_a_gaudi_torch_is_the_bridges_and_nothing_may_repla
 ) -> None:
     (torch,) = of_torch("2.11.0+git1", "2.13.0", "1.24.1.482")
     monkeypatch.setattr("aotgaudi.doctor.machine.version_of", lambda package: NOT_INSTALLED)
-    build, ray = of_extra("build", "1.24.1.482"), of_extra("ray", "1.24.1.482")
+    packages = of_packages("1.24.1.482")
 
     assert (torch.status, torch.prevents) == ("warning", ("build", "serve"))
     assert "belongs to the Gaudi bridge 1.24.1.482" in torch.observation
     assert torch.remedy == "in another environment than the Gaudi bridge's: torch 2.13.0"
-    assert build.remedy == "in another environment than the Gaudi bridge's: pip install 'aotgaudi[build]'"
-    assert ray.remedy == "pip install 'aotgaudi[ray]'"
+    assert packages.remedy.startswith("in another environment than the Gaudi bridge's: pip install ")
 
 
 def test_the_version_that_is_tested_is_that_of_the_constraints(tmp_path: Path) -> None:
@@ -230,63 +212,3 @@ def test_a_place_needs_room_and_may_be_on_a_network(
 
     assert finding.status == status
     assert words in finding.observation
-
-
-def test_compilers_need_a_place_for_temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert of_temporary_files().status in ("ok", "warning")
-
-    def refuse() -> str:
-        raise FileNotFoundError("No usable temporary directory found")
-
-    monkeypatch.setattr("tempfile.gettempdir", refuse)
-    finding = of_temporary_files()
-    assert (finding.status, finding.prevents) == ("error", ("build",))
-
-
-def test_cards_are_counted_and_having_none_is_nothing_wrong() -> None:
-    cards = tuple(Card(index, "gaudi3", index, f"0000:0{index}:00.0") for index in range(8))
-
-    assert of_gaudi(Inventory(cards, "sysfs")).observation.startswith("8 of gaudi3, by sysfs: ")
-    assert of_gaudi(Inventory()).status == "ok"
-
-
-def test_this_process_can_still_start_others_after_it_was_examined() -> None:
-    findings = list(kernel_findings())
-
-    assert [finding.subject for finding in findings] == ["seccomp", "sealed memory", "open files"]
-    assert os.waitstatus_to_exitcode(os.system("true")) == 0
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "seen"),
-    [
-        ("pass", "ok", "refuses to start processes"),
-        ("import sys; sys.exit('first\\nTargetError: no filter is known')", "warning", "no filter is known"),
-        ("import sys; sys.exit(1)", "warning", "without a word"),
-    ],
-)
-def test_a_filter_that_cannot_be_set_is_a_warning_with_the_reason(code: str, status: str, seen: str) -> None:
-    finding = of_filter([sys.executable, "-c", code])
-
-    assert (finding.status, finding.prevents) == (status, ())
-    assert seen in finding.observation
-
-
-def test_memory_that_cannot_be_sealed_prevents_serving(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert of_sealed_memory().status == "ok"
-
-    def refuse(name: str, flags: int) -> int:
-        raise OSError(errno.EPERM, "Operation not permitted")
-
-    monkeypatch.setattr("os.memfd_create", refuse)
-    finding = of_sealed_memory()
-    assert (finding.status, finding.prevents) == ("error", ("serve",))
-    assert "Operation not permitted" in finding.observation
-
-
-@pytest.mark.parametrize(
-    ("limit", "status"), [(resource.RLIM_INFINITY, "ok"), (MANY_FILES, "ok"), (MANY_FILES - 1, "warning")]
-)
-def test_few_open_files_are_a_warning(limit: int, status: str) -> None:
-    assert of_open_files(limit).status == status

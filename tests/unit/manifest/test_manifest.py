@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.entries import (
-    ENTRY_KINDS,
     DecodeEntry,
     DefragEntry,
     Entry,
@@ -24,7 +23,7 @@ from aotgaudi.entries import (
 )
 from aotgaudi.errors import ManifestError
 from aotgaudi.manifest.manifest import Manifest, dumps, loads, read_manifest, write_manifest
-from aotgaudi.manifest.schema import EntryTables, schema_files
+from aotgaudi.manifest.schema import schema_files
 from aotgaudi.spec.parse import spec_from_json
 from tests.specs import spec_of
 
@@ -209,16 +208,6 @@ def test_entries_must_be_grouped_by_kind_and_distinct() -> None:
         Manifest(SPEC, (DecodeEntry(1, 1, 1), PromptEntry(1, 16, 0)))
     with pytest.raises(ValueError, match="twice"):
         Manifest(SPEC, (PromptEntry(1, 16, 0), PromptEntry(1, 16, 0)))
-
-
-def test_file_columns_are_the_entries_fields() -> None:
-    """The file's types are written out; this holds them to the entry classes."""
-    tables = EntryTables.model_fields
-    assert list(tables) == list(ENTRY_KINDS)
-    content = json.loads(DATA)["entries"]
-    assert {kind: tuple(table["columns"]) for kind, table in content.items()} == {
-        kind: cls.columns() for kind, cls in ENTRY_KINDS.items()
-    }
 
 
 @pytest.mark.parametrize("name", schema_files())

@@ -9,9 +9,8 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.compile.pipeline import seal
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.compute import Given, report_of
-from aotgaudi.report.holdings import holdings_of_bundle, holdings_of_plan
-from aotgaudi.report.values import Report
+from aotgaudi.report.compute import Given, Report, report_of
+from aotgaudi.report.inventory import inventory_of_bundle, inventory_of_plan
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import built
@@ -32,8 +31,8 @@ def report_on_store(store: Store, **given: Any) -> Report:
     spec = tiny_spec()
     manifest = Manifest.of(spec)
     built(store, spec, manifest.entries, LABELS)
-    holdings = holdings_of_plan(make_plan(manifest.entries, spec, FAKE, store), spec)
-    return report_on(spec, holdings=holdings, unknown=None, **given)
+    inventory = inventory_of_plan(make_plan(manifest.entries, spec, FAKE, store))
+    return report_on(spec, inventory=inventory, unknown=None, **given)
 
 
 def sealed_bundle(store: Store, path: Path) -> Bundle:
@@ -47,7 +46,5 @@ def sealed_bundle(store: Store, path: Path) -> Bundle:
 
 def report_on_bundle(bundle: Bundle, store: Store | None = None) -> Report:
     """The report of a bundle, with the times that are in `store`."""
-    holdings = holdings_of_bundle(bundle, store)
-    return report_of(
-        Given(path="x", kind="bundle", manifest=bundle.manifest, bundle=bundle, holdings=holdings)
-    )
+    inventory = inventory_of_bundle(bundle, store)
+    return report_of(Given(path="x", kind="bundle", manifest=bundle.manifest, inventory=inventory))

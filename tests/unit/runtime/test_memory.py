@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
+import errno
 import mmap
 import subprocess
 import sys
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,9 +32,8 @@ def test_pages_are_zeroed_and_writable(num_bytes: int) -> None:
     assert bytes(pages) == b"\xff" * num_bytes
 
 
-def older_kernel(_: Any) -> Any:
-    """A C library whose madvise knows nothing of what is asked."""
-    return SimpleNamespace(madvise=ctypes.CFUNCTYPE(ctypes.c_int)(lambda: -1))
+def older_kernel(_: Any) -> None:
+    raise OSError(errno.EINVAL, "madvise")
 
 
 @pytest.mark.parametrize("is_older", [False, True])
@@ -43,7 +41,7 @@ def test_faulted_in_pages_are_resident_before_anybody_writes_to_them(
     monkeypatch: pytest.MonkeyPatch, *, is_older: bool
 ) -> None:
     if is_older:
-        monkeypatch.setattr("aotgaudi.runtime.memory.ctypes.CDLL", older_kernel)
+        monkeypatch.setattr("aotgaudi.linux.populate", older_kernel)
     pages = new_pages(SIZE)
     before = resident_bytes()
 

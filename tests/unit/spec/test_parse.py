@@ -117,7 +117,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         ),
         (
             text_of(rest="[target]\nzzz = 1"),
-            "target.zzz: unknown key (known here: backend, execution_mode, frontend, isa, num_sms, profile)",
+            "target.zzz: unknown key (known here: backend, execution_mode, isa, num_sms, profile)",
         ),
         (text_of(block_size='"16"'), "limits.block_size: is '16' (should be a valid integer)"),
         (text_of(block_size="16.0"), "limits.block_size: is 16.0 (should be a valid integer)"),
@@ -221,17 +221,6 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         (
             text_of(rest="[sampler]\nsettings = [{ temperature = nan, top_p = 1.0, top_k = 0 }]"),
             "sampler.settings.0.temperature: is nan (a string, finite number, boolean, list or table)",
-        ),
-        (
-            text_of(rest='[target]\nfrontend = "direct"'),
-            "target.frontend: is 'direct', with backend 'cpu' (only hpu has a choice of front ends: leave it out)",
-        ),
-        (
-            text_of(rest='[scheduler]\nengine = "vllm"\n[target]\nbackend = "hpu"\nfrontend = "dynamo"'),
-            (
-                "target.frontend: is 'dynamo', with engine 'vllm', which chooses its own"
-                ' (engine = "aotgaudi", or leave it out)'
-            ),
         ),
         ("", "schema: is missing (it has no default)"),
     ],

@@ -88,7 +88,6 @@ SPECS = st.builds(
         TargetSpec,
         backend=st.just("hpu"),
         execution_mode=st.sampled_from([None, "lazy"]),
-        frontend=st.sampled_from([None, "dynamo", "direct"]),
     ),
 )
 

@@ -233,10 +233,9 @@ def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> N
     from aotgaudi.files import temporary_file
 
     with temporary_file(tmp) as live:
-        report = sweep_temporary_files(store.root)
+        assert sweep_temporary_files(store.root) == 2
         assert live.path.exists()
 
-    assert (report.num_removed, report.num_in_use) == (2, 2)
     assert [path.name for path in tmp.iterdir()] == ["check-young"]
 
 

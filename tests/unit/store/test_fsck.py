@@ -1,11 +1,11 @@
-"""Checking a store: all of the bad is found and put aside, none of the good, and what to rebuild is said."""
+"""Checking a store: all of the bad is found and removed, none of the good, and what to rebuild is said."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,11 +65,10 @@ def test_a_sound_store_is_clean(store: Store) -> None:
     assert report.is_clean
     assert (report.num_objects, report.num_records, report.losses) == (2, 2, ())
     assert report.object_bytes == len(DATA) + len(b"other")
-    assert not (store.root / "quarantine").exists()
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_object_is_put_aside_with_the_reason_and_its_unit_is_named(
+def test_a_damaged_object_is_removed_and_its_unit_is_named(
     store: Store, damage: Callable[[Path], object]
 ) -> None:
     path = object_path(store.root, DIGEST)
@@ -79,13 +78,8 @@ def test_a_damaged_object_is_put_aside_with_the_reason_and_its_unit_is_named(
 
     (item,) = report.damage
     assert item.path == f"objects/sha256/{DIGEST.sha256[:2]}/{DIGEST.sha256}"
-    assert item.moved_to is not None
+    assert item.is_removed
     assert not os.path.lexists(path)
-    assert os.path.lexists(store.root / item.moved_to)
-    assert json.loads((store.root / f"{item.moved_to}.reason").read_text()) == {
-        "path": item.path,
-        "reason": item.reason,
-    }
     assert [(loss.key, loss.value["label"], loss.missing) for loss in report.losses] == [
         (KEY, "layer a", (DIGEST,))
     ]
@@ -97,7 +91,7 @@ def test_a_damaged_object_is_put_aside_with_the_reason_and_its_unit_is_named(
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_record_is_put_aside_and_is_a_miss(store: Store, damage: Callable[[Path], object]) -> None:
+def test_a_damaged_record_is_removed_and_is_a_miss(store: Store, damage: Callable[[Path], object]) -> None:
     damage(store.actions.records.path(KEY))
 
     (item,) = check_store(store).damage
@@ -118,7 +112,7 @@ def test_two_records_that_were_swapped_are_both_bad(store: Store) -> None:
     assert list(store.actions) == []
 
 
-def test_what_does_not_belong_where_objects_and_records_lie_is_put_aside(store: Store) -> None:
+def test_what_does_not_belong_where_objects_and_records_lie_is_removed(store: Store) -> None:
     for name in (
         "objects/sha256/zz",
         "objects/sha256/ab/notes.txt",
@@ -138,33 +132,29 @@ def test_what_does_not_belong_where_objects_and_records_lie_is_put_aside(store: 
     assert check_store(store).is_clean
 
 
-def test_a_dry_run_and_a_read_only_store_move_nothing(store: Store) -> None:
+def test_a_dry_run_and_a_read_only_store_remove_nothing(store: Store) -> None:
     path = object_path(store.root, DIGEST)
     rewrite(path, b"?" * len(DATA))
 
-    for report in (check_store(store, move=False), check_store(Store.open(store.root, read_only=True))):
-        assert [item.moved_to for item in report.damage] == [None]
+    for report in (check_store(store, remove=False), check_store(Store.open(store.root, read_only=True))):
+        assert [item.is_removed for item in report.damage] == [False]
         assert [loss.key for loss in report.losses] == [KEY]
     assert path.exists()
-    assert not (store.root / "quarantine").exists()
 
 
-def test_an_object_that_is_mended_meanwhile_is_put_back(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, real = object_path(store.root, DIGEST), fsck.quarantine
-    rewrite(path, b"?" * len(DATA))
+def test_an_object_that_is_mended_meanwhile_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fsck._find_bad
+    rewrite(object_path(store.root, DIGEST), b"?" * len(DATA))
 
-    def mend_first(root: Path, bad: Path, reason: str) -> Path | None:
+    def mend_after(*arguments: Any) -> Any:
+        found = real(*arguments)
         store.objects.put_bytes(DATA)
-        return real(root, bad, reason)
+        return found
 
-    monkeypatch.setattr(fsck, "quarantine", mend_first)
-    report = check_store(store)
+    monkeypatch.setattr(fsck, "_find_bad", mend_after)
 
-    assert report.is_clean
+    assert check_store(store).is_clean
     assert store.objects.read(DIGEST) == DATA
-    assert list((store.root / "quarantine").iterdir()) == []
 
 
 def test_a_root_that_cannot_be_read_is_named_and_stays(store: Store) -> None:
@@ -174,7 +164,7 @@ def test_a_root_that_cannot_be_read_is_named_and_stays(store: Store) -> None:
 
     (item,) = check_store(store).damage
 
-    assert (item.path, item.moved_to) == ("roots/prod.json", None)
+    assert (item.path, item.is_removed) == ("roots/prod.json", False)
     assert path.exists()
 
 
@@ -187,9 +177,9 @@ def test_an_object_that_is_absent_is_a_loss_and_no_damage(store: Store) -> None:
     assert [loss.missing for loss in report.losses] == [(DIGEST,)]
 
 
-def test_a_quarantine_that_cannot_be_made_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damage_that_cannot_be_removed_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     rewrite(object_path(store.root, DIGEST), b"")
 
-    monkeypatch.setattr(os, "rename", raising(30))
-    with pytest.raises(StoreError, match=r"cannot quarantine .*Read-only"):
+    monkeypatch.setattr(Path, "unlink", raising(30))
+    with pytest.raises(StoreError, match=r"cannot remove .*Read-only"):
         check_store(store)

@@ -95,7 +95,7 @@ def test_damage_in_a_layer_is_mended_in_the_top(tmp_path: Path, image: Store) ->
     assert store.objects.read(digest) == b"of the image"
 
 
-def test_damage_in_the_top_is_covered_by_the_layer_and_quarantined(tmp_path: Path, image: Store) -> None:
+def test_damage_in_the_top_is_covered_by_the_layer_and_removed(tmp_path: Path, image: Store) -> None:
     digest = Digest.of(b"of the image")
     store = Store.open(tmp_path / "top", lower=[image.root])
     path = object_path(store.root, digest)
@@ -105,9 +105,6 @@ def test_damage_in_the_top_is_covered_by_the_layer_and_quarantined(tmp_path: Pat
     assert store.objects.read(digest) == b"of the image"
 
     assert not path.exists()
-    assert [p.read_bytes() for p in (store.root / "quarantine").glob(f"{digest.sha256}.????????")] == [
-        b"OF THE IMAGE"
-    ]
 
 
 def test_the_first_of_several_layers_wins(tmp_path: Path, image: Store) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.store.scratch import SweepReport, locked_directory, sweep_temporary_files
+from aotgaudi.store.scratch import locked_directory, sweep_temporary_files
 from aotgaudi.store.store import Store
 
 
@@ -32,7 +32,7 @@ def test_a_sweep_leaves_a_scratch_directory_that_is_used_and_takes_one_whose_use
         dead.mkdir()
         (dead / "half").write_bytes(b"x")
 
-        assert sweep_temporary_files(root) == SweepReport(num_removed=1, num_in_use=1)
+        assert sweep_temporary_files(root) == 1
 
         assert used.is_dir()
         assert not dead.exists()
@@ -41,11 +41,11 @@ def test_a_sweep_leaves_a_scratch_directory_that_is_used_and_takes_one_whose_use
 def test_a_directory_of_another_name_goes_by_age_alone(root: Path) -> None:
     other = root / "tmp" / "check-of-somebody"
     other.mkdir()
-    assert sweep_temporary_files(root).num_removed == 0
+    assert sweep_temporary_files(root) == 0
 
     os.utime(other, (0, 0))
 
-    assert sweep_temporary_files(root).num_removed == 1
+    assert sweep_temporary_files(root) == 1
 
 
 def test_a_scratch_directory_that_was_swept_meanwhile_is_no_error(root: Path) -> None:

@@ -227,7 +227,6 @@ def test_many_processes_make_one_store_at_once(tmp_path: Path) -> None:
 _DOCUMENTED = re.compile(
     r"format|objects/sha256/([0-9a-f]{2})/\1[0-9a-f]{62}|records/([0-9a-f]{2})/\2[0-9a-f]{62}\.json"
     r"|roots/[0-9A-Za-z_-][0-9A-Za-z._-]*\.json|index/[0-9a-f]{64}\.json|locks/([0-9A-Za-z_-]+\.lock|store)"
-    r"|quarantine/[^/]+\.[0-9a-f]{8}(\.reason)?"
 )
 
 
@@ -248,7 +247,7 @@ def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
 
     assert [name for name in files if not _DOCUMENTED.fullmatch(name)] == []
     assert {name.split("/")[0] for name in files} == {
-        "format", "objects", "records", "roots", "index", "locks", "quarantine"
+        "format", "objects", "records", "roots", "index", "locks"
     }  # fmt: skip
     assert all(
         stat.S_IMODE(path.stat().st_mode) == 0o444

@@ -7,7 +7,6 @@ random numbers. Each test tunes in a process that differs from this one in one t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import subprocess
@@ -20,24 +19,16 @@ from aotgaudi.spec.write import write_spec
 from tests.environment import ROOT
 from tests.specs import SMALL_CONFIG, spec_of
 
+pytestmark = pytest.mark.process
 ENVIRONMENTS = ROOT / ".venv" / "pythons"
 LIMITS = {
     "max_num_seqs": 16, "max_num_batched_tokens": 128, "max_model_len": 512, "block_size": 16, "num_blocks": 120,
 }  # fmt: skip
-STEP_TIMES = {
-    f"(prompt, 1, {query}, {context})": (3.1 + query / 7 + context / 3) / 1000
-    for query in (16, 32, 48, 128)
-    for context in (0, 2, 9)
-} | {
-    f"(decode, {batch}, 1, {blocks})": (1.7 + batch / 3 + blocks / 11) / 1000
-    for batch in (1, 3, 16)
-    for blocks in (16, 40, 120)
-}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A spec, two traces and step times; loaded so that requests wait, are preempted, and decode at once."""
+    """A spec and a trace; loaded so that requests wait, are preempted, and decode at once."""
     path = tmp_path_factory.mktemp("tuned")
     write_spec(path / "chat.toml", spec_of(config=SMALL_CONFIG, limits=LIMITS))
     draw = random.Random(0)
@@ -46,14 +37,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         now += draw.random() / 37
         rows.append(f"{now!r},{1 + int(draw.random() ** 3 * 400)},{1 + int(draw.random() ** 2 * 80)}")
     (path / "trace.csv").write_text("\n".join(rows) + "\n")
-    (path / "times.json").write_text(json.dumps(STEP_TIMES))
     return path
 
 
 def tuned(folder: Path, output: Path, *, python: Path = Path(sys.executable), **variables: str) -> list[str]:
-    """Digests of everything that is written and printed: by the estimate, and by step times."""
+    """Digests of everything that is written and printed, with queries of whole blocks and of other lengths."""
     digests = []
-    for number, options in enumerate(((), ("--step-times", "times.json", "--query-step", "5"))):
+    for number, options in enumerate(((), ("--query-step", "5"))):
         spec = output / f"tuned{number}.toml"
         words = ["tune", "trace.csv", "--from", "chat.toml", "--entries", "23", "--load", "3", "--json"]
         done = subprocess.run(

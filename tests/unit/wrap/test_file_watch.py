@@ -144,7 +144,7 @@ def test_what_is_left_out_and_what_is_read_is_no_finding(here: Path, watcher: Wa
 
 
 def test_where_there_is_no_inotify_the_sight_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Watcher, "_open", lambda self: setattr(self, "is_complete", False) or -1)
+    monkeypatch.setattr("aotgaudi.linux._LIBC", None)
     watcher = Watcher(here, RULES)
     add(here)
 

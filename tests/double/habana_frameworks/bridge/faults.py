@@ -31,7 +31,6 @@ FAULTS = {
     "busy-card": "another process holds every card",
     "no-event": "compiling is not counted",
     "late-environment": "variables are read when they are needed, not when the bridge is imported",
-    "no-direct": "the backend works under torch.compile alone",
     "leaf-views": "a view may be the output of a cluster",
     "shared-card": "several processes may have a card",
     "silent-fallback": "what is not lowered falls back without a word, although that is forbidden",

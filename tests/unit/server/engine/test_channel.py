@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -87,23 +86,6 @@ def test_waiting_ends_when_something_comes(ends: tuple[Channel, Channel]) -> Non
     ends[1].send(Ask())
 
     assert ends[0].wait(60.0)
-
-
-def test_descriptors_are_handed_over_between_messages(ends: tuple[Channel, Channel]) -> None:
-    reading, writing = os.pipe()
-    ends[0].hand_over(reading, writing)
-    ends[0].send(Ask())
-    for descriptor in (reading, writing):
-        os.close(descriptor)
-
-    ends[1].receive()
-    found = ends[1].take_over()
-
-    os.write(found[1], b"said")
-    assert os.read(found[0], 4) == b"said"
-    assert ends[1].receive() == Ask()
-    for descriptor in found:
-        os.close(descriptor)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -426,34 +425,6 @@ def test_signals_to_the_group_are_not_for_it(pool: PreprocessorPool) -> None:
         assert (await pool.prepare("chat", chat("a"))).prompts == [ids("a")]
 
     run(pool, use)
-
-
-GUARDED_AND_GONE = """
-import socket, sys
-from aotgaudi.runtime.seccomp import forbid_processes
-ours = socket.socket(fileno=int(sys.argv[1]))
-forbid_processes(lambda listener, counter: socket.send_fds(ours, [b"x"], [listener, counter]))
-"""
-
-
-@can_filter
-def test_answering_for_a_process_that_has_ended_is_given_up_and_takes_no_time(
-    pool: PreprocessorPool,
-) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        words = [sys.executable, "-c", GUARDED_AND_GONE, str(theirs.fileno())]
-        subprocess.run(words, pass_fds=[theirs.fileno()], check=True)
-        _, descriptors, _, _ = socket.recv_fds(ours, 1, 2)
-    num_open, (old, *_) = fork_server().num_fds(), workers()
-    pool.answer_for_kernel(*descriptors)
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-    old.kill()  # The fork server learns of it later, and forks another.
-    assert eventually(lambda: len(workers()) == len(WORKERS) and old not in workers())
-
-    assert eventually(lambda: fork_server().num_fds() == num_open)
 
 
 @can_filter

@@ -22,20 +22,11 @@ def hpu_backend(
     options: Mapping[str, object] | None = None,
     **_: object,
 ) -> Callable[..., Any]:
-    """Compiles a graph; under ``torch.compile``, or called directly without gradients (K-06)."""
+    """Compiles a graph under ``torch.compile``."""
     if flags.is_on("PT_HPU_DISALLOW_TORCH_COMPILE") and not has_fault("no-disallow"):
         raise RuntimeError("Use of torch.compile is prohibited by PT_HPU_DISALLOW_TORCH_COMPILE.")
-    if not _is_under_dynamo() and has_fault("no-direct"):
-        raise RuntimeError("hpu_backend needs a graph of Dynamo's")
     with config.patched(options or {}):
         return compile_with_aot(module, inputs)
-
-
-def _is_under_dynamo() -> bool:
-    frame = sys._getframe()
-    while frame is not None and "torch/_dynamo" not in frame.f_code.co_filename:
-        frame = frame.f_back  # type: ignore[assignment]
-    return frame is not None
 
 
 register_backend(hpu_backend, name="hpu_backend")

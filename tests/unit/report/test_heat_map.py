@@ -1,8 +1,7 @@
-"""Planes: the cells add up to the proof, whatever the limits and the table; and each one counts what a walk counts."""
+"""Heat maps: the cells add up to the proof, whatever the limits and the table; and each one counts what a walk counts."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,11 +9,10 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.report.planes import MAX_BINS, MAX_POINTS, EntryFacts, bin_of, decode_plane, prompt_plane
-from aotgaudi.report.values import Axis, Plane, Traffic
+from aotgaudi.report.heat_map import MAX_BINS, MAX_BUCKETS, Axis, HeatMap, decode_map, prompt_map
+from aotgaudi.report.traffic import Use
 from aotgaudi.spec.limits import ServingLimits
 
-PUBLIC = EntryFacts("public", None)
 CONTEXTS = ("any", "blocks", "none")
 
 
@@ -42,8 +40,8 @@ def decode_entries() -> st.SearchStrategy[tuple[DecodeEntry, ...]]:
     return st.lists(entry, max_size=12, unique=True).map(tuple)
 
 
-def span_of(plane: Plane, name: str, index: int) -> range:
-    axis: Axis = getattr(plane, name)
+def span_of(heat_map: HeatMap, name: str, index: int) -> range:
+    axis: Axis = getattr(heat_map, name)
     first, last = axis.bounds(index)
     return range(first, last + 1)
 
@@ -52,66 +50,36 @@ def span_of(plane: Plane, name: str, index: int) -> range:
 def test_prompt_cells_add_up_to_the_proof(limits, entries, contexts) -> None:
     prompts, table = ReachablePrompts(limits, contexts), BucketTable(entries, ())
 
-    plane = prompt_plane(prompts, table, lambda _: PUBLIC, {})
+    heat_map = prompt_map(prompts, table)
 
-    assert sum(cell.num_steps for cell in plane.cells) == prompts.num_cells
+    assert sum(cell.num_steps for cell in heat_map.cells) == prompts.num_cells
     uncovered = sum(hole.num_cells for hole in prompt_holes(prompts, table))
-    assert sum(cell.num_uncovered for cell in plane.cells) == uncovered
-    assert sum(cell.num_entries for cell in plane.cells) == len(entries)
-    assert sum(point.num_entries for point in plane.points) == len(entries)
-    assert max(len(plane.x.firsts), len(plane.y.firsts)) <= MAX_BINS
-
-
-@given(
-    limits=limits(),
-    prompts=prompt_entries(),
-    decodes=decode_entries(),
-    contexts=st.sampled_from(CONTEXTS),
-    data=st.data(),
-)
-def test_cold_steps_are_those_that_only_what_is_built_lacks(limits, prompts, decodes, contexts, data) -> None:
-    def some(entries):
-        return tuple(entry for entry in entries if data.draw(st.booleans()))
-
-    table, built = BucketTable(prompts, decodes), BucketTable(some(prompts), some(decodes))
-    formed, decoded = ReachablePrompts(limits, contexts), ReachableDecodes(limits)
-
-    planes = (
-        prompt_plane(formed, table, lambda _: PUBLIC, {}, built),
-        decode_plane(decoded, table, lambda _: PUBLIC, {}, built),
-    )
-
-    counts = (
-        [sum(hole.num_cells for hole in prompt_holes(formed, one)) for one in (built, table)],
-        [sum(hole.num_steps for hole in decode_holes(decoded, one)) for one in (built, table)],
-    )
-    for plane, (lacking, uncovered) in zip(planes, counts, strict=True):
-        assert sum(cell.num_cold for cell in plane.cells) == lacking - uncovered
-        assert all(0 <= cell.num_cold <= cell.num_steps - cell.num_uncovered for cell in plane.cells)
+    assert sum(cell.num_uncovered for cell in heat_map.cells) == uncovered
+    assert sum(bucket.num_entries for bucket in heat_map.buckets) == len(entries)
+    assert max(len(heat_map.x.firsts), len(heat_map.y.firsts)) <= MAX_BINS
 
 
 @given(limits=limits(), entries=decode_entries(), contiguous=st.booleans())
 def test_decode_cells_add_up_to_the_proof(limits, entries, contiguous) -> None:
     decodes, table = ReachableDecodes(limits, contiguous), BucketTable((), entries)
 
-    plane = decode_plane(decodes, table, lambda _: PUBLIC, {})
+    heat_map = decode_map(decodes, table)
 
-    assert sum(cell.num_steps for cell in plane.cells) == decodes.num_steps
+    assert sum(cell.num_steps for cell in heat_map.cells) == decodes.num_steps
     uncovered = sum(hole.num_steps for hole in decode_holes(decodes, table))
-    assert sum(cell.num_uncovered for cell in plane.cells) == uncovered
-    assert sum(cell.num_entries for cell in plane.cells) == len(entries)
+    assert sum(cell.num_uncovered for cell in heat_map.cells) == uncovered
 
 
 @given(limits=limits(), entries=prompt_entries(1))
 def test_a_prompt_cell_counts_what_a_walk_over_it_counts(limits, entries) -> None:
     prompts, table = ReachablePrompts(limits), BucketTable(entries, ())
-    plane = prompt_plane(prompts, table, lambda _: PUBLIC, {})
+    heat_map = prompt_map(prompts, table)
 
-    for cell in plane.cells[:: max(1, len(plane.cells) // 20)]:
+    for cell in heat_map.cells[:: max(1, len(heat_map.cells) // 20)]:
         walked = [
             (ctx, row)
-            for ctx in span_of(plane, "x", cell.x)
-            for row in span_of(plane, "y", cell.y)
+            for ctx in span_of(heat_map, "x", cell.x)
+            for row in span_of(heat_map, "y", cell.y)
             if ctx <= prompts.max_ctx_blocks and 0 < row <= prompts.row_of(prompts.longest_query(ctx))
         ]
         lacking = [
@@ -130,13 +98,13 @@ def test_a_prompt_cell_counts_what_a_walk_over_it_counts(limits, entries) -> Non
 @given(limits=limits(), entries=decode_entries(), contiguous=st.booleans())
 def test_a_decode_cell_counts_what_a_walk_over_it_counts(limits, entries, contiguous) -> None:
     decodes, table = ReachableDecodes(limits, contiguous), BucketTable((), entries)
-    plane = decode_plane(decodes, table, lambda _: PUBLIC, {})
+    heat_map = decode_map(decodes, table)
 
-    for cell in plane.cells[:: max(1, len(plane.cells) // 20)]:
+    for cell in heat_map.cells[:: max(1, len(heat_map.cells) // 20)]:
         walked = [
             (batch, blocks)
-            for batch in span_of(plane, "x", cell.x)
-            for blocks in span_of(plane, "y", cell.y)
+            for batch in span_of(heat_map, "x", cell.x)
+            for blocks in span_of(heat_map, "y", cell.y)
             if batch <= decodes.max_batch_size and batch <= blocks <= decodes.most_blocks(batch)
         ]
         lacking = [
@@ -147,23 +115,22 @@ def test_a_decode_cell_counts_what_a_walk_over_it_counts(limits, entries, contig
 
 @given(limits=limits(), entries=prompt_entries(1))
 def test_padding_of_a_cell_is_between_one_and_the_worst(limits, entries) -> None:
-    plane = prompt_plane(ReachablePrompts(limits), BucketTable(entries, ()), lambda _: PUBLIC, {})
+    heat_map = prompt_map(ReachablePrompts(limits), BucketTable(entries, ()))
 
-    factors = [cell.padding for cell in plane.cells if cell.padding is not None]
+    factors = [cell.padding for cell in heat_map.cells if cell.padding is not None]
 
     assert all(factor >= 1 for factor in factors)
-    assert (plane.padding is None) <= (not factors or plane.padding is None)
 
 
 @given(limits=limits(), entries=prompt_entries())
 def test_bins_cut_an_axis_without_a_gap(limits, entries) -> None:
-    plane = prompt_plane(ReachablePrompts(limits), BucketTable(entries, ()), lambda _: PUBLIC, {})
+    heat_map = prompt_map(ReachablePrompts(limits), BucketTable(entries, ()))
 
-    for axis in (plane.x, plane.y):
+    for axis in (heat_map.x, heat_map.y):
         spans = [axis.bounds(index) for index in range(len(axis.firsts))]
         assert [first for first, _ in spans[1:]] == [last + 1 for _, last in spans[:-1]]
         assert spans[-1][1] == axis.last
-        assert all(bin_of(axis, value) == index for index, span in enumerate(spans) for value in span)
+        assert all(axis.bin_of(value) == index for index, span in enumerate(spans) for value in span)
 
 
 def test_the_largest_limits_that_a_spec_can_have_make_no_more_cells() -> None:
@@ -178,22 +145,19 @@ def test_the_largest_limits_that_a_spec_can_have_make_no_more_cells() -> None:
     )
     entry = PromptEntry(1, long, long // 128)
 
-    plane = prompt_plane(ReachablePrompts(limits), BucketTable((entry,), ()), lambda _: PUBLIC, {})
+    heat_map = prompt_map(ReachablePrompts(limits), BucketTable((entry,), ()))
 
-    assert max(len(plane.x.firsts), len(plane.y.firsts)) <= MAX_BINS
-    assert sum(cell.num_steps for cell in plane.cells) == ReachablePrompts(limits).num_cells
+    assert max(len(heat_map.x.firsts), len(heat_map.y.firsts)) <= MAX_BINS
+    assert sum(cell.num_steps for cell in heat_map.cells) == ReachablePrompts(limits).num_cells
 
 
-def test_entries_that_are_too_many_are_counted_by_cell_and_not_one_by_one() -> None:
+def test_buckets_that_are_too_many_are_not_shown() -> None:
     limits = ServingLimits(
         max_num_seqs=1, max_num_batched_tokens=8192, max_model_len=8192, block_size=1, num_blocks=8192
     )
-    entries = tuple(PromptEntry(1, query, 0) for query in range(1, MAX_POINTS + 2))
+    entries = tuple(PromptEntry(1, query, 0) for query in range(1, MAX_BUCKETS + 2))
 
-    plane = prompt_plane(ReachablePrompts(limits), BucketTable(entries, ()), lambda _: PUBLIC, {})
-
-    assert plane.points == ()
-    assert sum(cell.num_entries for cell in plane.cells) == MAX_POINTS + 1
+    assert prompt_map(ReachablePrompts(limits), BucketTable(entries, ())).buckets == ()
 
 
 def test_traffic_is_added_up_by_cell() -> None:
@@ -201,23 +165,24 @@ def test_traffic_is_added_up_by_cell() -> None:
         max_num_seqs=4, max_num_batched_tokens=64, max_model_len=64, block_size=16, num_blocks=16
     )
     decodes, table = ReachableDecodes(limits), BucketTable((), (DecodeEntry(4, 1, 16),))
-    one = Traffic(num_steps=2, useful=5.0, padded=16.0, share=0.25)
+    traced = {(2, 5): Use(2, 5, 16), (4, 9): Use(2, 5, 20), (4, 10): Use(1, 10, 20)}
 
-    plane = decode_plane(decodes, table, lambda _: PUBLIC, {(2, 5): one, (4, 9): one})
+    found = decode_map(decodes, table, traced=traced)
 
-    assert plane.traffic == Traffic(num_steps=4, useful=10.0, padded=32.0, share=0.5)
-    assert sum(cell.traffic.padded for cell in plane.cells if cell.traffic) == 32
+    cells = {(cell.x, cell.y): (cell.num_traced, cell.padding) for cell in found.cells if cell.num_traced}
+    assert cells == {(1, 4): (2, 3.2), (3, 8): (2, 4.0), (3, 9): (1, 2.0)}
+    assert all(
+        cell.num_traced == 0 and cell.padding is None for cell in found.cells if (cell.x, cell.y) not in cells
+    )
 
 
-@pytest.mark.parametrize("size", [(1, 128, 0), (2, 512, 3)])
-def test_entries_of_one_size_and_origin_are_one_point(size) -> None:
+def test_entries_of_one_size_and_state_are_one_bucket() -> None:
     limits = ServingLimits(
         max_num_seqs=4, max_num_batched_tokens=512, max_model_len=1024, block_size=128, num_blocks=16
     )
-    batch, query, ctx = size
-    entries = (PromptEntry(batch, query, ctx), PromptEntry(batch + 1, query, ctx))
+    entries = (PromptEntry(1, 512, 3), PromptEntry(2, 512, 3), PromptEntry(3, 512, 3))
 
-    plane = prompt_plane(ReachablePrompts(limits), BucketTable(entries, ()), lambda _: PUBLIC, {})
+    found = prompt_map(ReachablePrompts(limits), BucketTable(entries, ()), built=entries[:2])
 
-    (point,) = plane.points
-    assert (point.x, point.y * plane.y.scale, point.num_entries) == (ctx, query, 2)
+    assert [(bucket.num_entries, bucket.is_built) for bucket in found.buckets] == [(2, True), (1, False)]
+    assert {(bucket.x, bucket.y * found.y.scale) for bucket in found.buckets} == {(3, 512)}
