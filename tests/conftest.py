@@ -24,7 +24,7 @@ settings.load_profile("aotgaudi")
 _TURNS = "aotgaudi_turns"
 _TURNS_KEY = pytest.StashKey[str]()
 _TESTS = Path(__file__).parent
-_WITHOUT_PROCESSES = frozenset({"unit", "property", "golden"})
+_WITHOUT_PROCESSES = frozenset({"unit", "property", "golden", "transcripts"})
 """Folders whose tests start no process, unless they are marked `process`; all tests of other folders are."""
 _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
 
@@ -42,6 +42,13 @@ def _inherited() -> tuple[object, ...]:
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     rights = [line for line in status.splitlines() if line.startswith(("NoNewPrivs:", "Seccomp:"))]
     return *map(signal.getsignal, numbers), *rights
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``pytest tests/transcripts --rewrite``: writes what the commands print now."""
+    parser.addoption(
+        "--rewrite", action="store_true", help="write into each transcript what its commands print"
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,9 +12,10 @@ from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, unit_key
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
-from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, LocalPool
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool
 from aotgaudi.digest import Key
 from aotgaudi.entries import DefragEntry, Entry, SamplerEntry
+from aotgaudi.errors import AotGaudiError
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec
@@ -113,6 +114,35 @@ def execute(
     """Runs a plan of `spec`, by default `tiny_spec`, with processes of this machine."""
     pool = LocalPool(workers, store.root / "toolcache", timeout_seconds=timeout_seconds)
     return run_plan(plan, spec or tiny_spec(), store, pool, Watch(on_progress, should_stop))
+
+
+class PoolInThisProcess:
+    """In the place of `LocalPool`: a job is done when it is submitted."""
+
+    def __init__(self, num_workers: int, *_: object, **__: object) -> None:
+        self.num_workers, self._done = num_workers, list[Done]()
+
+    def __enter__(self) -> PoolInThisProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def submit(self, ticket: int, job: Job) -> None:
+        """See `Pool.submit`."""
+        try:
+            self._done.append(Done(ticket, job.run()))
+        except AotGaudiError as error:
+            self._done.append(Done(ticket, error=error))
+
+    def withdraw(self) -> list[int]:
+        """See `Pool.withdraw`."""
+        return []
+
+    def wait(self, _: float) -> list[Done]:
+        """See `Pool.wait`."""
+        done, self._done = self._done, []
+        return done
 
 
 def journaled(path: Path) -> Target:

@@ -63,7 +63,7 @@ def test_a_text_with_commands_is_seen_to_have_them(name: str) -> None:
 
 def parse(words: list[str]) -> None:
     """Parses a command line without running it. Raises click.UsageError."""
-    context: click.Context = click.Context(cli, info_name="aotgaudi")
+    context: click.Context = click.Context(cli, info_name="aotgaudi", **cli.context_settings)
     command: click.Command = cli
     while isinstance(command, click.Group):
         if not words:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from click.testing import CliRunner
-
 from aotgaudi.cli.build_capture import CaptureSettings, residual_lines
-from aotgaudi.cli.main import cli
 from aotgaudi.cli.store_options import StorePlace
 from tests.unit.test_templates import parse
 
@@ -17,24 +13,6 @@ def test_what_every_start_does_again_is_listed_and_a_long_list_is_cut() -> None:
     assert list(residual_lines(())) == []
     assert list(residual_lines(("a", "b", "c"))) == ["a", "b", "c"]
     assert list(residual_lines(("a", "b", "c", "d", "e"))) == ["a", "b", "c", "and 2 more, in the receipt"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ([], "Missing option '-o'"),
-        (["-o", "b", "--merge"], "--merge needs --shards N"),
-        (["--shard", "1/2", "--shards", "2"], "--shards runs all parts"),
-        (["--shard", "3/2"], "is '3/2' (I/N, such as 1/4"),
-    ],
-)
-def test_options_of_shards_that_do_not_go_together_are_refused(
-    options: list[str], said: str, tmp_path: Path
-) -> None:
-    result = CliRunner().invoke(cli, ["build", "capture", *options, "--", "vllm", "serve", str(tmp_path)])
-
-    assert result.exit_code == 2
-    assert said in result.output
 
 
 def test_a_shard_runs_by_a_command_of_ours_with_the_same_options() -> None:

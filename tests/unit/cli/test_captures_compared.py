@@ -13,6 +13,8 @@ from aotgaudi.wrap.capture_records import CaptureRow, capture_key, record_captur
 from tests.command import Command
 from tests.guests_here import Here, seal, vllm_here
 
+pytestmark = pytest.mark.process
+
 run = Command()
 
 

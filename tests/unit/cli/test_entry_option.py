@@ -16,26 +16,23 @@ MANIFEST = Manifest(tiny_spec(), (*PROMPTS, *DECODES, DefragEntry(8)))
 TINY = Manifest.of(tiny_spec())
 
 
-@pytest.mark.parametrize(
-    ("texts", "entries"),
-    [
-        ((), MANIFEST.entries),
-        (("(decode, 1, 1, 1)",), DECODES[:1]),
-        (("decode 1 1 1",), DECODES[:1]),
-        ((" ( DECODE,1,1 , 1 ) ",), DECODES[:1]),
-        ((PROMPTS[1].id,), PROMPTS[1:2]),
-        ((PROMPTS[1].id[:8].upper(),), PROMPTS[1:2]),
-        (("(prompt, *, 128, *)",), PROMPTS[1:]),
-        (("prompt * 128 [0-3]",), PROMPTS[1:2]),
-        (("(*, 1, 1*, *)",), (*PROMPTS[:2], DECODES[0])),
-        (("(d*, ?*)",), (DefragEntry(8),)),
-        (("(decode, 16, 1, 1)", "(prompt, 1, *, *)", "(prompt, 1, 16, 0)"), (*PROMPTS[:2], DECODES[1])),
-    ],
-)
-def test_entries_are_named_as_printed_by_pattern_or_by_id_and_come_in_order(
-    texts: tuple[str, ...], entries: tuple[Entry, ...]
-) -> None:
-    assert find_entries(MANIFEST, texts) == entries
+NAMED: dict[tuple[str, ...], tuple[Entry, ...]] = {
+    (): MANIFEST.entries,
+    ("(decode, 1, 1, 1)",): DECODES[:1],
+    ("decode 1 1 1",): DECODES[:1],
+    (" ( DECODE,1,1 , 1 ) ",): DECODES[:1],
+    (PROMPTS[1].id,): PROMPTS[1:2],
+    (PROMPTS[1].id[:8].upper(),): PROMPTS[1:2],
+    ("(prompt, *, 128, *)",): PROMPTS[1:],
+    ("prompt * 128 [0-3]",): PROMPTS[1:2],
+    ("(*, 1, 1*, *)",): (*PROMPTS[:2], DECODES[0]),
+    ("(d*, ?*)",): (DefragEntry(8),),
+    ("(decode, 16, 1, 1)", "(prompt, 1, *, *)", "(prompt, 1, 16, 0)"): (*PROMPTS[:2], DECODES[1]),
+}
+
+
+def test_entries_are_named_as_printed_by_pattern_or_by_id_and_come_in_order() -> None:
+    assert {texts: find_entries(MANIFEST, texts) for texts in NAMED} == NAMED
 
 
 def test_every_entry_is_found_by_what_is_printed_of_it() -> None:

@@ -10,6 +10,8 @@ import pytest
 from tests.command import Command
 from tests.guests_here import Here, seal, vllm_here
 
+pytestmark = pytest.mark.process
+
 run = Command("explain")
 
 

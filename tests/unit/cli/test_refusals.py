@@ -13,6 +13,8 @@ import pytest
 from aotgaudi.bundle.signing import generate_key
 from tests.guests_here import Here, seal, vllm_here
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 
 _ALLOWED = """

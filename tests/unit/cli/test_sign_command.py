@@ -146,6 +146,7 @@ def test_signing_without_a_key_is_bad_usage() -> None:
     assert "Usage: " in result.stderr
 
 
+@pytest.mark.process
 def test_serve_has_the_same_options_and_refuses_before_torch(bundle: Path, key: Path, tmp_path: Path) -> None:
     """A refusal of trust comes before anything heavy is imported."""
     code = (
@@ -188,6 +189,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     return Place(tmp_path)
 
 
+@pytest.mark.process
 def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
     place: Place, key: Path, other: Path
 ) -> None:

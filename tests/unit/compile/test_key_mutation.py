@@ -276,12 +276,11 @@ def _other_json(value: Any) -> Any:
     raise AssertionError(value)
 
 
-@pytest.mark.parametrize("key", CONFIG_KEYS_EXCLUDED)
-def test_excluded_keys_of_a_config_are_hits(store: Store, key: str) -> None:
-    other = _with_config({**SPEC.model.config, key: "anything else"})
+def test_excluded_keys_of_a_config_are_hits_and_say_why(store: Store) -> None:
+    other = _with_config({**SPEC.model.config, **dict.fromkeys(CONFIG_KEYS_EXCLUDED, "anything else")})
 
     assert states(findings(store, other, ENTRIES, TARGET)) == {"warm"}
-    assert CONFIG_KEYS_EXCLUDED[key]
+    assert all(CONFIG_KEYS_EXCLUDED.values())
 
 
 def _target_mutations() -> Iterator[tuple[str, str, Target]]:
@@ -308,12 +307,14 @@ def _target_mutations() -> Iterator[tuple[str, str, Target]]:
 TARGETS = {label: (name, target) for label, name, target in _target_mutations()}
 
 
-@pytest.mark.parametrize(("name", "target"), TARGETS.values(), ids=TARGETS)
-def test_every_version_flag_and_cpu_feature_is_a_named_miss(store: Store, name: str, target: Target) -> None:
-    found = findings(store, SPEC, ENTRIES, target)
+def test_every_version_flag_and_cpu_feature_is_a_named_miss(store: Store) -> None:
+    wrong = []
+    for label, (name, target) in TARGETS.items():
+        found = findings(store, SPEC, ENTRIES, target)
+        if (states(found), names(found)) != ({"changed"}, [{name}] * len(ENTRIES)):
+            wrong.append(label)
 
-    assert states(found) == {"changed"}
-    assert names(found) == [{name}] * len(ENTRIES)
+    assert wrong == []
 
 
 def test_the_mutated_target_has_every_feature_of_the_highest_level() -> None:
