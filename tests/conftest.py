@@ -88,6 +88,12 @@ def pytest_report_to_serializable() -> Generator[None, object, object]:
     return escaped((yield))
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks the tests of folders whose tests start processes."""
+    if item.path.relative_to(_TESTS).parts[0] not in _WITHOUT_PROCESSES:
+        item.add_marker("process")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Among several processes the files with the longest tests come first, so that none is left with one at the end.
@@ -98,9 +104,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = next((item.nodeid for item in items if " object at 0x" in item.nodeid), None)
     if named is not None:
         raise pytest.UsageError(f"{named}: give its parameters ids")
-    for item in items:
-        if item.path.relative_to(_TESTS).parts[0] not in _WITHOUT_PROCESSES:
-            item.add_marker("process")
     if _turns(config):
         slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
         items.sort(key=lambda item: (_place(item), item.path not in slow))
@@ -118,9 +121,15 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fails a test that started a process and is not marked `process`: `ci/test` would run it each time."""
+    """Fails a test that started a process and is not marked `process`, in a run that leaves such tests out."""
     result = yield
-    if _processes.started and item.get_closest_marker("process") is None:
+    is_left_out = "not (process" in item.config.option.markexpr
+    if (
+        _processes.started
+        and is_left_out
+        and not any(item.iter_markers("process"))
+        and not any(item.iter_markers("smoke"))
+    ):
         pytest.fail(f"it starts a process ({_processes.started}): mark it `process`", pytrace=False)
     return result
 

@@ -23,7 +23,7 @@ from aotgaudi.compile.recheck import Difference, Recheck, recheck
 from aotgaudi.compile.recipe_proof import require_proof
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
-from aotgaudi.errors import NotReproducibleError
+from aotgaudi.errors import NotReproducibleError, counted
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.phases import Phase, Phases
@@ -55,7 +55,7 @@ def failure_of(found: Recheck) -> NotReproducibleError | None:
     if not found.differences:
         return None
     units = {difference.unit for difference in found.differences}
-    head = f"{len(units)} of {len(found.labels)} units compiled again came out otherwise than stored"
+    head = f"{len(units)} of {counted(len(found.labels), 'recompiled unit')} differ from the stored ones"
     return NotReproducibleError("\n".join([head, *map(_row, found.differences)]))
 
 

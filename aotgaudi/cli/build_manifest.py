@@ -311,7 +311,7 @@ def _facts(document: dict[str, Any]) -> Iterator[str]:
 
 def _coverage_line(coverage: dict[str, Any], num_holes: int) -> str:
     if coverage["smallest"]:
-        return f"{num_holes} kinds of steps have no entry, the smallest: {coverage['smallest']}"
+        return f"no entry for {counted(num_holes, 'kind')} of steps, the smallest: {coverage['smallest']}"
     if not coverage["closed"]:
         return str(coverage["result"])
     unproved = ", ".join(coverage["not_proved"])

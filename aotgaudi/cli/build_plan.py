@@ -14,6 +14,7 @@ from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
+from aotgaudi.errors import counted
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 
 _UNMEASURED = "how long that takes is not known: no record of this store is of units compiled on a Gaudi"
@@ -77,14 +78,18 @@ def _document(plan: Plan, jobs: int) -> dict[str, Any]:
 def _lines(document: dict[str, Any]) -> list[str]:
     lines = [
         f"{document['num_entries']} entries are {document['num_programs']} programs; "
-        f"{document['num_units_ready']} units are in the store"
+        f"units in the store: {document['num_units_ready']}"
     ]
     if document["compare_model"]:
         lines.append(
             "  compare  the graphs with transformers' model: no comparison with this key in the store"
         )
     for row in document["trace"]:
-        others = f" (and {row['num_entries'] - 1} entries like it)" if row["num_entries"] > 1 else ""
+        others = (
+            f" (and {counted(row['num_entries'] - 1, 'more entry')} like it)"
+            if row["num_entries"] > 1
+            else ""
+        )
         lines.append(f"  trace    {row['entry']}{others}: {row['why']}")
     lines += [f"  compile  {row['label']}: {row['why']}" for row in document["compile"]]
     if len(lines) == 1:

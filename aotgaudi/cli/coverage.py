@@ -56,7 +56,7 @@ def _lines(path: Path, document: Mapping[str, Any]) -> Iterator[str]:
     if document["smallest"]:
         yield f"the smallest of them: {document['smallest']['text']}"
     if document["mend"]:
-        yield f"what mends it: {document['mend']}"
+        yield f"fix: {document['mend']}"
     yield from _listed("which then has", document["closing_entries"])
     yield from server_lines(document["server_table"])
     if document["not_proved"]:

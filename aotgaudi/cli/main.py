@@ -76,8 +76,7 @@ def cli() -> None:
     """The build system for the graphs that a static-shape LLM server must compile.
 
     Exit codes: 0 done; 2 bad usage or spec; 3 not warm (missing or stale); 4 corrupt or untrusted;
-    5 target not satisfied by this machine; 6 a compile failed; 7 coverage has holes;
-    8 some requests of a batch got an error.
+    5 target not satisfied by this machine; 6 a compile failed; 7 coverage has holes.
     """
 
 

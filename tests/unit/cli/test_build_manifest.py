@@ -63,5 +63,5 @@ def test_a_manifest_of_a_closed_spec_that_lacks_entries_is_to_be_enumerated_anew
     result = Command("coverage")(tmp_path / "m.json")
 
     assert result.exit_code == 7
-    assert "what mends it: enumerate it anew: aotgaudi build manifest SPEC" in result.stdout
+    assert "fix: enumerate it anew: aotgaudi build manifest SPEC" in result.stdout
     assert "  (decode, 2, 1, 16)" in result.stdout
