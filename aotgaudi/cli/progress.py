@@ -67,6 +67,10 @@ class BuildDisplay(Watch):
             description=", ".join(progress.labels) or "done",
         )
 
+    def warn(self, text: str) -> None:
+        """See `Watch.warn`."""
+        self._meter.warn(text)
+
     def should_stop(self) -> bool:
         """See `Watch.should_stop`. Raises BuildInterruptedError once the units under way have had their time."""
         if time.monotonic() > self._most_until:

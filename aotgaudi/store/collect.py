@@ -42,7 +42,6 @@ KINDS = (
     "index",
     "quarantine",
     "tmp",
-    "incoming",
     "logs",
     "toolcache",
     "locks",
@@ -115,7 +114,7 @@ class Contents:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects, records, logs, tool caches and unfinished pulls, which a limit applies to."""
+        """Bytes of all objects, records, logs and tool caches, which a limit applies to."""
         return sum(
             (
                 sum(digest.size_bytes for digest in self.objects),
@@ -204,11 +203,10 @@ def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
     users = Counter(digest for record in contents.records for digest in record.objects)
     loose = contents.objects - contents.kept_objects
     orphans = tuple(sorted(loose - users.keys(), key=str))
-    scratch = [item for item in contents.scratch if item.is_unfinished]
+    scratch: list[ScratchItem] = []
     left = contents.total_bytes - sum(digest.size_bytes for digest in orphans)
-    left -= sum(item.size_bytes for item in scratch)
     evicted = []
-    for item in _by_last_use(contents, frozenset(scratch)):
+    for item in _by_last_use(contents):
         if left <= max_bytes:
             break
         if isinstance(item, ScratchItem):
@@ -253,8 +251,8 @@ def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ())
     return _outcome(contents, plan, swept)
 
 
-def _by_last_use(contents: Contents, gone: frozenset[ScratchItem]) -> Iterable[StoredRecord | ScratchItem]:
-    items: list[StoredRecord | ScratchItem] = [item for item in contents.scratch if item not in gone]
+def _by_last_use(contents: Contents) -> Iterable[StoredRecord | ScratchItem]:
+    items: list[StoredRecord | ScratchItem] = [*contents.scratch]
     items += (record for record in contents.records if record.key not in contents.kept_keys)
     return sorted(items, key=lambda item: (item.used, _name(item)))
 

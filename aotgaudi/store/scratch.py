@@ -1,9 +1,8 @@
-"""Scratch: files of builders and pulls that are neither objects nor records, and how they are removed.
+"""Scratch: files of builders that are neither objects nor records, and how they are removed.
 
 ::
 
     tmp/            files being written, and directories (``unit-*``) that a compiler works in
-    incoming/       objects that a pull has received in part; the next pull continues them, unless they are collected before
     logs/           the output of compilers, a file per unit
     toolcache/      files that a compiler can use again, a directory per toolchain: toolcache/toolchains/<name>
 
@@ -42,13 +41,12 @@ SCRATCH_PREFIX = "unit-"
 GRACE_SECONDS = 3600.0
 """Longer than any unit takes to compile, so older files without a lock are abandoned."""
 
-INCOMING_NAME = "incoming"
 _PLAIN = re.compile(r"[A-Za-z0-9._/+@-]*", re.ASCII)
 _LONGEST_PLAIN = 1024
 """Leaves room for the names that a compiler makes below (PATH_MAX has 4,096 bytes)."""
 _SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a directory of ours alone is made there
 
-_ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
+_ITEMS = ("logs/*", "toolcache/*/*")
 
 
 @dataclass(frozen=True)
@@ -61,16 +59,11 @@ class SweepReport:
 
 @dataclass(frozen=True, slots=True)
 class ScratchItem:
-    """A log, a partial object or a tool cache. `used` is when it was last written or used (seconds)."""
+    """A log or a tool cache. `used` is when it was last written or used (seconds)."""
 
     path: Path
     size_bytes: int
     used: float
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether it is a partly received object of a pull."""
-        return self.path.parent.name == INCOMING_NAME
 
 
 def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
@@ -84,11 +77,8 @@ def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
 
 
 def remove_scratch(item: ScratchItem) -> None:
-    """Removes a log, a tool cache, or a partial object that no pull is filling. Raises StoreError."""
+    """Removes a log or a tool cache. Raises StoreError."""
     try:
-        if item.is_unfinished:
-            _remove_unlocked(item.path, is_old=False)
-            return
         is_directory = stat.S_ISDIR(item.path.lstat().st_mode)
         shutil.rmtree(item.path) if is_directory else item.path.unlink()
     except FileNotFoundError:

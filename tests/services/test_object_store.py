@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.share.file_remotes import ObjectStoreRemote
+from aotgaudi.share.store_remote import Remote
+from aotgaudi.store.store import Store
 from tests.services.conftest import aotgaudi, files, run
-from tests.unit.bundle.conftest import Sealed
-from tests.unit.compile.test_share import built
-
-__all__ = ["built"]
+from tests.unit.compile.test_read_through import build_all, unit_object
+from tests.workload import SPEC_TEXT, key_of
 
 SECRET = "s3cret-key"
 
@@ -42,68 +41,83 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
-def test_a_bundle_goes_to_s3_and_comes_back(sealed: Sealed, bucket: str, tmp_path: Path) -> None:
-    aotgaudi("cache", "push", bucket, sealed.path)
-    again = aotgaudi("cache", "push", bucket, sealed.path)
-    aotgaudi("cache", "pull", bucket, "-o", tmp_path / "out")
-
-    assert "0 objects uploaded" in again.stdout
-    assert files(tmp_path / "out") == files(sealed.path)
+@pytest.fixture
+def built(tmp_path: Path) -> Store:
+    """A store in which all of ``tiny.toml``, beside it, is built."""
+    (tmp_path / "tiny.toml").write_text(SPEC_TEXT)
+    return build_all(tmp_path / "built")
 
 
-def test_a_store_is_shared_through_s3(built: object, bucket: str, tmp_path: Path) -> None:
-    spec = tmp_path / "tiny.toml"
-    aotgaudi("cache", "push", bucket, spec, "--store", tmp_path / "built")
-    aotgaudi("cache", "pull", bucket, spec, "--store", tmp_path / "new")
-    aotgaudi("build", "bundle", spec, "-o", tmp_path / "a", "--store", tmp_path / "built")
-    aotgaudi("build", "bundle", spec, "-o", tmp_path / "b", "--store", tmp_path / "new")
-
-    assert files(tmp_path / "a") == files(tmp_path / "b")
+def build(folder: Path, store: str, *arguments: object) -> str:
+    return aotgaudi("build", "cache", folder / "tiny.toml", "--store", folder / store, *arguments).output
 
 
-def test_a_large_object_comes_in_parts_from_any_byte_on(bucket: str, tmp_path: Path) -> None:
+def test_a_store_is_shared_through_s3(built: Store, bucket: str, tmp_path: Path) -> None:
+    assert "7 results uploaded" in build(tmp_path, "built", "--remote", bucket, "--push")
+    assert ", 0 results uploaded" in build(tmp_path, "built", "--remote", bucket, "--push")
+    taken = build(tmp_path, "new", "--remote", bucket)
+    for name in ("built", "new"):
+        spec, out = tmp_path / "tiny.toml", tmp_path / f"{name}.bundle"
+        aotgaudi("build", "bundle", spec, "-o", out, "--store", tmp_path / name)
+
+    assert "7 fetched" in taken
+    assert "0 units compiled" in taken
+    assert files(tmp_path / "built.bundle") == files(tmp_path / "new.bundle")
+
+
+def test_a_large_object_comes_in_parts(bucket: str, tmp_path: Path) -> None:
     data = bytes(range(256)) * 80_000  # 20 MB: s3fs uploads and we download in parts.
     (tmp_path / "file").write_bytes(data)
-    remote, digest = ObjectStoreRemote(bucket), Digest.of(data)
+    remote, digest = Remote(bucket), Digest.of(data)
 
     remote.put(digest, tmp_path / "file")
 
-    for offset in (0, 1, 9 << 20):
-        with remote.read(digest, offset) as download:
-            assert b"".join(download.chunks) == data[offset:]
+    assert remote.has(digest)
+    assert b"".join(remote.chunks(digest)) == data
 
 
-def test_layout_in_the_bucket(sealed: Sealed, bucket: str) -> None:
+def test_layout_in_the_bucket(built: Store, bucket: str, tmp_path: Path) -> None:
     import boto3
 
-    aotgaudi("cache", "push", bucket, sealed.path, "--name", "v1")
+    build(tmp_path, "built", "--remote", bucket, "--push")
 
-    listed = [row["Key"] for row in boto3.client("s3").list_objects_v2(Bucket="cache")["Contents"]]
-    digest = sealed.digests["layer.so"].sha256
-    assert "team/bundles/v1" in listed
-    assert f"team/objects/sha256/{digest[:2]}/{digest}" in listed
+    listed = {row["Key"] for row in boto3.client("s3").list_objects_v2(Bucket="cache")["Contents"]}
+    key = key_of("head b")
+    assert {f"team/{unit_object(built, 'head b')}", f"team/records/{key[:2]}/{key}.json"} <= listed
 
 
-def test_rot_in_the_bucket_is_found(sealed: Sealed, bucket: str, tmp_path: Path) -> None:
+def test_rot_in_the_bucket_is_found_and_mended(built: Store, bucket: str, tmp_path: Path) -> None:
     import boto3
 
-    aotgaudi("cache", "push", bucket, sealed.path)
-    digest = sealed.digests["layer.so"]
-    key = f"team/objects/sha256/{digest.sha256[:2]}/{digest.sha256}"
-    boto3.client("s3").put_object(Bucket="cache", Key=key, Body=b"x" * digest.size_bytes)
+    client = boto3.client("s3")
+    build(tmp_path, "built", "--remote", bucket, "--push")
+    name = f"team/{unit_object(built, 'head b')}"
+    good = client.get_object(Bucket="cache", Key=name)["Body"].read()
+    client.put_object(Bucket="cache", Key=name, Body=b"x" * len(good))
 
-    assert run("cache", "pull", bucket, "-o", tmp_path / "out").exit_code == 4
-    aotgaudi("cache", "push", bucket, sealed.path, "--force")
-    aotgaudi("cache", "pull", bucket, "-o", tmp_path / "out")
+    mending = aotgaudi(
+        "build", "cache", tmp_path / "tiny.toml", "--store", tmp_path / "new", "--remote", bucket, "--push"
+    )
+
+    assert "its bytes are not what its digest says" in mending.stderr
+    assert "6 fetched" in mending.stdout
+    assert "1 units compiled, 1 results uploaded" in mending.stdout
+    assert "7 fetched" in build(tmp_path, "third", "--remote", bucket)
 
 
-@pytest.mark.parametrize("url", ["s3://nothing/team"])
-def test_a_bucket_that_is_not_there_is_said_in_one_line(
-    sealed: Sealed, bucket: str, url: str, tmp_path: Path
-) -> None:
-    pushed, pulled = run("cache", "push", url, sealed.path), run("cache", "pull", url, "-o", tmp_path / "out")
+def test_a_bucket_that_is_not_there_is_one_warning(built: Store, bucket: str, tmp_path: Path) -> None:
+    result = run(
+        "build",
+        "cache",
+        tmp_path / "tiny.toml",
+        "--store",
+        built.root,
+        "--remote",
+        "s3://nothing/team",
+        "--push",
+    )
 
-    assert (pushed.exit_code, pulled.exit_code) == (2, 2)
-    assert pushed.stderr.startswith(f"error: {url}")
-    assert len(pushed.stderr.splitlines()) == len(pulled.stderr.splitlines()) == 1
-    assert SECRET not in pushed.output + pulled.output
+    assert result.exit_code == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("warning: s3://nothing/team: ")
+    assert SECRET not in result.output
