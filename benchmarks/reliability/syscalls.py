@@ -36,8 +36,8 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.pipeline import make_receipt
-from aotgaudi.compile.run import Watch, run_plan
 from aotgaudi.compile.read_through import fetch_missing, upload_all
+from aotgaudi.compile.run import Watch, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.manifest import Manifest, dumps
