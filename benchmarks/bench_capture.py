@@ -329,15 +329,20 @@ def record(bench: Bench) -> dict[str, Any]:
 
 def image(bench: Bench) -> dict[str, Any]:
     """As an image to a registry on loopback, back from there, and run."""
-    layout, pulled, key = bench.work / "layout", bench.work / "pulled.bundle", bench.work / "key.pem.pub"
-    for folder in (layout, pulled):
-        shutil.rmtree(folder, ignore_errors=True)
+    pulled, key = bench.work / "pulled.bundle", bench.work / "key.pem.pub"
+    shutil.rmtree(pulled, ignore_errors=True)
     with registry(bench.work / "registry") as host:
-        pushed = call(
-            command("build", "image", str(bench.bundle), "-o", str(layout), "--push", f"{host}/captured:1")
-        )
+        pushed = call(command("push", str(bench.bundle), f"docker://{host}/captured:1", "--insecure"))
         got = call(
-            command("cache", "pull", f"{host}/captured:1", "-o", str(pulled), "--trusted-key", str(key))
+            command(
+                "pull",
+                f"docker://{host}/captured:1",
+                "-o",
+                str(pulled),
+                "--insecure",
+                "--trusted-key",
+                str(key),
+            )
         )
     if pushed[1] or got[1]:
         sys.exit(pushed[2] + got[2])

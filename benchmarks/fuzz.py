@@ -1,8 +1,8 @@
-"""Fuzzes every parser that reads what others have written: archives, layers, manifests, receipts, indexes, envelopes,
-statements, programs, records, roots, pointers and image documents (tests/property/fuzz_targets.py).
+"""Fuzzes every parser that reads what others have written: layers, manifests, receipts, indexes, envelopes,
+statements, programs, records, roots and image documents (tests/property/fuzz_targets.py).
 
-For the night: `python benchmarks/fuzz.py --cases 100000`. The cases are shared out among the targets, archives and
-layers get a double share. Memory is limited: a parser that wants more than that has failed. A failure ends with 1, is
+For the night: `python benchmarks/fuzz.py --cases 100000`. The cases are shared out among the targets, layers get a
+double share. Memory is limited: a parser that wants more than that has failed. A failure ends with 1, is
 printed shrunk, and is repeated with --seed.
 """
 
@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings  # noqa: E402
 
 from tests.property.fuzz_targets import Fuzz, targets  # noqa: E402
 
-DOUBLE = ("archive", "layer")
+DOUBLE = ("layer",)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 ::
 
-    .NAME.pull       the staging directory of a transfer; after an interruption the next transfer continues it
     .NAME.tmp-PID    a bundle that a process is assembling, or the old bundle that it has exchanged and now removes
     .NAME.old-PID    the old bundle, moved aside on a system that cannot exchange two names
 
@@ -25,33 +24,8 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError, StoreError, store_error
 from aotgaudi.files import exchange_names, fsync_dir, try_lock_directory
 
-PARTIAL_NAME = ".partial"
 _DIRECTORY_MODE = 0o755
 _NUM_THREADS = 8
-
-
-@contextlib.contextmanager
-def staging_directory(out: Path) -> Iterator[Path]:
-    """Yields the locked staging directory of a bundle at `out`. The directory stays unless the block publishes it.
-
-    An OSError in the block becomes a StoreError. Raises StoreError if `out` is neither a bundle nor empty, cannot be
-    written, or is being written by another process.
-    """
-    refuse_foreign(out)
-    sweep_abandoned(out)
-    staging = out.with_name(f".{out.name}.pull")
-    with contextlib.ExitStack() as ends:
-        try:
-            staging.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-            is_ours = ends.enter_context(try_lock_directory(staging))
-        except OSError as error:
-            raise store_error("make", staging, error) from error
-        if is_ours is False:
-            raise StoreError(f"another process is writing the bundle {out}")
-        try:
-            yield staging
-        except OSError as error:
-            raise store_error("write the bundle", out, error) from error
 
 
 def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
@@ -108,7 +82,6 @@ def exchange_directory(building: Path, out: Path) -> None:
     has the old directory open keeps it. On an error, raises OSError and leaves the old directory at `out`.
     """
     private = _private(out, "tmp")
-    # If the old bundle got the name of a staging directory, another process would continue it as a transfer.
     if building != private:
         shutil.rmtree(private, ignore_errors=True)
         os.rename(building, private)

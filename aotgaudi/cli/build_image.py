@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from aotgaudi.bundle.bundle import open_bundle
+from aotgaudi.cli.images import insecure_option, push_image
 from aotgaudi.cli.options import json_option, path_argument, path_option
-from aotgaudi.cli.progress import transfer_display
-from aotgaudi.cli.push_pull import RegistryAccess, registry_options
+from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.show import emit, size_text
-from aotgaudi.errors import SpecError
-from aotgaudi.share.image import WrittenImage, push_image, read_base, write_image
+from aotgaudi.share.image import WrittenImage, open_base, write_image
 from aotgaudi.share.layer import Compression
-from aotgaudi.share.oci import BUNDLE_ROOT, Layout, parse_layout, refuse_foreign_layout
-from aotgaudi.share.registry import RegistryRemote
-from aotgaudi.share.registry_client import Reference, parse_reference
-from aotgaudi.share.remote import check_name
-
-_DEFAULT_TAG = "latest"
+from aotgaudi.share.oci import BUNDLE_ROOT, check_tag, refuse_foreign_layout
+from aotgaudi.share.skopeo import layout_name
 
 
 @click.command("image")
 @path_argument("bundle_path", metavar="BUNDLE")
 @path_option("-o", "--output", required=True, metavar="DIR", help="The OCI image layout.")
-@click.option("--base", metavar="LAYOUT[:TAG]", help="The base image, from an OCI image layout.")
 @click.option(
-    "--tag", metavar="TAG", help=f"The image's tag  [default: the tag of --push, or {_DEFAULT_TAG}]"
+    "--base",
+    metavar="IMAGE",
+    help="The base image: an OCI image layout (DIR[:TAG]), or docker://HOST/NAME:TAG, by skopeo.",
 )
+@click.option("--tag", default="latest", show_default=True, metavar="TAG", help="The image's tag in DIR.")
 @click.option(
     "--compression",
     type=click.Choice(["zstd", "gzip"]),
@@ -37,53 +35,40 @@ _DEFAULT_TAG = "latest"
     show_default=True,
     help="The layer's compression; gzip is for tools older than containerd 1.5 or Docker 23.",
 )
-@click.option("--push", "push_to", metavar="HOST/REPO:TAG", help="Push the image there.")
-@registry_options
+@click.option(
+    "--push", "push_to", metavar="DEST", help="Push the image there, by skopeo: docker://HOST/NAME:TAG."
+)
+@insecure_option
 @json_option("Print what was written as JSON.")
 def build_image(
     bundle_path: Path,
     output: Path,
     base: str | None,
-    tag: str | None,
+    tag: str,
     compression: str,
     push_to: str | None,
-    access: RegistryAccess,
+    is_insecure: bool,
     as_json: bool,
 ) -> None:
     """Write BUNDLE as an image into DIR, an OCI image layout: one layer, alone or on a base image.
 
     The bundle is at /opt/aotgaudi/bundle. The same bundle, base and options give the same digests.
     """
-    reference = None if push_to is None else _push_reference(push_to)
-    tag = check_name(tag or (reference.tag if reference else None) or _DEFAULT_TAG)
+    check_tag(tag)
     refuse_foreign_layout(output)
     bundle = open_bundle(bundle_path)
-    place = None if base is None else parse_layout(base)
-    written = write_image(
-        bundle,
-        output,
-        tag=tag,
-        compression=cast("Compression", compression),
-        base=None if place is None else read_base(place.root, place.tag, bundle),
-    )
-    document = _document(output, tag, written)
-    if reference is not None:
-        with transfer_display("pushing") as display:
-            document["pushed"], _ = push_image(
-                Layout(output),
-                written,
-                RegistryRemote(access.client(reference)),
-                reference.tag or tag,
-                display.conduct,
-            )
+    with interrupted_by_sigterm(), contextlib.ExitStack() as ends:
+        opened = None
+        if base is not None:
+            opened = ends.enter_context(open_base(base, bundle, is_insecure=is_insecure))
+        written = write_image(
+            bundle, output, tag=tag, compression=cast("Compression", compression), base=opened
+        )
+        document = _document(output, tag, written)
+        if push_to is not None:
+            source = f"{layout_name(output)}:{tag}"
+            document["pushed"] = push_image(source, push_to, is_insecure=is_insecure)
     emit(document, as_json, _lines(document))
-
-
-def _push_reference(text: str) -> Reference:
-    reference = parse_reference(text)
-    if reference.digest is not None:
-        raise SpecError("--push", "names a digest", "HOST/REPOSITORY:TAG")
-    return reference
 
 
 def _document(output: Path, tag: str, written: WrittenImage) -> dict[str, Any]:

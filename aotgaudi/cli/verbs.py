@@ -108,6 +108,8 @@ COMMANDS = _table(
     report=("report:report", "Show a spec, a manifest or a bundle on one page."),
     tune=("tune:tune", "Choose buckets from a trace of requests."),
     cache=("verbs:cache", "Inspect, shrink, check and share the store."),
+    push=("images:push", "Push a bundle to a registry, as an OCI image."),
+    pull=("images:pull", "Pull a bundle from a registry, and verify it."),
     verify=("verify:verify", "Check a bundle: complete, intact, signed."),
     sign=("sign:sign", "Sign a bundle."),
     key=("sign:key", "Make keys that sign bundles."),
@@ -129,8 +131,8 @@ CACHE_COMMANDS = _table(
     gc=("cache:gc", "Shrink the store to a size."),
     fsck=("cache:fsck", "Verify every object and record."),
     root=("cache:root", "Choose what is never removed."),
-    push=("push_pull:push", "Share a bundle, or what a manifest needs."),
-    pull=("push_pull:pull", "Fetch a bundle, or what a manifest needs."),
+    push=("push_pull:push", "Share what a manifest needs."),
+    pull=("push_pull:pull", "Fetch what a manifest needs."),
 )
 
 

@@ -1,1 +1,1 @@
-"""Shares stores and bundles through directories, object stores and registries, and transfers objects to and from them."""
+"""Shares stores through directories and object stores, and bundles as OCI images."""

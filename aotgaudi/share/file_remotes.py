@@ -4,7 +4,6 @@
 
     objects/sha256/xx/<hex>   as in a store
     records/xx/<key>.json     as in a store
-    bundles/<name>            pointers (remote.py)
     tmp/                      unfinished files of a directory
 
 A directory (on a shared file system, a mounted volume, a memory stick) is written like a store, each file whole or not at
@@ -30,7 +29,6 @@ from typing import Any, TypeVar
 from aotgaudi.digest import Digest
 from aotgaudi.errors import (
     CorruptError,
-    ManifestError,
     MissingObjectError,
     RemoteError,
     first_line,
@@ -43,22 +41,14 @@ from aotgaudi.files import (
     temporary_file,
 )
 from aotgaudi.share.http_session import DEFAULT_LIMITS, Limits, within
-from aotgaudi.share.remote import (
-    MAX_POINTER_BYTES,
-    Download,
-    Pointer,
-    TransientError,
-    check_name,
-    load_pointer,
-    without_password,
-)
+from aotgaudi.share.remote import Download, TransientError, without_password
 from aotgaudi.store.cas import ABSENT_ERRORS, Fault, ObjectStore, find_fault, object_path, read_bounded
 from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
 _CHUNK_BYTES = 1 << 20
 _PART_BYTES = 8 << 20
 """The size of one request to an object store, and of what one thread holds in memory."""
-_RECORD_MODE, _POINTER_MODE = 0o444, 0o644
+_RECORD_MODE = 0o444
 _FINAL_WORDS = ("NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "Unable to locate credentials")
 
 T = TypeVar("T")
@@ -85,26 +75,9 @@ class _FileRemote(ABC):
         """See `Remote.put_record`."""
         self._write_small(_record(key), data)
 
-    def resolve(self, name: str) -> Pointer | None:
-        """See `Remote.resolve`."""
-        data = self._read_small(_pointer(name), MAX_POINTER_BYTES)
-        try:
-            return None if data is None else load_pointer(data)
-        except ManifestError as error:
-            raise RemoteError(f"{self.label}: {_pointer(name)}: {error}") from error
-
-    def publish(self, name: str, pointer: Pointer, digests: Iterable[Digest]) -> str:
-        """See `Remote.publish`."""
-        self._write_small(_pointer(name), pointer.dumps())
-        return f"{self.label} {name}"
-
 
 def _record(key: str) -> str:
     return RecordStore(Path()).path(key).as_posix()
-
-
-def _pointer(name: str) -> str:
-    return f"bundles/{check_name(name)}"
 
 
 class DirectoryRemote(_FileRemote):
@@ -156,7 +129,7 @@ class DirectoryRemote(_FileRemote):
         try:
             with temporary_file(self.root / "tmp") as file:
                 file.write(data)
-                file.settle(_RECORD_MODE if name.startswith("records/") else _POINTER_MODE)
+                file.settle(_RECORD_MODE)
                 place(file.path, path, path.exists)
         except OSError as error:
             raise _refusal("write", path, error, len(data)) from error

@@ -1,11 +1,8 @@
-"""Writes and pushes a bundle as an OCI image, and extracts the bundle from an image in a registry or a layout.
+"""Writes a bundle as an OCI image into a layout, and takes the bundle out of an image again.
 
 Without a base, the image holds only data. Kubernetes can mount it as an image volume, and ``COPY --from`` can copy it. On a
 base image, the bundle is one more layer. The base's configuration stays (entry point, environment, user, history), and its
 layers are copied.
-
-Before we receive a layer, we read its first files. The index must be the one that the image names, and the signature must be
-that of a trusted key if one is required. They say how large the layer may be.
 """
 
 from __future__ import annotations
@@ -13,33 +10,23 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Protocol, cast
+from typing import Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import DOCUMENT_NAMES, INDEX_NAME, OBJECTS_NAME, load_index
-from aotgaudi.bundle.staging import PARTIAL_NAME, publish, staging_directory
+from aotgaudi.bundle.format import DOCUMENT_NAMES, INDEX_NAME
+from aotgaudi.bundle.staging import building_directory, publish, refuse_foreign
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
+from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, TargetError, store_error
 from aotgaudi.files import open_descriptor
-from aotgaudi.share.layer import (
-    MAX_ARCHIVE_BYTES,
-    Compression,
-    DirectorySink,
-    Head,
-    Layer,
-    largest_archive_bytes,
-    open_layer,
-    read_head,
-    unpack_bundle,
-    write_layer,
-)
+from aotgaudi.share.layer import Compression, Layer, unpack_layer, write_layer
 from aotgaudi.share.oci import (
     BUNDLE_INDEX,
     BUNDLE_PATH,
@@ -51,19 +38,22 @@ from aotgaudi.share.oci import (
     LAYER_TYPES,
     MANIFEST_ID,
     REF_NAME,
+    Descriptor,
     Image,
+    ImageManifest,
     Layout,
+    LayoutPlace,
     LayoutWriter,
     descriptor,
     dump_manifest,
     new_layout,
+    parse_layout,
 )
-from aotgaudi.share.registry import BundleLayer, RegistryRemote, bundle_layer_of
-from aotgaudi.share.transfer import Conduct, Partial, Sources, receive, require_room, send
-from aotgaudi.store.cas import verified_chunks
+from aotgaudi.share.skopeo import copy_image, layout_name
 
 _EPOCH = "1970-01-01T00:00:00Z"
 _CREATED_BY = "aotgaudi build image"
+_IMAGE_NAME = ".image"
 _ARCHITECTURES: Mapping[str, str] = MappingProxyType(
     {"x86_64": "amd64", "aarch64": "arm64", "arm64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
 )
@@ -84,6 +74,23 @@ class WrittenImage:
 
     manifest: Digest
     layer: Layer
+
+
+@contextlib.contextmanager
+def open_base(text: str, bundle: Bundle, *, is_insecure: bool = False) -> Iterator[Base]:
+    """Yields the image to build on: of a layout (``[oci:]DIR[:TAG]``), or of a registry (``docker://HOST/NAME:TAG``).
+
+    Raises like `read_base`, and RemoteError.
+    """
+    if "://" not in text:
+        place = parse_layout(text)
+        yield read_base(place.root, place.tag, bundle)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy_image(
+            text, layout_name(Path(folder)), is_insecure=is_insecure, architecture=architecture_of(bundle)
+        )
+        yield read_base(Path(folder), None, bundle)
 
 
 def read_base(root: Path, tag: str | None, bundle: Bundle) -> Base:
@@ -233,193 +240,53 @@ def _layer_row(layer: Layer, labels: dict[str, str]) -> dict[str, Any]:
     return descriptor(LAYER_TYPES[layer.compression], layer.blob, annotations)
 
 
-class ImageSource(Protocol):
-    """An image that holds a bundle: the layer with the bundle, and how to get its blob."""
-
-    layer: BundleLayer
-    label: str
-
-    def fill(self, partial: Partial) -> None:
-        """Completes the file with the layer's blob."""
-        ...
-
-    def read_head(self) -> Head:
-        """Reads the first files of the layer, unverified."""
-        ...
-
-
-class RegistryImage:
-    """An image in a registry."""
-
-    def __init__(self, remote: RegistryRemote, layer: BundleLayer, conduct: Conduct) -> None:
-        self.layer, self.label = layer, remote.label
-        self._remote, self._retry = remote, conduct.retry
-        self._sources = Sources((remote,), conduct)
-
-    def fill(self, partial: Partial) -> None:
-        """See `ImageSource.fill`."""
-        self._sources.fill(self.layer.blob, partial)
-
-    def read_head(self) -> Head:
-        """See `ImageSource.read_head`. Raises RemoteError."""
-        return self._retry.call(self._try_head)
-
-    def _try_head(self) -> Head:
-        with self._remote.read(self.layer.blob) as download:
-            return _head_of(cast("BinaryIO", _Chunks(download.chunks)), self.layer)
-
-
-class LayoutImage:
-    """The image of a layout with a tag (None: the only image). Raises as `Layout.find` does."""
-
-    def __init__(self, root: Path, tag: str | None) -> None:
-        self._layout = Layout(root)
-        self.label = f"{root}:{tag}" if tag else str(root)
-        layer = bundle_layer_of(self._layout.find(tag).manifest)
-        if layer is None:
-            raise _no_bundle(self.label)
-        self.layer = layer
-
-    def fill(self, partial: Partial) -> None:
-        """See `ImageSource.fill`."""
-        partial.restart()
-        for chunk in verified_chunks(self._layout.blob_path(self.layer.blob), self.layer.blob):
-            partial.write(chunk)
-
-    def read_head(self) -> Head:
-        """See `ImageSource.read_head`. Raises CorruptError."""
-        path = self._layout.blob_path(self.layer.blob)
-        try:
-            with open(open_descriptor(path), "rb") as file:
-                return _head_of(file, self.layer)
-        except OSError as error:
-            raise store_error("read", path, error) from error
-
-
-class _Chunks:
-    """A readable file over bytes that come in chunks, for a decompressor."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._rest, self._position = chunks, b"", 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Returns at most `size` bytes; empty at the end."""
-        if not self._rest:
-            self._rest = next(self._chunks, b"")
-        data = self._rest if size < 0 else self._rest[:size]
-        self._rest = self._rest[len(data) :]
-        self._position += len(data)
-        return data
-
-    def tell(self) -> int:
-        """Returns how many bytes were read."""
-        return self._position
-
-
 def pull_image(
-    source: ImageSource,
-    out: Path,
-    policy: TrustPolicy = ANY_BUNDLE,
-    expect: Callable[[int], None] = lambda _: None,
+    source: str, out: Path, policy: TrustPolicy = ANY_BUNDLE, *, is_insecure: bool = False
 ) -> Bundle:
-    """Replaces `out` by the bundle in the image, and returns the opened bundle. Continues an interrupted pull.
+    """Replaces `out` by the bundle in the image `source`, verified, and returns the opened bundle.
+
+    `source` is a layout, ``oci:DIR[:TAG]``, or another name that skopeo copies an image from.
 
     Raises:
-        CorruptError: the layer does not hold exactly one whole bundle, holds another than the image says, or is larger than
-            the bundle can be.
-        UntrustedError: `policy` does not allow the bundle. Then nothing was written.
-        RemoteError, StoreError: the image cannot be read, or `out` cannot be written.
+        CorruptError: the image does not hold exactly one whole bundle, or holds another than it says.
+        UntrustedError: `policy` does not allow the bundle.
+        RemoteError, StoreError, SpecError: the image cannot be read, holds no bundle, or `out` cannot be written.
     """
-    max_bytes = _accepted_bytes(source, out, policy)
-    expect(source.layer.blob.size_bytes)
-    with staging_directory(out) as staging:
-        blob = staging / PARTIAL_NAME / "layer"
-        receive(
-            source.layer.blob, blob.with_name(source.layer.blob.sha256), blob, source.fill, is_staged=True
-        )
-        _clear(staging)
-        try:
-            index_bytes = _unpack(blob, source.layer, staging, max_bytes)
-        except BaseException:
-            _clear(staging)
-            raise
-        if sha256_bytes(index_bytes) != source.layer.index_sha256:
-            raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
-        bundle = open_bundle(staging, policy)
-        publish(staging, out, DOCUMENT_NAMES, bundle.index.objects)
+    refuse_foreign(out)
+    try:
+        with building_directory(out) as building:
+            _unpack_image(source, building, is_insecure=is_insecure)
+            bundle = open_bundle(building, policy)
+            report = verify_bundle(bundle)
+            if report.corrupt:
+                raise CorruptError(f"{source}: {report.corrupt[0].path}: {report.corrupt[0].reason}")
+            publish(building, out, DOCUMENT_NAMES, bundle.index.objects)
+    except OSError as error:
+        raise store_error("write the bundle", out, error) from error
     return open_bundle(out, policy)
 
 
-def push_image(
-    layout: Layout, written: WrittenImage, remote: RegistryRemote, tag: str, conduct: Conduct
-) -> tuple[str, int]:
-    """Uploads the config and layers of the written image that the registry lacks, and then its manifest as `tag`.
-
-    Returns a reference to exactly this image, and how many bytes were uploaded. Raises CorruptError, RemoteError.
-    """
-    image = layout.find(None)
-    digests = {row.content for row in (image.manifest.config, *image.manifest.layers)}
-    files = {digest: layout.blob_path(digest) for digest in digests}
-    _, num_bytes = send(remote, files, conduct)
-    digest = conduct.retry.call(lambda: remote.put_manifest(tag, image.manifest_bytes))
-    if digest != f"sha256:{written.manifest.sha256}":
-        raise CorruptError(f"{layout.root}: was changed while it was pushed")
-    return f"{remote.label}@{digest}", num_bytes
+def _unpack_image(source: str, building: Path, *, is_insecure: bool) -> None:
+    copied = building / _IMAGE_NAME
+    place = parse_layout(source) if source.startswith("oci:") else LayoutPlace(copied, None)
+    if place.root == copied:
+        copy_image(source, layout_name(copied), is_insecure=is_insecure)
+    layout = Layout(place.root)
+    layer = _bundle_layer(layout.find(place.tag).manifest, source)
+    with open(open_descriptor(layout.blob_path(layer.content)), "rb") as file:
+        unpack_layer(file, layer.media_type, building)
+    index = Digest.of((building / INDEX_NAME).read_bytes())
+    if (layer.annotations or {})[BUNDLE_INDEX] != f"sha256:{index.sha256}":
+        raise CorruptError(f"{source}: the bundle in the layer is another than the image says")
 
 
-def find_image(remote: RegistryRemote, name: str, conduct: Conduct) -> RegistryImage | None:
-    """Returns the image that `name` means in a registry; None if it does not hold a bundle.
-
-    Raises RemoteError.
-    """
-    layer = conduct.retry.call(lambda: remote.find_layer(name))
-    return None if layer is None else RegistryImage(remote, layer, conduct)
-
-
-def _head_of(file: BinaryIO, layer: BundleLayer) -> Head:
-    with open_layer(file, layer.media_type) as archive:
-        return read_head(archive)
-
-
-def _accepted_bytes(source: ImageSource, out: Path, policy: TrustPolicy) -> int:
-    """Returns how many bytes the layer's archive may have, according to its index.
-
-    Raises CorruptError, UntrustedError or StoreError if the layer must not or cannot be received.
-    """
-    layer, head = source.layer, source.read_head()
-    if sha256_bytes(head.index_bytes) != layer.index_sha256:
-        raise CorruptError(f"{source.label}: the bundle in the layer is another than the image says")
-    policy.require_signature(head.signature, head.index_bytes, Path(source.label))
-    index = load_index(head.index_bytes)
-    num_bytes = largest_archive_bytes(index)
-    largest = num_bytes + num_bytes // 64  # Incompressible data becomes a little larger.
-    if num_bytes > MAX_ARCHIVE_BYTES or layer.blob.size_bytes > largest:
-        raise CorruptError(
-            f"{source.label}: claims a layer of {layer.blob.size_bytes} bytes for a bundle of"
-            f" {index.counts.object_bytes} (at most {min(largest, MAX_ARCHIVE_BYTES)} are received)"
-        )
-    require_room(out.parent, layer.blob.size_bytes + sum(digest.size_bytes for digest in index.objects))
-    return num_bytes
-
-
-def _unpack(blob: Path, layer: BundleLayer, staging: Path, max_bytes: int) -> bytes:
-    """Unpacks at most `max_bytes` into `staging`, and returns the bytes of the index."""
-    with blob.open("rb") as file, open_layer(file, layer.media_type, max_bytes) as archive:
-        unpack_bundle(archive, DirectorySink(staging))
-    return (staging / INDEX_NAME).read_bytes()
-
-
-def _clear(staging: Path) -> None:
-    """Removes the files that an earlier attempt unpacked, but keeps those that it received."""
-    shutil.rmtree(staging / OBJECTS_NAME, ignore_errors=True)
-    for name in DOCUMENT_NAMES:
-        with contextlib.suppress(FileNotFoundError):
-            (staging / name).unlink()
-
-
-def _no_bundle(label: str) -> SpecError:
-    return SpecError(
-        label,
+def _bundle_layer(manifest: ImageManifest, source: str) -> Descriptor:
+    """Returns the last layer that is marked as a bundle's. Raises SpecError if there is none."""
+    for row in reversed(manifest.layers):
+        if BUNDLE_INDEX in (row.annotations or {}):
+            return row
+    raise SpecError(
+        source,
         "is no image of a bundle: no layer of it is marked as one",
-        "an image that `aotgaudi build image` wrote",
+        "an image that `aotgaudi push` or `aotgaudi build image` wrote",
     )

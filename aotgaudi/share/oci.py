@@ -38,10 +38,6 @@ LAYER_TYPES = {
     "gzip": "application/vnd.oci.image.layer.v1.tar+gzip",
     "zstd": "application/vnd.oci.image.layer.v1.tar+zstd",
 }
-BUNDLE_INDEX_TYPE = "application/vnd.aotgaudi.bundle.index.v1+json"
-BUNDLE_OBJECT_TYPE = "application/vnd.aotgaudi.bundle.object.v1"
-SIGNATURE_TYPE = "application/vnd.dsse.envelope.v1+json"
-RECORD_TYPE = "application/vnd.aotgaudi.record.v1+json"
 
 REF_NAME = "org.opencontainers.image.ref.name"
 LABEL_PREFIX = "io.github.aotgaudi"
@@ -53,6 +49,7 @@ BUNDLE_ROOT = "opt/aotgaudi/bundle"
 """The path of a bundle in an image."""
 
 _DIGEST = r"^sha256:[0-9a-f]{64}\z"
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _Annotations = dict[str, str]
 
 M = TypeVar("M", bound=ForeignValue)
@@ -81,11 +78,10 @@ class Descriptor(ForeignValue):
 
 
 class ImageManifest(ForeignValue):
-    """The manifest of an image or an artifact: a config and layers."""
+    """The manifest of an image: a config and layers."""
 
     schema_version: Annotated[int, Field(alias="schemaVersion", ge=2, le=2)]
     media_type: Annotated[str | None, Field(alias="mediaType")] = None
-    artifact_type: Annotated[str | None, Field(alias="artifactType")] = None
     config: Descriptor
     layers: tuple[Descriptor, ...]
     annotations: _Annotations | None = None
@@ -116,32 +112,28 @@ def descriptor(
     return row | {"annotations": annotations} if annotations else row
 
 
-def dump_manifest(
-    config: dict[str, Any],
-    layers: list[dict[str, Any]],
-    annotations: dict[str, str],
-    artifact_type: str | None = None,
-) -> bytes:
-    """Returns the bytes of an image manifest. Raises ManifestError if it is larger than registries accept."""
-    document: dict[str, Any] = {
-        "schemaVersion": 2,
-        "mediaType": IMAGE_MANIFEST_TYPE,
-        "config": config,
-        "layers": layers,
-        "annotations": annotations,
-    }
-    data = canonical_json(document | ({"artifactType": artifact_type} if artifact_type else {}))
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise ManifestError(
-            f"the image manifest would have {len(data)} bytes for {len(layers)} layers,"
-            f" registries take {MAX_MANIFEST_BYTES} (use `build image`: it has one layer)"
+def dump_manifest(config: dict[str, Any], layers: list[dict[str, Any]], annotations: dict[str, str]) -> bytes:
+    """Returns the bytes of an image manifest."""
+    return canonical_json(
+        {
+            "schemaVersion": 2,
+            "mediaType": IMAGE_MANIFEST_TYPE,
+            "config": config,
+            "layers": layers,
+            "annotations": annotations,
+        }
+    )
+
+
+def check_tag(tag: str) -> str:
+    """Returns `tag` if it can be an image's tag. Otherwise raises SpecError."""
+    if not _TAG.fullmatch(tag):
+        raise SpecError(
+            f"tag {tag!r:.150}",
+            "is none",
+            "at most 128 letters, digits, '.', '_', '-'; the first is no '.' or '-'",
         )
-    return data
-
-
-def is_sha256(text: str) -> bool:
-    """Returns whether `text` is a digest in OCI's form, ``sha256:<64 hex>``."""
-    return re.fullmatch(r"sha256:[0-9a-f]{64}", text) is not None
+    return tag
 
 
 LAYOUT_NAME = "oci-layout"

@@ -170,8 +170,7 @@ def test_a_bundle_is_signed_verified_explained_shared_and_put_into_an_image(
     explained = light.output("explain", "tiny.toml", "--against", "bundle", "--store", "built")
     assert "not installed" in explained
     light.output("build", "image", "bundle", "-o", "image")
-    light.output("cache", "push", "./remote", "bundle")
-    light.output("cache", "pull", "./remote", "-o", "pulled", "--trusted-key", "key.pub")
+    light.output("pull", "oci:image", "-o", "pulled", "--trusted-key", "key.pub")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +182,7 @@ def test_a_bundle_is_signed_verified_explained_shared_and_put_into_an_image(
         ("model import a b", "[build]"),
         ("build bundle tiny.toml -o b --store s", "[build]"),
         ("cache pull ./b tiny.toml --store s", "[build]"),
-        ("cache pull s3://bucket/prefix -o b", "[s3]"),
+        ("cache pull s3://bucket/prefix tiny.toml --store s", "[s3]"),
     ],
 )
 def test_what_needs_an_extra_names_it_in_one_line(light: Light, arguments: str, missing: str) -> None:

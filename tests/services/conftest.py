@@ -5,7 +5,6 @@ A binary that is not installed skips its tests; with AOTGAUDI_REQUIRE_SERVICES=1
 
 from __future__ import annotations
 
-import base64
 import os
 import shutil
 import signal
@@ -124,11 +123,6 @@ def closed_registry(tmp_path: Path) -> Iterator[RealRegistry]:
         folder, f"auth: {{htpasswd: {{realm: here, path: {folder / 'htpasswd'}}}}}"
     ) as registry:
         yield registry
-
-
-def auth_of(user: str, password: str) -> str:
-    """How docker's configuration holds a password."""
-    return base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
 def aotgaudi(*arguments: object) -> Result:

@@ -114,8 +114,8 @@ def test_a_pipeline_checks_builds_signs_publishes_and_gates(name: str) -> None:
         "cache push",
         "build bundle",
         "--sign-key",
-        "build image",
-        "--push",
+        "aotgaudi push model.bundle",
+        "aotgaudi pull",
         "verify published.bundle --trusted-key bundle.key.pub",
     ]
     places = [text.index(words) for words in order]

@@ -18,9 +18,6 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
 from aotgaudi.llm.running import ModelOptions, Observers
 from aotgaudi.llm.start import start
-from aotgaudi.share.file_remotes import DirectoryRemote
-from aotgaudi.share.push_pull import pull_bundle, push_bundle
-from aotgaudi.share.transfer import Conduct, Retry, Sources
 from tests.command import Command
 from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
@@ -116,18 +113,6 @@ def test_what_is_signed_is_the_launch_and_the_files_and_an_edit_is_refused(
     receipt.write_bytes(receipt.read_bytes().replace(b"run.py", b"ran.py"))
     with pytest.raises(CorruptError, match=r"receipt\.json"):
         open_bundle(captured.path, policy)
-
-
-def test_it_goes_to_a_remote_and_comes_back(captured: SealedCapture, tmp_path: Path) -> None:
-    conduct = Conduct(Retry(sleep=lambda _: None), 1)
-    remote = DirectoryRemote(tmp_path / "remote")
-
-    push_bundle(captured.open(), remote, "latest", conduct)
-    pulled = pull_bundle(Sources([remote], conduct), "latest", tmp_path / "pulled")
-
-    assert pulled.receipt == captured.receipt
-    assert contents(tmp_path / "pulled") == contents(captured.path)
-    assert verify_bundle(pulled).is_intact
 
 
 def test_serving_programs_from_it_is_refused_before_anything_is_loaded(

@@ -59,9 +59,9 @@ def test_without_an_exchange_two_renames_do(tmp_path: Path, monkeypatch: pytest.
 def test_what_dead_processes_left_goes_and_what_live_ones_have_stays(tmp_path: Path) -> None:
     for name in (f".out.old-{DEAD}", f"out.tmp-{DEAD}", f".out.tmp-{DEAD}", f".out.tmp-{os.getppid()}"):
         directory(tmp_path / name, "x")
-    for name in (f"other.tmp-{DEAD}", f".out.tmp-{DEAD}x", ".out.pull", "out.tmp-"):
+    for name in (f"other.tmp-{DEAD}", f".out.tmp-{DEAD}x", ".out.other", "out.tmp-"):
         directory(tmp_path / name, "x")
-    (tmp_path / f"out.tmp-{DEAD - 1}").symlink_to(tmp_path / ".out.pull")
+    (tmp_path / f"out.tmp-{DEAD - 1}").symlink_to(tmp_path / ".out.other")
     directory(tmp_path / "out", "x")
 
     with building_directory(tmp_path / "out") as building:
@@ -73,7 +73,7 @@ def test_what_dead_processes_left_goes_and_what_live_ones_have_stays(tmp_path: P
             f".out.tmp-{os.getppid()}",
             f"other.tmp-{DEAD}",
             f".out.tmp-{DEAD}x",
-            ".out.pull",
+            ".out.other",
             "out.tmp-",
             "out",
         ),
@@ -90,6 +90,7 @@ def test_a_bundle_whose_writer_died_between_two_renames_is_put_back(tmp_path: Pa
     assert names(tmp_path) == {"out"}
 
 
+@pytest.mark.process
 def test_a_builder_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal\n"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from aotgaudi.share.layer import DirectorySink, unpack_bundle
-from aotgaudi.share.oci import BUNDLE_ROOT
+from aotgaudi.share.layer import unpack_layer
+from aotgaudi.share.oci import BUNDLE_ROOT, LAYER_TYPES
 from tests.unit.bundle.conftest import Sealed
 
 Member = tuple[tarfile.TarInfo, bytes]
@@ -49,4 +50,13 @@ def archive(
 
 def unpack(data: bytes, root: Path) -> None:
     root.mkdir(exist_ok=True)
-    unpack_bundle(io.BytesIO(data), DirectorySink(root))
+    unpack_layer(io.BytesIO(gzip.compress(data, 1)), LAYER_TYPES["gzip"], root)
+
+
+def files(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Bytes and mode of every file under `root`, by relative name."""
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mode & 0o7777)
+        for path in root.rglob("*")
+        if path.is_file()
+    }

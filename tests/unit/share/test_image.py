@@ -20,19 +20,12 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
 from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
-from aotgaudi.digest import Digest, canonical_json, sha256_bytes
+from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
-from aotgaudi.share.image import (
-    LayoutImage,
-    RegistryImage,
-    find_image,
-    pull_image,
-    push_image,
-    read_base,
-    write_image,
-)
+from aotgaudi.share.image import pull_image, read_base, write_image
 from aotgaudi.share.layer import Compression
 from aotgaudi.share.oci import (
+    BUNDLE_INDEX,
     BUNDLE_ROOT,
     IMAGE_CONFIG_TYPE,
     IMAGE_INDEX_TYPE,
@@ -43,13 +36,9 @@ from aotgaudi.share.oci import (
     LayoutPlace,
     parse_layout,
 )
-from aotgaudi.share.registry import BundleLayer, RegistryRemote
-from aotgaudi.share.transfer import Conduct
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH_ID, MANIFEST_ID, Sealed, SealedCapture
 from tests.unit.failing import CALLS, fail_each
-from tests.unit.share.archives import archive, file, honest
-from tests.unit.share.fake_registry import FakeRegistry, Handler, cut_after, on, times
-from tests.unit.share.test_registry_remote import files
+from tests.unit.share.archives import archive, file, files, honest
 
 
 def documents(layout: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
@@ -358,184 +347,119 @@ def test_what_is_no_layout_is_refused(tmp_path: Path, name: str, data: bytes | N
 
 
 @pytest.mark.parametrize("compression", ["zstd", "gzip"])
-def test_a_bundle_comes_back_out_of_a_layout(
+def test_a_bundle_comes_back_out_of_an_image(
     sealed: Sealed, tmp_path: Path, compression: Compression
 ) -> None:
     base_layout(tmp_path / "base")
     base = read_base(tmp_path / "base", None, sealed.open())
     write_image(sealed.open(), tmp_path / "image", tag="v1", compression=compression, base=base)
 
-    pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "out")
+    pulled = pull_image(f"oci:{tmp_path / 'image'}:v1", tmp_path / "out")
 
     assert files(pulled.path) == files(sealed.path)
     assert verify_bundle(pulled).is_intact
     assert {path.name for path in tmp_path.iterdir()} == {"bundle", "store", "base", "image", "out"}
 
 
-def test_a_bundle_comes_back_out_of_a_registry_s_image(
-    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
-) -> None:
-    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
-    reference, num_bytes = push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
-    again = push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
-    registry.faults.append(times(1, on("GET", "/blobs/", cut_after(100))))
-
-    image = find_image(remote, "v1", conduct)
-    assert image is not None
-    pulled = pull_image(image, tmp_path / "out")
-
-    assert files(pulled.path) == files(sealed.path)
-    assert reference.endswith(f"@sha256:{written.manifest.sha256}")
-    assert num_bytes > written.layer.blob.size_bytes
-    assert again == (reference, 0)
-    assert find_image(remote, "other", conduct) is None
-
-
 def test_an_image_without_a_bundle_is_named(sealed: Sealed, tmp_path: Path) -> None:
     base_layout(tmp_path / "base")
 
     with pytest.raises(SpecError, match="is no image of a bundle"):
-        LayoutImage(tmp_path / "base", None)
+        pull_image(f"oci:{tmp_path / 'base'}", tmp_path / "out")
 
 
-def test_a_layer_of_another_bundle_than_the_image_says_is_refused(sealed: Sealed, tmp_path: Path) -> None:
-    write_image(sealed.open(), tmp_path / "image", tag="v1")
-    image = LayoutImage(tmp_path / "image", None)
-    image.layer = type(image.layer)(image.layer.blob, image.layer.media_type, "0" * 64)
+def image_of(root: Path, layer: bytes, index_bytes: bytes) -> str:
+    """Writes an image with one layer, said to hold the bundle of that index, and returns its name."""
+    row = put(root, layer, LAYER_TYPES["gzip"])
+    row["annotations"] = {BUNDLE_INDEX: f"sha256:{sha256_bytes(index_bytes)}"}
+    config = put(root, b"{}", IMAGE_CONFIG_TYPE)
+    manifest = {"schemaVersion": 2, "config": config, "layers": [row]}
+    write_index(root, [put(root, canonical_json(manifest), IMAGE_MANIFEST_TYPE)])
+    return f"oci:{root}"
 
-    with pytest.raises(CorruptError, match="another than the image says"):
-        pull_image(image, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+
+def changed(sealed: Sealed, name: str) -> bytes:
+    """The bundle's archive with one byte of a file changed, compressed."""
+    members = [
+        (member, bytes([data[0] ^ 1]) + data[1:] if member.name.endswith(name) else data)
+        for member, data in honest(sealed)
+    ]
+    return gzip.compress(archive(members))
 
 
-def test_a_hostile_layer_leaves_nothing_behind(
-    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, registry: FakeRegistry, conduct: Conduct
+def test_what_is_not_the_bundle_is_refused_and_the_one_that_is_there_stays(
+    sealed: Sealed, tmp_path: Path
 ) -> None:
-    data = gzip.compress(archive([*honest(sealed), file("../../evil", b"x")]))
-    registry.add_blob(data)
-    layer = BundleLayer(Digest.of(data), LAYER_TYPES["gzip"], sha256_bytes(sealed.open().index_bytes))
+    index = sealed.open().index_bytes
+    good = gzip.compress(archive(honest(sealed)))
+    sealed.pack(tmp_path / "out")
+    before = files(tmp_path / "out")
+    cases = {
+        "another index": (good, b"{}", "is another than the image says"),
+        "object": (changed(sealed, sealed.digests["layer.so"].sha256), index, "sha256 is"),
+        "receipt": (changed(sealed, "receipt.json"), index, "receipt.json"),
+        "manifest": (changed(sealed, "manifest.json"), index, "manifest.json"),
+        "link": (
+            gzip.compress(archive([*honest(sealed), file("x", type=tarfile.SYMTYPE, linkname="/etc")])),
+            index,
+            "neither a plain file nor a directory",
+        ),
+        "cut": (good[: len(good) // 2], index, "cannot be read"),
+    }
 
-    with pytest.raises(CorruptError, match="leads out of the directory"):
-        pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-    assert {path.name for path in (tmp_path / ".out.pull").iterdir()} == {".partial"}
+    wrong = {}
+    for name, (layer, index_bytes, reason) in cases.items():
+        with pytest.raises(CorruptError) as caught:
+            pull_image(image_of(tmp_path / name, layer, index_bytes), tmp_path / "out")
+        if reason not in str(caught.value) or files(tmp_path / "out") != before:
+            wrong[name] = str(caught.value)
 
-
-HUGE = 4 << 40
-
-
-def boast(
-    registry: FakeRegistry, remote: RegistryRemote, conduct: Conduct, data: bytes, index_bytes: bytes
-) -> tuple[RegistryImage, list[int]]:
-    """An image of a registry that claims a layer of 4 TiB, and sends `data` and then zeros; and how much it has sent."""
-    num_sent = [0]
-
-    def send(handler: Handler) -> None:
-        handler.close_connection = True
-        handler.connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % HUGE + data)
-        while num_sent[0] < 1 << 30:
-            handler.connection.sendall(bytes(1 << 16))
-            num_sent[0] += 1 << 16
-
-    registry.faults.append(on("GET", "/blobs/", send))
-    layer = BundleLayer(Digest("0" * 64, HUGE), LAYER_TYPES["gzip"], sha256_bytes(index_bytes))
-    return RegistryImage(remote, layer, conduct), num_sent
+    assert wrong == {}
+    assert not list(tmp_path.glob(".out*"))
 
 
-def layer_bytes(sealed: Sealed, tmp_path: Path) -> bytes:
-    write_image(sealed.open(), tmp_path / "image", tag="v1", compression="gzip")
-    image = LayoutImage(tmp_path / "image", "v1")
-    return blob(tmp_path / "image", f"sha256:{image.layer.blob.sha256}")
-
-
-@pytest.mark.parametrize("is_honest", [False, True], ids=["zeros", "a bundle, then zeros"])
-def test_a_layer_that_is_larger_than_its_bundle_is_refused_before_anything_is_written(
-    sealed: Sealed,
-    tmp_path: Path,
-    remote: RegistryRemote,
-    registry: FakeRegistry,
-    conduct: Conduct,
-    is_honest: bool,
+@pytest.mark.parametrize("signer", [None, "other", "key"])
+def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
+    sealed: Sealed, tmp_path: Path, signer: str | None
 ) -> None:
-    data = layer_bytes(sealed, tmp_path) if is_honest else b""
-    image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
-    (tmp_path / "there").mkdir()
-
-    reason = f"claims a layer of {HUGE} bytes" if is_honest else "cannot be decompressed"
-    with pytest.raises(CorruptError, match=reason):
-        pull_image(image, tmp_path / "there" / "out")
-    assert list((tmp_path / "there").iterdir()) == []
-    assert num_sent[0] < 64 << 20
-
-
-@pytest.mark.parametrize("signer", [None, "other"])
-def test_a_signature_is_demanded_before_the_layer(
-    sealed: Sealed,
-    tmp_path: Path,
-    remote: RegistryRemote,
-    registry: FakeRegistry,
-    conduct: Conduct,
-    signer: str | None,
-) -> None:
-    policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
-    generate_key(tmp_path / "other.pem")
+    policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key")])))
+    generate_key(tmp_path / "other")
+    sealed.pack(tmp_path / "out")
+    before = files(tmp_path / "out")
     if signer is not None:
-        sealed.pack(signing=Signing((load_signing_key(tmp_path / f"{signer}.pem"),), 7))
-    data = layer_bytes(sealed, tmp_path)
-    image, num_sent = boast(registry, remote, conduct, data, sealed.open().index_bytes)
-    (tmp_path / "there").mkdir()
+        sealed.pack(signing=Signing((load_signing_key(tmp_path / signer),), 7))
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
 
+    if signer == "key":
+        pulled = pull_image(f"oci:{tmp_path / 'image'}", tmp_path / "out", policy)
+        assert pulled.statement is not None
+        assert files(pulled.path) == files(sealed.path)
+        return
     with pytest.raises(UntrustedError, match="is not signed" if signer is None else "trusted keys that have"):
-        pull_image(image, tmp_path / "there" / "out", policy)
-    assert list((tmp_path / "there").iterdir()) == []
-    assert num_sent[0] < 64 << 20
+        pull_image(f"oci:{tmp_path / 'image'}", tmp_path / "out", policy)
+    assert files(tmp_path / "out") == before
 
 
-def test_a_signed_image_is_pulled_with_its_signature(
-    sealed: Sealed, tmp_path: Path, remote: RegistryRemote, conduct: Conduct
+def test_what_is_no_bundle_is_not_replaced(sealed: Sealed, tmp_path: Path) -> None:
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+
+    with pytest.raises(StoreError, match="neither a bundle nor empty"):
+        pull_image(f"oci:{tmp_path / 'image'}", tmp_path / "store")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_pull_during_which_one_call_fails_gives_the_new_bundle_or_keeps_the_old(
+    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int
 ) -> None:
-    policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key.pem")])))
-    sealed.pack(signing=Signing((load_signing_key(tmp_path / "key.pem"),), 7))
-    written = write_image(sealed.open(), tmp_path / "image", tag="v1")
-    push_image(Layout(tmp_path / "image"), written, remote, "v1", conduct)
+    write_image(sealed.open(), tmp_path / "image", tag="v1")
+    sealed.pack(tmp_path / "out", receipt=sealed.receipt.model_copy(update={"builder": {"aotgaudi": "0"}}))
 
-    image = find_image(remote, "v1", conduct)
-    assert image is not None
-    pulled = pull_image(image, tmp_path / "out", policy)
+    def action() -> None:
+        pull_image(f"oci:{tmp_path / 'image'}", tmp_path / "out")
 
-    assert pulled.statement is not None
-    assert files(pulled.path) == files(sealed.path)
-
-
-@pytest.mark.parametrize(
-    ("object_bytes", "error", "reason"),
-    [
-        (HUGE, CorruptError, "at most 274877906944 are received"),
-        (200 << 30, StoreError, "there is no room for"),
-    ],
-)
-def test_an_index_that_claims_more_than_there_can_be_is_refused(
-    sealed: Sealed,
-    tmp_path: Path,
-    remote: RegistryRemote,
-    registry: FakeRegistry,
-    conduct: Conduct,
-    monkeypatch: pytest.MonkeyPatch,
-    object_bytes: int,
-    error: type[Exception],
-    reason: str,
-) -> None:
-    index = sealed.open().index.model_copy(update={"objects": (Digest("a" * 64, object_bytes),)})
-    data = gzip.compress(archive([file(f"{BUNDLE_ROOT}/aotgaudi.bundle.json", index.dumps()), file("x")]))
-    registry.add_blob(data)
-    layer = BundleLayer(Digest.of(data), LAYER_TYPES["gzip"], sha256_bytes(index.dumps()))
-    status = os.statvfs(tmp_path)
-    small = os.statvfs_result((4096, 4096, *status[2:4], 1 << 20, *status[5:]))
-    monkeypatch.setattr(os, "statvfs", lambda _: small)
-
-    with pytest.raises(error, match=reason):
-        pull_image(RegistryImage(remote, layer, conduct), tmp_path / "out")
-    assert not (tmp_path / ".out.pull").exists()
+    for _ in fail_each(monkeypatch, call, code, action):
+        assert verify_bundle(open_bundle(tmp_path / "out")).is_intact
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -583,7 +507,7 @@ def test_an_image_of_captured_caches_has_labels_of_both_kinds_and_gives_the_bund
     }
     assert labels["io.github.aotgaudi.files"] == str(len(CAPTURED))
     assert "io.github.aotgaudi.programs" not in labels
-    pulled = pull_image(LayoutImage(tmp_path / "image", "v1"), tmp_path / "pulled")
+    pulled = pull_image(f"oci:{tmp_path / 'image'}:v1", tmp_path / "pulled")
     assert pulled.receipt == captured.receipt
     assert verify_bundle(pulled).is_intact
 

@@ -1,4 +1,4 @@
-"""Directories and object stores as remotes: one contract, tested on both; pointers, names, retries."""
+"""Directories and object stores as remotes: one contract, tested on both; retries."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, MissingObjectError, RemoteError, StoreError
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError
 from aotgaudi.share.file_remotes import DirectoryRemote, ObjectStoreRemote
-from aotgaudi.share.remote import Pointer, Remote, TransientError, check_name, load_pointer
+from aotgaudi.share.remote import Remote, TransientError
 from aotgaudi.share.transfer import Retry
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.records import RecordStore, dump_record
@@ -70,7 +68,6 @@ def test_what_is_not_there_is_missing(remote: Remote) -> None:
     with pytest.raises(MissingObjectError, match="has no object"):
         read(remote, DIGEST)
     assert remote.get_record(KEY) is None
-    assert remote.resolve("latest") is None
 
 
 def test_a_file_that_is_not_its_digest_is_not_stored_as_it(remote: Remote, tmp_path: Path) -> None:
@@ -87,39 +84,6 @@ def test_a_record_comes_back_and_a_later_one_takes_its_place(remote: Remote) -> 
     assert remote.get_record(KEY) == first
     remote.put_record(KEY, second, [])
     assert remote.get_record(KEY) == second
-
-
-def test_a_name_means_what_was_last_published(remote: Remote) -> None:
-    first, second = (
-        Pointer(index=Digest.of(b"1")),
-        Pointer(index=Digest.of(b"2"), signature=Digest.of(b"signature")),
-    )
-
-    assert "latest" in remote.publish("latest", first, [])
-    remote.publish("v1", first, [])
-    remote.publish("latest", second, [])
-
-    assert (remote.resolve("latest"), remote.resolve("v1")) == (second, first)
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b", "-x", ".x", "a b", "x" * 129, "a\n", "\u00e9"]
-)
-def test_a_name_cannot_lead_anywhere(remote: Remote, name: str) -> None:
-    with pytest.raises(RemoteError, match="is no name for a bundle"):
-        remote.resolve(name)
-    with pytest.raises(RemoteError, match="is no name for a bundle"):
-        remote.publish(name, Pointer(index=DIGEST), [])
-
-
-@given(st.text(max_size=20))
-def test_names_are_tags(name: str) -> None:
-    try:
-        assert check_name(name) == name
-    except RemoteError:
-        return
-    assert name.isascii()
-    assert not {"/", ":", "@", " "}.intersection(name)
 
 
 def test_many_writers_of_one_object_leave_it_whole(remote: Remote, file: Path) -> None:
@@ -140,7 +104,6 @@ def test_a_directory_is_laid_out_as_a_store(tmp_path: Path, file: Path) -> None:
     data = dump_record(KEY, {"a": 1})
     remote.put(DIGEST, file)
     remote.put_record(KEY, data, [])
-    remote.publish("latest", Pointer(index=DIGEST), [])
 
     assert ObjectStore(tmp_path / "remote").read(DIGEST) == DATA
     assert RecordStore(tmp_path / "remote").get(KEY) == {"a": 1}
@@ -152,14 +115,13 @@ def test_a_directory_is_laid_out_as_a_store(tmp_path: Path, file: Path) -> None:
     assert found == {
         f"objects/sha256/{DIGEST.sha256[:2]}/{DIGEST.sha256}",
         f"records/cc/{KEY}.json",
-        "bundles/latest",
     }
 
 
 @pytest.mark.parametrize("kind", ["symlink", "FIFO", "directory"])
 def test_only_regular_files_are_read(tmp_path: Path, file: Path, kind: str) -> None:
     remote = DirectoryRemote(tmp_path / "remote")
-    for path in (object_path(remote.root, DIGEST), remote.root / "bundles" / "x"):
+    for path in (object_path(remote.root, DIGEST), RecordStore(remote.root).path(KEY)):
         path.parent.mkdir(parents=True)
         if kind == "symlink":
             path.symlink_to(file)
@@ -172,15 +134,7 @@ def test_only_regular_files_are_read(tmp_path: Path, file: Path, kind: str) -> N
     with pytest.raises((MissingObjectError, RemoteError)):
         read(remote, DIGEST)
     with pytest.raises(RemoteError):
-        remote.resolve("x")
-
-
-def test_a_pointer_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bundles").mkdir()
-    (tmp_path / "bundles" / "x").write_bytes(b"{}")
-
-    with pytest.raises(RemoteError, match="bundles/x: pointer names no schema"):
-        DirectoryRemote(tmp_path).resolve("x")
+        remote.get_record(KEY)
 
 
 @pytest.mark.parametrize(
@@ -270,34 +224,7 @@ def test_a_huge_record_is_not_fetched() -> None:
         remote.get_record(KEY)
 
 
-# Pointers, retries
-
-
-@given(st.from_regex(r"[0-9a-f]{64}", fullmatch=True), st.integers(0, 1 << 60), st.booleans())
-def test_a_pointer_reads_as_it_was_written(sha256: str, size: int, is_signed: bool) -> None:
-    pointer = Pointer(index=Digest(sha256, size), signature=Digest(sha256, 7) if is_signed else None)
-
-    assert load_pointer(pointer.dumps()) == pointer
-
-
-def test_the_form_of_a_pointer_is_fixed() -> None:
-    assert Pointer(index=Digest("a" * 64, 5)).dumps() == (
-        b'{"index":"sha256:%b:5","schema":"aotgaudi.pointer/1","signature":null}' % (b"a" * 64)
-    )
-
-
-@given(st.binary(max_size=200) | st.builds(lambda n: Pointer(index=DIGEST).dumps()[:n], st.integers(0, 130)))
-def test_what_is_no_pointer_is_refused(data: bytes) -> None:
-    with pytest.raises(ManifestError):
-        load_pointer(data)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [(b"pointer/1", b"pointer/2"), (b"null", b" null"), (b"null", b'"x"'), (b"null", b"1")]
-)
-def test_another_form_of_a_pointer_is_refused(old: bytes, new: bytes) -> None:
-    with pytest.raises(ManifestError):
-        load_pointer(Pointer(index=DIGEST).dumps().replace(old, new))
+# Retries
 
 
 def test_waits_grow_and_end() -> None:
