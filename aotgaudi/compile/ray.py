@@ -47,8 +47,8 @@ from aotgaudi.compile.keys import BuiltRow, ModelCheckRow, ProgramRow, UnitRow, 
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError, first_line
+from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache
-from aotgaudi.share.store_remote import Remote
 from aotgaudi.store.store import Store
 
 _ANSWER_SECONDS = 10.0

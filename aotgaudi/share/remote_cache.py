@@ -25,7 +25,7 @@ from typing import Any, Protocol, TypeVar
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError, first_line
 from aotgaudi.share.answers import Memory
-from aotgaudi.share.store_remote import NoAnswerError, Remote, is_read_only, without_password
+from aotgaudi.share.remote import NoAnswerError, Remote, is_read_only, without_password
 from aotgaudi.store.records import RecordError, digests_in, dump_record, load_record
 from aotgaudi.store.store import Store
 

@@ -41,8 +41,8 @@ from aotgaudi.compile.run import Watch, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.manifest import Manifest, dumps
+from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache
-from aotgaudi.share.store_remote import Remote
 from aotgaudi.store.store import Store
 from tests.workload import Workload
 

@@ -142,9 +142,7 @@ def test_the_second_build_of_a_launch_runs_nothing(bench: Bench, built: Built) -
     assert not bench.root.exists()
 
 
-def test_another_builder_takes_the_capture_from_a_remote(
-    bench: Bench, built: Built, tmp_path: Path
-) -> None:
+def test_another_builder_takes_the_capture_from_a_remote(bench: Bench, built: Built, tmp_path: Path) -> None:
     order, url = bench.order(out="shared"), str(tmp_path / "remote")
     other = Store.open(tmp_path / "store")
 

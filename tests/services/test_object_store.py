@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.share.store_remote import Remote
+from aotgaudi.share.remote import Remote
 from aotgaudi.store.store import Store
 from tests.services.conftest import aotgaudi, files, run
 from tests.unit.compile.test_read_through import build_all, unit_object

@@ -19,10 +19,11 @@ from aotgaudi.compile.read_through import fetch_missing, rows_of, upload_all
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.share import remote_cache, store_remote
+from aotgaudi.share import remote as remote_module
+from aotgaudi.share import remote_cache
 from aotgaudi.share.answers import Memory
+from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache, Traffic
-from aotgaudi.share.store_remote import Remote
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
 from tests.remotes import Place, faulty_place
@@ -36,7 +37,7 @@ NUM_RECORDS = 7
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_remote, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_module, "_RETRY_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -210,7 +211,7 @@ def test_a_bad_record_is_a_miss_and_the_next_push_mends_it(
         "of another key": place.files[record_name(key_of("layer a"))],
         "of another kind": dump_record(key, {"program": "sha256:x", "units": {}}),
         "no JSON": b"\x00\xff" * 100,
-        "large": bytes(store_remote.LARGEST_RECORD_BYTES + 1),
+        "large": bytes(remote_module.LARGEST_RECORD_BYTES + 1),
         "empty": b"",
     }[damage]
 

@@ -17,9 +17,9 @@ from aotgaudi.compile.run import BuildOutcome, Watch, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import StoreError
-from aotgaudi.share import store_remote
+from aotgaudi.share import remote as remote_module
+from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache
-from aotgaudi.share.store_remote import Remote
 from aotgaudi.store.store import Store
 from tests.remotes import Place, faulty_place
 from tests.unit.compile.test_read_through import unit_row
@@ -71,7 +71,7 @@ class PoolInPlace:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_remote, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_module, "_RETRY_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def test_a_store_that_cannot_take_what_comes_ends_the_run(
     for state in make_plan(ENTRIES, tiny_spec(), probe(), traced).programs:
         del place.files[f"records/{state.key.hex[:2]}/{state.key.hex}.json"]
     place.seconds = 0.05
-    put = store_remote.Remote.chunks
+    put = remote_module.Remote.chunks
 
     def fill(remote: Remote, digest: object) -> Iterator[bytes]:
         raise StoreError("no room")
