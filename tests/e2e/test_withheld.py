@@ -14,7 +14,6 @@ from pathlib import Path
 
 import click
 import pytest
-from tests.unit.compile.test_share import LABELS, MANIFEST, built
 
 from aotgaudi.cli.main import cli
 from aotgaudi.compile.plan import make_plan
@@ -23,6 +22,7 @@ from aotgaudi.store.store import Store
 from tests.container import can_mount, drop_privileges
 from tests.e2e.harness import Workplace, command_line, environment
 from tests.e2e.test_container import mounted
+from tests.unit.compile.test_read_through import LABELS, MANIFEST, built
 from tests.workload import FAKE, seed
 
 __all__ = ["built", "mounted"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.unit.compile.test_share import built
 
 from aotgaudi.compile.pipeline import seal
 from aotgaudi.errors import EXTRAS
@@ -20,6 +19,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.environment import ROOT, make_environment
+from tests.unit.compile.test_read_through import built
 
 __all__ = ["built"]
 CONFIG = ROOT / "manifests" / "configs" / "llama-3.1-8b.json"

@@ -11,8 +11,10 @@ from aotgaudi.digest import Digest
 from aotgaudi.share.remote import Remote
 from aotgaudi.store.store import Store
 from tests.services.conftest import aotgaudi, files, run
-from tests.unit.compile.test_read_through import build_all, unit_object
-from tests.workload import SPEC_TEXT, key_of
+from tests.unit.compile.test_read_through import built, unit_object
+from tests.workload import key_of
+
+__all__ = ["built"]
 
 SECRET = "s3cret-key"
 
@@ -39,13 +41,6 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield "s3://cache/team"
     finally:
         server.stop()
-
-
-@pytest.fixture
-def built(tmp_path: Path) -> Store:
-    """A store in which all of ``tiny.toml``, beside it, is built."""
-    (tmp_path / "tiny.toml").write_text(SPEC_TEXT)
-    return build_all(tmp_path / "built")
 
 
 def build(folder: Path, store: str, *arguments: object) -> str:

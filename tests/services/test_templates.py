@@ -18,7 +18,7 @@ from aotgaudi.bundle.signing import generate_key
 from aotgaudi.spec.parse import load_spec
 from tests.environment import ROOT, make_bare_environment
 from tests.services.conftest import REQUIRED, RealRegistry, aotgaudi
-from tests.services.test_object_store import built
+from tests.unit.compile.test_read_through import built
 from tests.unit.test_templates import documents
 
 __all__ = ["built"]

@@ -27,7 +27,7 @@ from aotgaudi.share.remote_cache import RemoteCache, Traffic
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
 from tests.remotes import Place, faulty_place
-from tests.workload import key_of, seed, tiny_spec
+from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 MANIFEST = Manifest.of(tiny_spec())
@@ -48,6 +48,8 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Store:
+    """A store in which all of ``tiny.toml``, beside it, is built."""
+    (tmp_path / "tiny.toml").write_text(SPEC_TEXT)
     return build_all(tmp_path / "built")
 
 
