@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from aotgaudi.bundle.verify import verify_bundle
     from aotgaudi.compile.pipeline import BuildResult, Workers, build
     from aotgaudi.llm import LLM, Output, SamplingParams, StructuredOutputs
+    from aotgaudi.share.remote_cache import Sharing
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Bundle",
     "Output",
     "SamplingParams",
+    "Sharing",
     "StructuredOutputs",
     "TrustPolicy",
     "Workers",
@@ -45,6 +47,7 @@ _HOMES = {
     "LLM": "aotgaudi.llm",
     "Output": "aotgaudi.llm",
     "SamplingParams": "aotgaudi.llm",
+    "Sharing": "aotgaudi.share.remote_cache",
     "StructuredOutputs": "aotgaudi.llm",
     "TrustPolicy": "aotgaudi.bundle.trust",
     "Workers": "aotgaudi.compile.pipeline",

@@ -10,9 +10,15 @@ import click
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.cli.build_cache import build_time_line, outcome_document, outcome_line, phase_rows
+from aotgaudi.cli.build_cache import (
+    build_time_line,
+    outcome_document,
+    outcome_line,
+    phase_rows,
+    remote_lines,
+)
 from aotgaudi.cli.build_manifest import default_manifest_path
-from aotgaudi.cli.build_options import signing_options, worker_options
+from aotgaudi.cli.build_options import remote_options, signing_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
@@ -22,6 +28,7 @@ from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_opt
 from aotgaudi.compile.pipeline import Workers, build, plan_manifest, seal
 from aotgaudi.manifest.manifest import Manifest, dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.phases import Phases
+from aotgaudi.share.remote_cache import Sharing
 
 bound_model_option = click.option(
     "--model",
@@ -96,9 +103,10 @@ def bundle_lines(document: dict[str, Any]) -> list[str]:
 @signing_options
 @store_options
 @worker_options
+@remote_options
 @store_limit_option
 @json_option("Print the outcome as JSON.")
-def build_all(
+def build_all(  # noqa: PLR0913 - one argument for each group of options
     *,
     spec_path: Path,
     output: Path | None,
@@ -106,6 +114,7 @@ def build_all(
     signing: Signing | None,
     place: StorePlace,
     workers: Workers,
+    sharing: Sharing | None,
     store_limit: int | None,
     as_json: bool,
 ) -> None:
@@ -125,6 +134,7 @@ def build_all(
         manifest,
         bundle,
         store=store,
+        remote=sharing,
         jobs=workers,
         sign_key=signing,
         model=directory,
@@ -140,6 +150,7 @@ def build_all(
     }
     lines = [
         outcome_line(outcome),
+        *remote_lines(outcome),
         *bundle_lines(document["bundle"]),
         build_time_line(result.phases, outcome),
     ]

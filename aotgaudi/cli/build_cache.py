@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from aotgaudi.cli.build_options import entry_option, find_entries, worker_options
+from aotgaudi.cli.build_options import entry_option, find_entries, remote_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, option, options_of, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
-from aotgaudi.cli.show import emit, refuse_unwritable
+from aotgaudi.cli.show import emit, refuse_unwritable, size_text
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.target_option import refused_target_option
 from aotgaudi.compile.pipeline import Workers, compile_missing, make_receipt, plan_manifest
@@ -27,6 +27,7 @@ from aotgaudi.errors import NotReproducibleError, counted
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.phases import Phase, Phases
+from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.store.store import Store
 
 DEFAULT_SAMPLE = 3
@@ -100,17 +101,19 @@ class _CheckOptions:
 @path_argument("manifest_path", metavar="MANIFEST")
 @store_options
 @worker_options
+@remote_options
 @entry_option
 @store_limit_option
 @path_option("--receipt", metavar="FILE", help="Write the receipt there.")
 @options_of(_CheckOptions, "sample", made=_CheckOptions.num_units)
 @refused_target_option
 @json_option("Print the outcome as JSON.")
-def build_cache(
+def build_cache(  # noqa: PLR0913 - one argument for each group of options
     *,
     manifest_path: Path,
     place: StorePlace,
     workers: Workers,
+    sharing: Sharing | None,
     entry_texts: tuple[str, ...],
     receipt: Path | None,
     sample: int | None,
@@ -127,6 +130,8 @@ def build_cache(
         manifest = load_manifest_or_spec(manifest_path)
     if receipt and sample is not None:
         raise click.UsageError("--check builds nothing, so there is no --receipt to write")
+    if sharing is not None and sharing.push and sample is not None:
+        raise click.UsageError("--check builds nothing, so there is nothing to --push")
     if receipt:
         refuse_unwritable(receipt)
     entries = find_entries(manifest, entry_texts)
@@ -135,12 +140,12 @@ def build_cache(
         _check(manifest, store, workers.num_local, entries, sample, as_json)
         return
     with store.in_use():
-        outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases)
+        outcome = compile_missing(manifest, store, entries, workers, BuildDisplay(), phases, sharing)
         if receipt:
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, make_receipt(manifest, plan, require_proof(plan, store)).dumps())
     document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
-    lines = [outcome_line(outcome), build_time_line(phases.done, outcome)]
+    lines = [outcome_line(outcome), *remote_lines(outcome), build_time_line(phases.done, outcome)]
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store, entries))
         lines.append(collection_line(document["gc"]))
@@ -182,6 +187,18 @@ def _work_line(outcome: BuildOutcome) -> str:
     )
 
 
+def remote_lines(outcome: BuildOutcome) -> Iterator[str]:
+    """Yields the line, for people, about what a remote gave and got, if there is one."""
+    found = outcome.remote
+    if found is not None:
+        yield (
+            f"remote: {found.remote}: {found.num_here} results were here, {found.num_fetched} fetched"
+            f" ({size_text(found.fetched_bytes)} in {found.fetch_seconds:.1f} s),"
+            f" {len(outcome.compiled)} units compiled, {found.num_uploaded} results uploaded"
+            + (f" ({size_text(found.uploaded_bytes)})" if found.num_uploaded else "")
+        )
+
+
 def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
     """Returns the outcome as a JSON value. Seconds are wall-clock."""
     return {
@@ -200,6 +217,7 @@ def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
             if outcome.proof is None
             else {"proof": outcome.proof.model_dump(mode="json", exclude={"label"})}
         ),
+        **({} if outcome.remote is None else {"remote": dataclasses.asdict(outcome.remote)}),
         "units": [
             {
                 "label": row.label,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.child import python_command
-from aotgaudi.cli.build_options import signing_options
+from aotgaudi.cli.build_options import remote_options, signing_options
 from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
 from aotgaudi.cli.progress import CaptureDisplay
+from aotgaudi.cli.show import size_text
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
+from aotgaudi.share.remote_cache import Sharing, Traffic
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard, shaped_command
 from aotgaudi.wrap.exercise import LEVELS, read_requests
@@ -128,6 +130,7 @@ class CaptureSettings:
 @options_of(CaptureSettings, "settings")
 @signing_options
 @store_options
+@remote_options
 @json_option("Print what was built as JSON.")
 def capture(
     words: tuple[str, ...],
@@ -135,6 +138,7 @@ def capture(
     settings: CaptureSettings,
     signing: Signing | None,
     place: StorePlace,
+    sharing: Sharing | None,
     as_json: bool,
 ) -> None:
     """Run COMMAND, a server such as `vllm serve MODEL`, and seal what it compiled into DIR.
@@ -176,12 +180,18 @@ def capture(
         if settings.shard is not None:
             build_shard(order, *parse_shard(settings.shard), store, display)
             return
-        built = build_capture(order, store, display)
+        built = build_capture(order, store, display, sharing)
     finally:
         display.clear()
     if as_json:
         click.echo(json.dumps(_document(launch, built, signing), indent=2))
         return
+    _show(display, found, launch, built)
+    display.line("sealed", _sealed_line(built, signing))
+
+
+def _show(display: CaptureDisplay, found: Found, launch: Launch, built: Built) -> None:
+    """Writes what there is to say about a capture."""
     for repair in found.adapter.repairs:
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
@@ -194,7 +204,8 @@ def capture(
         display.line("live", f"not closed: {line}")
     if receipt.start is not None:
         display.line("start", str(receipt.start))
-    display.line("sealed", _sealed_line(built, signing))
+    if built.remote is not None:
+        display.line("remote", _remote_line(built.remote))
 
 
 def _launch_line(found: Found, launch: Launch) -> str:
@@ -222,6 +233,14 @@ def _sealed_line(built: Built, signing: Signing | None) -> str:
     return f"{built.bundle.path}: {counts.units} files, {counts.object_bytes / 1e6:.1f} MB{signed}{before}"
 
 
+def _remote_line(found: Traffic) -> str:
+    fetched = (
+        f"{size_text(found.fetched_bytes)} in {found.fetch_seconds:.1f} s" if found.num_fetched else "nothing"
+    )
+    sent = f", {size_text(found.uploaded_bytes)} uploaded" if found.num_uploaded else ""
+    return f"{found.remote}: {fetched} fetched{sent}"
+
+
 def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str, Any]:
     counts, row, receipt = built.bundle.index.counts, built.row, built.bundle.require_capture()
     return {
@@ -239,4 +258,5 @@ def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str
         "not_exercised": list(receipt.not_exercised),
         "live_graphs": [row.model_dump() for row in receipt.live_graphs],
         "start": None if receipt.start is None else receipt.start.model_dump(),
+        **({} if built.remote is None else {"remote": asdict(built.remote)}),
     }

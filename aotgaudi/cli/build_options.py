@@ -18,6 +18,7 @@ from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
 from aotgaudi.entries import Entry
 from aotgaudi.errors import ManifestError
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.share.remote_cache import Sharing
 
 _HEX = re.compile(r"[0-9a-f]{6,32}")
 _PATTERN = re.compile(r"[*?\[]")
@@ -25,16 +26,9 @@ _PATTERN = re.compile(r"[*?\[]")
 # Workers
 
 
-def _checked(workers: Workers) -> Workers:
-    if workers.ray_store is not None and workers.ray is None:
-        raise click.UsageError("--ray-store is for --ray ADDRESS")
-    return workers
-
-
 worker_options = options_of(
     Workers,
     "workers",
-    made=_checked,
     jobs=said(
         "Worker processes  [default: one a core; with --ray, all that the cluster has]",
         "-j",
@@ -51,12 +45,37 @@ worker_options = options_of(
     ray=said(
         "Build on this Ray cluster: HOST:PORT, auto, or local (one on this machine).", metavar="ADDRESS"
     ),
-    ray_store=said(
-        "Where nodes that do not share the store exchange what they build: /DIR or s3://BUCKET/PREFIX.",
-        metavar="URL",
-    ),
 )
 """Where a build's jobs run. The command gets `workers`, a `Workers`."""
+
+# Remotes
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """The remote that is looked into, and whether results are uploaded to it."""
+
+    remote: str | None = option(
+        "Look there for what the store lacks: s3://BUCKET/PREFIX, https://HOST/DIR, /DIR, ...",
+        default=None,
+        envvar="AOTGAUDI_REMOTE",
+        metavar="URL",
+    )
+    push: bool = option(
+        "Upload to --remote what it lacks and the store has for this, when the build is done.", default=False
+    )
+
+    def sharing(self) -> Sharing | None:
+        """Returns how results are shared; None without a remote. Raises UsageError, SpecError."""
+        if self.remote is None:
+            if self.push:
+                raise click.UsageError("--push needs --remote URL (or AOTGAUDI_REMOTE), where to upload to")
+            return None
+        return Sharing(self.remote, self.push)
+
+
+remote_options = options_of(RemoteOptions, "sharing", made=RemoteOptions.sharing)
+"""``--remote`` and ``--push``. The command gets `sharing`, a `Sharing`, or None."""
 
 # Signatures
 

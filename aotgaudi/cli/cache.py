@@ -54,7 +54,7 @@ def stats(place: StorePlace, as_json: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
 @json_option("Print the outcome as JSON.")
 def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
-    """Shrink the store to SIZE: least recently used first; what a root keeps is never removed. Unfinished pulls always go.
+    """Shrink the store to SIZE: least recently used first; what a root keeps is never removed.
 
     Refuses to run while a build or a seal uses the store.
     """
@@ -85,8 +85,8 @@ def collection_line(document: dict[str, Any] | None) -> str:
     after = document["bytes_after"]
     line = (
         f"gc: {verb} {document['num_records']} records, {document['num_objects']} objects"
-        f" ({document['num_orphans']} that nothing names) and {document['num_scratch']} logs, tool caches and"
-        f" unfinished pulls; {size_text(document['bytes_before'])} -> {size_text(after)}"
+        f" ({document['num_orphans']} that nothing names) and {document['num_scratch']} logs and tool caches;"
+        f" {size_text(document['bytes_before'])} -> {size_text(after)}"
     )
     if after > document["max_bytes"]:
         line += (

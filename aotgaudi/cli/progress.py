@@ -1,4 +1,4 @@
-"""The progress of builds, captures and transfers on standard error, and the signals that stop a build."""
+"""The progress of builds and captures on standard error, and the signals that stop a build."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from aotgaudi.cli.meter import Meter, bar
-from aotgaudi.cli.show import size_text
 from aotgaudi.compile.run import Progress, Watch
 from aotgaudi.errors import BuildInterruptedError
-from aotgaudi.share.transfer import Conduct
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -67,6 +63,10 @@ class BuildDisplay(Watch):
             description=", ".join(progress.labels) or "done",
         )
 
+    def warn(self, text: str) -> None:
+        """See `Watch.warn`."""
+        self._meter.warn(text)
+
     def should_stop(self) -> bool:
         """See `Watch.should_stop`. Raises BuildInterruptedError once the units under way have had their time."""
         if time.monotonic() > self._most_until:
@@ -94,40 +94,6 @@ def interrupted_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-@dataclass(frozen=True)
-class TransferDisplay:
-    """`conduct` runs transfers and shows them. `expect` takes the number of bytes, once it is known."""
-
-    conduct: Conduct
-    expect: Callable[[int], None]
-
-
-@contextmanager
-def transfer_display(verb: str) -> Iterator[TransferDisplay]:
-    """Yields the display of a transfer with the name `verb` ("pulling")."""
-    transfer = _Transfer(verb)
-    with transfer.meter:
-        yield TransferDisplay(Conduct(advance=transfer.advance, warn=transfer.meter.warn), transfer.expect)
-
-
-class _Transfer:
-    def __init__(self, verb: str) -> None:
-        self.meter = Meter(lambda: _transfer_bar(verb), is_told_at_once=False)
-        self._verb, self._num_done, self._total = verb, 0, 0
-        self._lock = threading.Lock()
-
-    def expect(self, num_bytes: int) -> None:
-        self._total = num_bytes
-        self.advance(0)
-
-    def advance(self, num_bytes: int) -> None:
-        with self._lock:
-            self._num_done += num_bytes
-            of = f" of {size_text(self._total)}" if self._total else ""
-            line = f"{self._verb}: {size_text(self._num_done)}{of}"
-            self.meter.update(line, self._num_done, self._total or None)
-
-
 def _build_bar() -> Bar:
     from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
@@ -138,12 +104,6 @@ def _build_bar() -> Bar:
         TextColumn("about {task.fields[eta]:.0f} s left"),
         TextColumn("[dim]{task.description}"),
     )
-
-
-def _transfer_bar(verb: str) -> Bar:
-    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    return bar(verb, DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
 
 
 _NOTE_SECONDS = 15.0

@@ -107,7 +107,7 @@ COMMANDS = _table(
     coverage=("coverage:coverage", "Prove that every step that can be formed has an entry."),
     report=("report:report", "Show a spec, a manifest or a bundle on one page."),
     tune=("tune:tune", "Choose buckets from a trace of requests."),
-    cache=("verbs:cache", "Inspect, shrink, check and share the store."),
+    cache=("verbs:cache", "Inspect, shrink and check the store."),
     push=("images:push", "Push a bundle to a registry, as an OCI image."),
     pull=("images:pull", "Pull a bundle from a registry, and verify it."),
     verify=("verify:verify", "Check a bundle: complete, intact, signed."),
@@ -131,8 +131,6 @@ CACHE_COMMANDS = _table(
     gc=("cache:gc", "Shrink the store to a size."),
     fsck=("cache:fsck", "Verify every object and record."),
     root=("cache:root", "Choose what is never removed."),
-    push=("push_pull:push", "Share what a manifest needs."),
-    pull=("push_pull:pull", "Fetch what a manifest needs."),
 )
 
 
@@ -143,4 +141,4 @@ def build() -> None:
 
 @click.group(cls=LazyGroup, lazy=CACHE_COMMANDS)
 def cache() -> None:
-    """Inspect, shrink, check and share the store, and choose what it keeps."""
+    """Inspect, shrink and check the store, and choose what it keeps."""

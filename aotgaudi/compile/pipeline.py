@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,9 +25,10 @@ from aotgaudi.bundle.signing import Signing, load_signing_key
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.compile.cards import local_pool
 from aotgaudi.compile.jobs import BuildJob
-from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, builder_versions, require_key_parts
+from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, builder_versions, record, require_key_parts
 from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
-from aotgaudi.compile.recipe_proof import find_proof, prove, require_proof
+from aotgaudi.compile.read_through import fetch_missing, rows_of, upload_all
+from aotgaudi.compile.recipe_proof import find_proof, proof_key, prove, require_proof
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Pool
 from aotgaudi.digest import Digest
@@ -36,6 +38,7 @@ from aotgaudi.machine import available_cores
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
 from aotgaudi.manifest.manifest import dumps as dump_manifest
 from aotgaudi.phases import Phase, Phases
+from aotgaudi.share.remote_cache import RemoteCache, Sharing
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.location import default_store_root
 from aotgaudi.store.scratch import locked_directory
@@ -48,22 +51,23 @@ PathLike = str | os.PathLike[str]
 class Workers:
     """Where jobs run: on this machine, or on the Ray cluster at `ray`.
 
-    `jobs` None means one per core, or the whole cluster. `timeout_seconds` limits each unit. `ray_store` is the URL of the
-    remote through which nodes exchange results if they do not share the store.
+    `jobs` None means one per core, or the whole cluster. `timeout_seconds` limits each unit.
     """
 
     jobs: int | None = None
     timeout_seconds: float = UNIT_TIMEOUT_SECONDS
     ray: str | None = None
-    ray_store: str | None = None
 
     @property
     def num_local(self) -> int:
         """The number of worker processes on this machine."""
         return self.jobs or available_cores()
 
-    def pool(self, store: Store, target: Target) -> Pool[BuildJob]:
-        """Returns the pool that runs jobs of `store` for `target`. Raises SpecError for an impossible `ray_store`."""
+    def pool(self, store: Store, target: Target, exchange: str | None = None) -> Pool[BuildJob]:
+        """Returns the pool that runs jobs of `store` for `target`.
+
+        Nodes of a cluster exchange results through the remote at `exchange`; None: they share the store. Raises SpecError.
+        """
         if self.ray is None:
             scratch, cache_dir = locked_directory(store.root), store.root / "toolcache"
             return local_pool(target, scratch, self.num_local, cache_dir, self.timeout_seconds)
@@ -73,7 +77,7 @@ class Workers:
             )
         from aotgaudi.compile.ray import RayPlace, RayPool
 
-        place = RayPlace(self.ray, target.backend, self.ray_store)
+        place = RayPlace(self.ray, target.backend, exchange)
         return RayPool(place, store, num_workers=self.jobs, timeout_seconds=self.timeout_seconds)
 
 
@@ -88,11 +92,12 @@ class BuildResult:
     phases: tuple[Phase, ...] = ()
 
 
-def build(
+def build(  # noqa: PLR0913 - all that a build can be given
     spec: PathLike | BuildSpec | Manifest,
     out: PathLike | None = None,
     *,
     store: PathLike | Store | None = None,
+    remote: str | Sharing | None = None,
     jobs: int | Workers | None = None,
     sign_key: PathLike | Signing | None = None,
     model: PathLike | None = None,
@@ -105,6 +110,8 @@ def build(
         spec: A spec file (``.toml``), a manifest file, or either as a value.
         out: The bundle's directory. None: compile into the store, and seal no bundle.
         store: The store or its directory. None: $AOTGAUDI_STORE, else the user's cache directory.
+        remote: Where to look for what the store lacks, e.g. ``s3://bucket/prefix``. With ``Sharing(url, push=True)``, what
+            the store then has is uploaded there.
         jobs: The number of worker processes on this machine (None: one a core), or `Workers` for other places.
         sign_key: The private key that signs the bundle (``aotgaudi key generate``). None: no signature.
         model: The model directory to which the bundle is bound: the signature then covers its weights, tokenizer, template
@@ -131,8 +138,9 @@ def build(
     opened = store if isinstance(store, Store) else Store.open(_store_root(store))
     workers = jobs if isinstance(jobs, Workers) else Workers(jobs)
     watch = on_progress if isinstance(on_progress, Watch) else Watch(on_progress or (lambda _: None))
+    sharing = Sharing(remote) if isinstance(remote, str) else remote
     with opened.in_use():
-        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases)
+        outcome = compile_missing(manifest, opened, manifest.entries, workers, watch, phases, sharing)
         directory, index = None if model is None else Path(model), None
         if place is not None:
             with phases.time("seal"):
@@ -161,61 +169,94 @@ def compile_missing(
     workers: Workers,
     watch: Watch,
     phases: Phases | None = None,
+    sharing: Sharing | None = None,
 ) -> BuildOutcome:
-    """Compiles what `store` lacks for `entries` of `manifest`. `phases` times the work.
+    """Compiles what `store` lacks for `entries` of `manifest` and the remote of `sharing` does not have. `phases` times it.
+
+    Nodes of a cluster always upload to the remote.
 
     Raises CompileError if units failed, BuildInterruptedError if `watch` stopped the run, and everything that `run_plan`
     raises.
     """
-    phases = phases or Phases()
-    outcome = _compile(manifest, store, entries, workers, watch, phases)
-    _raise_for(outcome)
-    return _proved(outcome, manifest, store, entries, workers, phases)
+    build = _Build(manifest, store, entries, workers, watch, phases or Phases())
+    if sharing is None:
+        return build.run(None)
+    if workers.ray is not None:
+        sharing = replace(sharing, push=True)
+    with sharing.open(store, watch.warn) as remote:
+        outcome = build.run(remote, sharing.url)
+        if remote.num_here is None:
+            return outcome  # All of it was known to be here, and the remote was not asked.
+        with build.phases.time("upload") if remote.push else nullcontext():
+            return replace(outcome, remote=remote.finish())
 
 
-def _compile(
-    manifest: Manifest,
-    store: Store,
-    entries: tuple[Entry, ...],
-    workers: Workers,
-    watch: Watch,
-    phases: Phases,
-) -> BuildOutcome:
-    with phases.time("plan"):
-        target = build_target(manifest.spec)
-        is_proved = target.backend in PROVED_BACKENDS
-        if not is_proved and is_known_complete(entries, manifest.spec, target, store):
+@dataclass(frozen=True)
+class _Build:
+    """One build of `entries` of `manifest` into `store`."""
+
+    manifest: Manifest
+    store: Store
+    entries: tuple[Entry, ...]
+    workers: Workers
+    watch: Watch
+    phases: Phases
+
+    def run(self, remote: RemoteCache | None, url: str | None = None) -> BuildOutcome:
+        """Compiles, and proves what needs it. `remote`, at `url`, is behind the store."""
+        outcome = self._compile(remote, url)
+        _raise_for(outcome)
+        proof = self._proof(remote)
+        if remote is not None and remote.push:
+            upload_all(plan_manifest(self.manifest, self.store, self.entries), remote)
+        return replace(outcome, proof=proof)
+
+    def _compile(self, remote: RemoteCache | None, url: str | None) -> BuildOutcome:
+        spec, store = self.manifest.spec, self.store
+        with self.phases.time("plan"):
+            target = build_target(spec)
+            is_short = target.backend not in PROVED_BACKENDS and (remote is None or not remote.push)
+            if is_short and is_known_complete(self.entries, spec, target, store):
+                return BuildOutcome()
+            plan = make_plan(self.entries, spec, target, store)
+        if remote is not None:
+            plan = self._read_through(plan, remote)
+        if plan.is_complete and plan.is_checked:
+            if target.backend not in PROVED_BACKENDS:
+                remember_complete(plan, store)
             return BuildOutcome()
-        plan = make_plan(entries, manifest.spec, target, store)
-        is_done = plan.is_complete and plan.is_checked
-        if is_done and not is_proved:
-            remember_complete(plan, store)
-        if is_done:
-            return BuildOutcome()
-    store.require_writable()
-    with phases.time("run"):
-        pool = workers.pool(store, target)
-        return run_plan(plan, manifest.spec, store, pool, watch)
-
-
-def _proved(
-    outcome: BuildOutcome,
-    manifest: Manifest,
-    store: Store,
-    entries: tuple[Entry, ...],
-    workers: Workers,
-    phases: Phases,
-) -> BuildOutcome:
-    """Returns `outcome` with the proof of what `store` has for `entries` now, if the device needs one."""
-    if manifest.spec.target.backend not in PROVED_BACKENDS:
-        return outcome
-    plan = plan_manifest(manifest, store, entries)
-    proof = find_proof(plan, store)
-    if proof is None and any(plan.complete):
         store.require_writable()
-        with phases.time("prove"):
-            proof = prove(plan, store, workers.timeout_seconds)
-    return replace(outcome, proof=proof)
+        with self.phases.time("run"):
+            pool = self.workers.pool(store, target, url)
+            return run_plan(plan, spec, store, pool, self.watch, remote)
+
+    def _read_through(self, plan: Plan, remote: RemoteCache) -> Plan:
+        """Returns the plan after `remote` has given what it has of it."""
+        remote.num_here = len(rows_of(plan))
+        if plan.is_complete and plan.is_checked:
+            return plan
+        with self.phases.time("fetch"):
+            if fetch_missing(plan, self.store, remote):
+                return make_plan(self.entries, self.manifest.spec, plan.target, self.store)
+        return plan
+
+    def _proof(self, remote: RemoteCache | None) -> ProofRow | None:
+        """Returns the proof of what the store has now, if the device needs one."""
+        if self.manifest.spec.target.backend not in PROVED_BACKENDS:
+            return None
+        plan = plan_manifest(self.manifest, self.store, self.entries)
+        key = proof_key(plan)
+        proof = find_proof(plan, self.store)
+        if proof is None and remote is not None:
+            remote.look_up(key, ProofRow.model_validate, record).result()
+            proof = find_proof(plan, self.store)
+        if proof is None and any(plan.complete):
+            self.store.require_writable()
+            with self.phases.time("prove"):
+                proof = prove(plan, self.store, self.workers.timeout_seconds)
+        if proof is not None and remote is not None and remote.push:
+            remote.upload(key, proof)
+        return proof
 
 
 def make_receipt(manifest: Manifest, plan: Plan, proof: ProofRow | None = None) -> Receipt:

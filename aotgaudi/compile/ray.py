@@ -7,9 +7,9 @@ the run decides on second attempts (run.py).
 The cluster exists already, or a process in a separate session starts one on this machine (`main`). Signals to the
 builder's process group then stop the builder at a unit boundary, and leave the daemons that run its units alone.
 
-A node that does not share the builder's store exchanges data through a remote. The builder uploads a job's input (the
-text of a unit) before the job starts, and the node uploads the results (objects, then the record) before it is done. Neither
-trusts the other: each hashes objects on arrival and checks records. The node's store is scratch, kept as a cache.
+A node that does not share the builder's store exchanges data through the build's remote. The builder uploads a job's input
+(the text of a unit) before the job starts, and the node uploads the results (objects, then the record) before it is done.
+Neither trusts the other: each hashes objects on arrival and checks records. The node's store is scratch, kept as a cache.
 """
 
 from __future__ import annotations
@@ -43,14 +43,12 @@ from aotgaudi.compile.jobs import (
     find_row,
     key_of,
 )
-from aotgaudi.compile.keys import BuiltRow, ModelCheckRow, ProgramRow, UnitRow
-from aotgaudi.compile.share import pull_row, push_rows, receive_object
+from aotgaudi.compile.keys import BuiltRow, ModelCheckRow, ProgramRow, UnitRow, record
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError, first_line
-from aotgaudi.share.locations import open_remote
 from aotgaudi.share.remote import Remote
-from aotgaudi.share.transfer import Conduct, Sources, send
+from aotgaudi.share.remote_cache import RemoteCache
 from aotgaudi.store.store import Store
 
 _ANSWER_SECONDS = 10.0
@@ -195,19 +193,17 @@ def _kept_handlers() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-_CONDUCT = Conduct(num_threads=4)
-
-
 def offer(job: BuildJob, store: Store, remote: Remote) -> None:
-    """Uploads the input of `job` from `store` to `remote`. Raises like `transfer.send`."""
+    """Uploads the input of `job` from `store`. Raises RemoteError, StoreError."""
     if isinstance(job, CompileJob):
-        digest = Digest.parse(job.text)
-        send(remote, {digest: store.objects.path(digest)}, _CONDUCT)
+        with RemoteCache(remote, store, push=True) as cache:
+            cache.upload_object(Digest.parse(job.text))
 
 
 def collect(job: BuildJob, store: Store, remote: Remote) -> BuiltRow:
-    """Downloads the result of `job` on a node from `remote` into `store`. Raises StoreError if it is missing."""
-    _pull(job, store, Sources([remote], _CONDUCT))
+    """Downloads the result of `job` on a node into `store`. Raises StoreError if it is missing."""
+    with RemoteCache(remote, store) as cache:
+        _look_up(job, cache)
     row = find_row(store, job)
     if row is None:
         raise StoreError(
@@ -218,29 +214,28 @@ def collect(job: BuildJob, store: Store, remote: Remote) -> BuiltRow:
 
 def build_through(job: BuildJob, url: str) -> Built | Busy:
     """Runs `build_once` on a node, in the node's store. Texts and rows travel through the remote at `url`."""
-    remote = open_remote(url)
     store = Store.open(_scratch_store(url))
-    sources = Sources([remote], _CONDUCT)
     here = replace(job, store_root=store.root, log_path=store.root / "logs" / job.log_path.name, lower=())
-    with store.in_use():
-        if _pull(job, store, sources):
+    with store.in_use(), RemoteCache(Remote(url), store, push=True) as remote:
+        if _look_up(job, remote):
             row = find_row(store, job)
             if row is not None:
                 return Built(row, is_new=False)
         if isinstance(job, CompileJob):
-            receive_object(Digest.parse(job.text), store, sources)
+            remote.fetch(Digest.parse(job.text))
         built = build_once(here)
         if isinstance(built, Built):
-            push_rows({key_of(job): built.row}, store, remote, _CONDUCT)
+            remote.upload(key_of(job), built.row).result()
         return built
 
 
-def _pull(job: BuildJob, store: Store, sources: Sources) -> bool:
+def _look_up(job: BuildJob, remote: RemoteCache) -> bool:
+    key = key_of(job)
     if isinstance(job, ModelCheckJob):
-        return pull_row(key_of(job), ModelCheckRow.model_validate, store, sources)
+        return remote.look_up(key, ModelCheckRow.model_validate, record).result()
     if isinstance(job, TraceJob):
-        return pull_row(key_of(job), ProgramRow.model_validate, store, sources)
-    return pull_row(key_of(job), UnitRow.model_validate, store, sources)
+        return remote.look_up(key, ProgramRow.model_validate, record).result()
+    return remote.look_up(key, UnitRow.model_validate, record).result()
 
 
 def _scratch_store(url: str) -> Path:
@@ -284,7 +279,7 @@ class NodeJob:
         if not (self.job.store_root / "format").is_file():
             raise StoreError(
                 f"{self.job.store_root} is no store on the node {os.uname().nodename}"
-                " (let all nodes share that directory, or give --ray-store URL)"
+                " (let all nodes share that directory, or give --remote URL)"
             )
         return build_once(self.job)
 
@@ -301,7 +296,7 @@ class RayPlace:
         """Checks that the remote means the same on every node."""
         if self.exchange is not None and self.exchange.startswith((".", "~")):
             raise SpecError(
-                "--ray-store",
+                "--remote",
                 f"{self.exchange!r:.100} is another directory on every node",
                 "/DIR, or a URL such as s3://BUCKET/PREFIX",
             )
@@ -333,7 +328,8 @@ class RayPool:
         self._place, self._store = place, store
         self._most = num_workers
         self._timeout_seconds = timeout_seconds
-        self._exchange = None if place.exchange is None else open_remote(place.exchange)
+        url = place.exchange
+        self._exchange = None if url is None else Remote(url)
         self._tasks: dict[Any, tuple[int, BuildJob]] = {}
         self._known = (0, -_LOOK_SECONDS)
 

@@ -80,7 +80,7 @@ class ProveJob:
 
 def find_proof(plan: Plan, store: Store) -> ProofRow | None:
     """Returns the recorded proof of the complete programs of `plan`; None without one."""
-    return read_proof(store, _key(plan))
+    return read_proof(store, proof_key(plan))
 
 
 def require_proof(plan: Plan, store: Store) -> ProofRow | None:
@@ -112,7 +112,7 @@ def prove(plan: Plan, store: Store, timeout_seconds: float) -> ProofRow:
             row = ProofRow(
                 recipes=_parsed(late), num_recipes=len(_recipes(units, late)) // 2, num_rounds=number
             )
-            record(store, _key(plan), row)
+            record(store, proof_key(plan), row)
             return row
         late |= last.files
     assert last is not None
@@ -187,6 +187,7 @@ def _recipes(units: Mapping[str, tuple[str, Files]], late: Files) -> dict[str, s
     return chosen
 
 
-def _key(plan: Plan) -> str:
+def proof_key(plan: Plan) -> str:
+    """Returns the key of the proof of the complete programs of `plan`, 64 hex digits."""
     content = [sorted(_programs(plan)), {key: files for key, (_, files) in _units(plan).items()}]
     return sha256_bytes(b"aotgaudi.proof/1\n" + canonical_json(content))

@@ -7,7 +7,8 @@ run continues there. A worker that dies or hangs is replaced and its job tried a
 its log, and the others continue. A failure is never recorded as a result.
 
 Many builders may work on one store. A job that another builder is working on is set aside and checked again from time to
-time. If a result appears, it is taken. If that builder stops without a result, the job is queued again.
+time. If a result appears, it is taken. If that builder stops without a result, the job is queued again. In the same way, the
+units that a trace finds are set aside while a remote is asked for them.
 
 An error that affects every job (a model that cannot be built, a store that cannot be written, no card) ends the build. No
 more jobs start, the running ones finish and are recorded, and then the error itself is raised, once.
@@ -17,9 +18,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeGuard
@@ -45,6 +48,7 @@ from aotgaudi.compile.keys import (
     UnitRow,
     UnitSource,
     read_units,
+    record,
 )
 from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
@@ -62,8 +66,11 @@ from aotgaudi.errors import (
 )
 from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.manifest.memory import sized
+from aotgaudi.share.remote_cache import RemoteCache, Traffic
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
+
+_LOG = logging.getLogger(__name__)
 
 ATTEMPTS = 2
 
@@ -113,7 +120,7 @@ class BuildOutcome:
 
     `seconds` is the run's wall-clock time. `worker_seconds` is the time of all `num_workers` workers by kind of job,
     including failed jobs. `model_check` is the comparison with the model, if this run made it. `proof` is the proof, for
-    backends that need one.
+    backends that need one. `remote` is what a remote gave and got.
     """
 
     num_traced: int = 0
@@ -125,6 +132,7 @@ class BuildOutcome:
     worker_seconds: Mapping[JobKind, float] = field(default_factory=dict)
     model_check: ModelCheckRow | None = None
     proof: ProofRow | None = None
+    remote: Traffic | None = None
 
 
 class Watch:
@@ -146,6 +154,10 @@ class Watch:
         """Called several times a second."""
         self._on_progress(progress)
 
+    def warn(self, text: str) -> None:
+        """Called with what has gone wrong without harm, from any thread."""
+        _LOG.warning("%s", text)
+
     def should_stop(self) -> bool:
         """Whether to start no more jobs. Called several times a second; what it raises ends the running ones at once."""
         return self._should_stop()
@@ -157,17 +169,20 @@ def run_plan(
     store: Store,
     pool: Pool[BuildJob],
     watch: Watch,
+    remote: RemoteCache | None = None,
 ) -> BuildOutcome:
     """Runs to the end, or to the next unit boundary after `watch` says to stop. Enters `pool` if there is work for it.
+
+    Units that a trace finds are looked up at `remote` before they are compiled, and results are uploaded if it takes them.
 
     Raises SpecError for a model that cannot be built, StoreError if the store cannot be written, CompileError if no worker
     can be started, MissingPackageError if torch or transformers is not installed. Earlier results stay in the store.
     """
-    run = _Run(store, plan, spec)
+    run = _Run(store, plan, spec, remote)
     started, num_workers = time.monotonic(), 0
-    if run.num_queued:
+    if run.num_queued or run.is_waiting:
         require_installed("build", "torch", "transformers", "safetensors")
-        _require_space(store, plan.target.backend, run.num_queued)
+        _require_space(store, plan.target.backend, run.num_known)
         with watch:
             if not watch.should_stop():
                 with pool:
@@ -236,7 +251,7 @@ class _Run:
     `fatal` is the error that ends the run.
     """
 
-    def __init__(self, store: Store, plan: Plan, spec: BuildSpec) -> None:
+    def __init__(self, store: Store, plan: Plan, spec: BuildSpec, remote: RemoteCache | None) -> None:
         self.compiled: list[UnitRow] = []
         self.failures: list[Failure] = []
         self.fatal: AotGaudiError | None = None
@@ -246,9 +261,10 @@ class _Run:
         self._queue: list[tuple[float, int, _Attempt]] = []
         self._running: dict[int, _Attempt] = {}
         self._parked: list[_Attempt] = []
+        self._asked: list[tuple[Future[bool], _Attempt]] = []
         self._num_done = self._num_known = 0
         self._order, self._tickets = itertools.count(), itertools.count()
-        self._store, self._plan = store, plan
+        self._store, self._plan, self._remote = store, plan, remote
         self._time_left = TimeLeft()
         self._is_tracing = self._has_units = False
         self._unit_keys: set[str] = set(plan.units)
@@ -272,14 +288,19 @@ class _Run:
         return len(self._queue)
 
     @property
+    def num_known(self) -> int:
+        """How many jobs are known so far."""
+        return self._num_known
+
+    @property
     def num_running(self) -> int:
         """How many jobs run in our pool."""
         return len(self._running)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether other builders are working on some of our jobs."""
-        return bool(self._parked)
+        """Whether other builders are working on some of our jobs, or a remote is asked for their results."""
+        return bool(self._parked or self._asked)
 
     def start_next(self, pool: Pool[BuildJob]) -> None:
         """Hands the costliest job to `pool`."""
@@ -314,7 +335,14 @@ class _Run:
             self._count(attempt.job, done.result.row, is_new=done.result.is_new)
 
     def look_at_others(self) -> None:
-        """Takes the results of other builders, and queues the jobs that they left without a result."""
+        """Takes the results of other builders and of the remote, and queues the jobs that they left without a result."""
+        asked, self._asked = self._asked, []
+        for answer, attempt in asked:
+            if answer.done():
+                self._parked.append(attempt)  # What came is in the store now.
+                self._raise_later(answer.exception())
+            else:
+                self._asked.append((answer, attempt))
         parked, self._parked = self._parked, []
         for attempt in parked:
             row = find_row(self._store, attempt.job)
@@ -325,10 +353,16 @@ class _Run:
             else:
                 self._push(attempt.job, attempt.number, known=True)
 
+    def _raise_later(self, error: BaseException | None) -> None:
+        if isinstance(error, AotGaudiError):
+            self.fatal = self.fatal or error
+        elif error is not None:
+            raise error
+
     def progress(self, num_workers: int) -> Progress:
         """Returns the run's progress."""
         now = time.monotonic()
-        begun = (*self._running.values(), *self._parked)
+        begun = (*self._running.values(), *self._parked, *(attempt for _, attempt in self._asked))
         eta_seconds = self._time_left.seconds(
             waiting=[attempt.work for *_, attempt in self._queue],
             running=[(attempt.work, now - attempt.started) for attempt in begun],
@@ -340,6 +374,8 @@ class _Run:
 
     def _count(self, job: BuildJob, row: BuiltRow, *, is_new: bool) -> None:
         self._num_done += 1
+        if self._remote is not None and self._remote.push:
+            self._remote.upload(key_of(job), row)
         if isinstance(row, ModelCheckRow):
             self.model_check = row if is_new else None
             self._release_units()
@@ -368,18 +404,28 @@ class _Run:
             self.failures.append(Failure(job.label, _describe(error, job.label), job.log_path))
 
     def _push(self, job: BuildJob, number: int = 1, *, known: bool = False) -> None:
-        estimates = self._plan.estimates
+        attempt = self._attempt(job, number)
         if isinstance(job, ModelCheckJob):
-            work, cost = estimates.of_model_check(), _CHECK_COST
+            cost = _CHECK_COST
         elif isinstance(job, TraceJob):
-            work, cost = estimates.of_entry(job.entry), _TRACE_COST
+            cost = _TRACE_COST
             self._is_tracing = True
         else:
-            work = estimates.of_unit(job.label)
-            cost = _FIRST_UNIT_COST if self._is_tracing and not self._has_units else work[0].seconds
+            is_first = self._is_tracing and not self._has_units
+            cost = _FIRST_UNIT_COST if is_first else attempt.work[0].seconds
             self._has_units = True
         self._num_known += not known
-        heapq.heappush(self._queue, (-cost, next(self._order), _Attempt(job, number, work)))
+        heapq.heappush(self._queue, (-cost, next(self._order), attempt))
+
+    def _attempt(self, job: BuildJob, number: int = 1) -> _Attempt:
+        estimates = self._plan.estimates
+        if isinstance(job, ModelCheckJob):
+            work = estimates.of_model_check()
+        elif isinstance(job, TraceJob):
+            work = estimates.of_entry(job.entry)
+        else:
+            work = estimates.of_unit(job.label)
+        return _Attempt(job, number, work)
 
     def _release_units(self) -> None:
         """Queues the units that waited for the comparison with the model."""
@@ -397,7 +443,21 @@ class _Run:
         there = read_units(self._store, new)
         for key in (key for key in new if key not in there):
             self._origins[key] = trace
-            self._push(self._compile_job(key, row.units[key]))
+            job = self._compile_job(key, row.units[key])
+            answer = self._ask(key)
+            if answer is None:
+                self._push(job)
+            else:
+                self._asked.append((answer, self._attempt(job)))
+                self._num_known += 1
+
+    def _ask(self, unit_key: str) -> Future[bool] | None:
+        """Asks the remote for a unit. Returns its answer to come; None if it does not have the unit."""
+        if self._remote is None:
+            return None
+        answer = self._remote.look_up(unit_key, UnitRow.model_validate, record)
+        is_miss = answer.done() and answer.exception() is None and not answer.result()
+        return None if is_miss else answer
 
     def _trace_again(self, unit_key: str) -> None:
         """Discards the record of a program whose unit has lost its text, and traces the program again, once."""

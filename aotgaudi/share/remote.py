@@ -1,25 +1,57 @@
-"""Remotes, where stores are shared: the methods that a remote must have, and what it holds.
+"""A remote: a place where builders share objects and records, in a directory or in anything that fsspec opens.
 
-A remote holds objects and records. Objects are named by their digest. Records are named by their key, as in a store
-(records.py). A writer uploads objects before the records that name them, so a reader of a record finds its objects.
+::
 
-We do not trust a remote. We hash the objects that we receive (transfer.py) and check the records. Two writers of one object
-or record write equally good bytes, so the last one may win.
+    objects/sha256/xx/<hex>   as in a store
+    records/xx/<key>.json     as in a store
+    tmp/                      unfinished files of a directory
+
+A directory is written like a store, each file whole or not at all. Everything else goes through fsspec, which reads
+credentials and endpoints from its usual environment. Writers upload objects before the records that name them.
+
+Nothing that a remote says is believed: `Remote.chunks` only bounds an object, and `ObjectStore.put_chunks` hashes it.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar, Union
+from urllib.parse import unquote, urlsplit
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import RemoteError
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError, first_line
+from aotgaudi.files import open_descriptor, place, temporary_file
+from aotgaudi.store.cas import ABSENT_ERRORS, object_path
+from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
+ANSWER_SECONDS = 30.0
+"""How long an answer may take, and one second more for each 32 KiB that it carries."""
+
+_LEAST_BYTES_PER_SECOND = 32 << 10
+_RETRY_SECONDS = 0.5
+_PART_BYTES = 4 << 20
+"""The size of one request, and of what one thread holds in memory."""
+
+_MODE = 0o444
+_READ_ONLY = frozenset({"http", "https"})
+_EXTRAS = {"s3": "s3", "s3a": "s3", "http": "http", "https": "http"}
+_SCHEME = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://")
 _USER_INFO = re.compile(r"://[^/@\s]*@")
+_EXPECTED = "a directory (./DIR, /DIR), or a URL that fsspec opens, such as s3://BUCKET/PREFIX"
+
+T = TypeVar("T")
+Source = Union[bytes, Path]
+
+
+class NoAnswerError(RemoteError):
+    """The remote has not answered in time."""
 
 
 def without_password(url: str) -> str:
@@ -27,49 +59,231 @@ def without_password(url: str) -> str:
     return _USER_INFO.sub("://", url)
 
 
-@dataclass(frozen=True, slots=True)
-class Download:
-    """An object's bytes from `offset` on. This is the requested offset, or 0 if the remote can only start there."""
-
-    offset: int
-    chunks: Iterator[bytes]
+def is_read_only(url: str) -> bool:
+    """Returns whether nothing can be uploaded to a URL of this kind."""
+    return _scheme(url) in _READ_ONLY
 
 
-class Remote(Protocol):
-    """Where objects and records are shared. Thread-safe.
+class Remote:
+    """The remote at `url`. Thread-safe. An answer may take `seconds`; a call that fails is repeated once.
 
-    Every method raises TransientError if another try may help, and RemoteError if it will not.
+    Methods raise RemoteError (NoAnswerError, if nothing came in time). The constructor sends nothing. It raises SpecError if
+    `url` names no remote, or if a package that it needs is not installed.
     """
 
-    @property
-    def label(self) -> str:
-        """The remote's name in messages, without credentials."""
-        ...
-
-    def has(self, digest: Digest) -> bool:
-        """Returns whether an object of this name and size is there. Does not read it."""
-        ...
-
-    def read(self, digest: Digest, offset: int = 0) -> AbstractContextManager[Download]:
-        """Opens an object, from `offset` on if the remote supports that. Raises MissingObjectError."""
-        ...
-
-    def put(self, digest: Digest, path: Path) -> None:
-        """Uploads the file at `path`, whole or not at all. Raises CorruptError if it does not match `digest`."""
-        ...
+    def __init__(self, url: str, *, seconds: float = ANSWER_SECONDS) -> None:
+        self.label = without_password(url)
+        self._seconds = seconds
+        self._files = _open(url)
 
     def get_record(self, key: str) -> bytes | None:
-        """Returns the bytes recorded for `key`, which are not verified; None if there are none."""
+        """Returns the bytes recorded for `key`, unverified; None if there are none. Of too many, returns the first."""
+        data = self._ask(partial(self._files.read, _record(key), 0, LARGEST_RECORD_BYTES + 1))
+        return None if data is None else data[: LARGEST_RECORD_BYTES + 1]
+
+    def put_record(self, key: str, data: bytes) -> None:
+        """Records `data` for `key`, in place of any earlier record. The objects that it names must be there."""
+        self._ask(partial(self._files.write, _record(key), data), len(data))
+
+    def has(self, digest: Digest) -> bool:
+        """Returns whether a file of this name and size is there. Does not read it."""
+        return self._ask(partial(self._files.size, _object(digest))) == digest.size_bytes
+
+    def chunks(self, digest: Digest) -> Iterator[bytes]:
+        """Yields the bytes of an object, unverified, but no more than it has. Raises MissingObjectError, CorruptError."""
+        name, offset = _object(digest), 0
+        while offset < digest.size_bytes:
+            stop = min(offset + _PART_BYTES, digest.size_bytes)
+            part = self._ask(partial(self._files.read, name, offset, stop), stop - offset)
+            if part is None:
+                raise MissingObjectError(f"{self.label} has no object {digest}")
+            if not part or (len(part) > stop - offset and (offset or len(part) != digest.size_bytes)):
+                raise CorruptError(f"{self.label}: object {digest} has another size")
+            yield part
+            offset += len(part)  # A server without ranges has sent the whole object.
+
+    def put(self, digest: Digest, path: Path) -> None:
+        """Uploads the file at `path` as the object `digest`, which it must be."""
+        self._ask(partial(self._files.write, _object(digest), path), digest.size_bytes)
+
+    def _ask(self, action: Callable[[], T], num_bytes: int = 0) -> T:
+        seconds = self._seconds + num_bytes / _LEAST_BYTES_PER_SECOND
+        for is_last in (False, True):
+            try:
+                return _within(seconds, action)
+            except _LateError as error:
+                raise NoAnswerError(f"{self.label}: has not answered in {seconds:.0f} s") from error
+            except Exception as error:
+                if is_last or isinstance(error, PermissionError):
+                    text = f"{type(error).__name__}: {without_password(first_line(error))[:200]}"
+                    raise RemoteError(f"{self.label}: {text}") from error
+            time.sleep(_RETRY_SECONDS)
+        raise AssertionError
+
+
+class _Files(Protocol):
+    """Files by name. Methods raise whatever their library raises."""
+
+    def read(self, name: str, start: int, stop: int) -> bytes | None:
+        """Returns the bytes from `start` to `stop`, fewer if the file ends before; None if there is no file.
+
+        A server without ranges may give the whole file.
+        """
         ...
 
-    def put_record(self, key: str, data: bytes, digests: Iterable[Digest]) -> None:
-        """Records `data` for `key`, in place of any earlier record. `digests` are the objects that it names."""
+    def size(self, name: str) -> int | None:
+        """Returns the size of a file; None if there is none."""
+        ...
+
+    def write(self, name: str, source: Source) -> None:
+        """Writes a file, in place of an earlier one."""
         ...
 
 
-class TransientError(RemoteError):
-    """The remote may answer another try. `wait_seconds` is the wait that it asked for, if it did."""
+class _Directory:
+    """The files below a directory, which is created with the first of them."""
 
-    def __init__(self, message: str, wait_seconds: float | None = None) -> None:
-        super().__init__(message)
-        self.wait_seconds = wait_seconds
+    def __init__(self, root: Path) -> None:
+        self._root = root.expanduser().absolute()
+
+    def read(self, name: str, start: int, stop: int) -> bytes | None:
+        try:
+            descriptor = open_descriptor(self._root / name)
+        except OSError as error:
+            if error.errno in ABSENT_ERRORS:
+                return None
+            raise
+        try:
+            return os.pread(descriptor, stop - start, start)
+        finally:
+            os.close(descriptor)
+
+    def size(self, name: str) -> int | None:
+        try:
+            return os.stat(self._root / name).st_size
+        except OSError as error:
+            if error.errno in ABSENT_ERRORS:
+                return None
+            raise
+
+    def write(self, name: str, source: Source) -> None:
+        path = self._root / name
+        with temporary_file(self._root / "tmp") as file:
+            for chunk in _chunks(source):
+                file.write(chunk)
+            file.settle(_MODE)
+            place(file.path, path, path.exists)
+
+
+class _FileSystem:
+    """The files below `prefix` in a file system of fsspec."""
+
+    def __init__(self, files: Any, prefix: str) -> None:
+        self._files, self._prefix = files, prefix.rstrip("/")
+
+    def read(self, name: str, start: int, stop: int) -> bytes | None:
+        try:
+            return bytes(self._files.cat_file(f"{self._prefix}/{name}", start=start, end=stop))
+        except FileNotFoundError:
+            return None
+        except Exception as error:
+            if getattr(error, "status", None) == 416 or getattr(error, "errno", None) == errno.EINVAL:
+                return b""  # The file ends before the range: so say aiohttp and s3fs.
+            raise
+
+    def size(self, name: str) -> int | None:
+        try:
+            size: int | None = self._files.info(f"{self._prefix}/{name}").get("size")
+        except FileNotFoundError:
+            return None
+        return size
+
+    def write(self, name: str, source: Source) -> None:
+        path = f"{self._prefix}/{name}"
+        if not self._files.async_impl:  # An object store, which has no directories, is asynchronous.
+            self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if isinstance(source, bytes):
+            self._files.pipe_file(path, source)
+        else:
+            self._files.put_file(str(source), path)
+
+
+def _open(url: str) -> _Files:
+    scheme = _scheme(url)
+    if scheme is None:
+        if url.startswith(("/", "./", "../", "~/")) or url in (".", ".."):
+            return _Directory(Path(url))
+        hint = f"a directory is ./{url}" if re.fullmatch(r"[\w./-]+", url) else _EXPECTED
+        raise SpecError("--remote", f"{url!r:.200} is not a remote", hint)
+    if scheme == "file":
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise SpecError("--remote", f"{url!r:.200} names another machine, or no directory", "file:///DIR")
+        return _Directory(Path(unquote(parts.path)))
+    return _open_file_system(url, scheme)
+
+
+def _open_file_system(url: str, scheme: str) -> _Files:
+    import fsspec
+
+    shown = without_password(url)[:200]
+    try:
+        files, prefix = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except ImportError as error:
+        extra = _EXTRAS.get(scheme)
+        remedy = f"pip install 'aotgaudi[{extra}]'" if extra else "install the package that it names"
+        raise SpecError("--remote", f"{shown}: {first_line(error)}", remedy) from error
+    except Exception as error:  # Of a library that found no account, or no such scheme.
+        raise SpecError("--remote", f"{shown}: {first_line(error)}", _EXPECTED) from error
+    return _FileSystem(files, prefix)
+
+
+def _scheme(url: str) -> str | None:
+    found = _SCHEME.match(url)
+    return found["scheme"] if found else None
+
+
+def _object(digest: Digest) -> str:
+    return object_path(Path(), digest).as_posix()
+
+
+def _record(key: str) -> str:
+    return RecordStore(Path()).path(key).as_posix()
+
+
+def _chunks(source: Source) -> Iterator[bytes]:
+    if isinstance(source, bytes):
+        yield source
+        return
+    with source.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            yield chunk
+
+
+class _LateError(Exception):
+    """An action has not ended in time."""
+
+
+def _within(seconds: float, action: Callable[[], T]) -> T:
+    """Returns the result of `action`, or raises what it raises, or _LateError after `seconds`.
+
+    The time limits of libraries apply to single reads, so a server that trickles could hold us for ever. A late thread is
+    abandoned: it is a daemon, and holds only a connection.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise _LateError
+    return results[0]

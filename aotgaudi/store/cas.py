@@ -314,6 +314,29 @@ class ObjectStore:
                 raise store_error(doing, self.root, error, needed_bytes=size_bytes) from error
         return digest
 
+    def put_chunks(self, digest: Digest, chunks: Iterable[bytes]) -> None:
+        """Stores the object `digest`, which arrives in pieces, in `root`. Writes no more bytes than it has.
+
+        Raises CorruptError if the pieces are not what the digest says, StoreError, and what `chunks` raises. It then leaves
+        nothing behind.
+        """
+        state, size_bytes = hashlib.sha256(), 0
+        try:
+            with temporary_file(self._tmp) as file:
+                for chunk in chunks:
+                    size_bytes += len(chunk)
+                    if size_bytes > digest.size_bytes:
+                        break
+                    file.write(chunk)
+                    state.update(chunk)
+                if Digest(state.hexdigest(), size_bytes) != digest:
+                    raise CorruptError(f"object {digest}: its bytes are not what its digest says")
+                self._publish(file, digest)
+        except OSError as error:
+            raise store_error(
+                "store an object in", self.root, error, needed_bytes=digest.size_bytes
+            ) from error
+
     def has(self, digest: Digest) -> bool:
         """Returns whether a layer has a regular file of the right size, without reading it. One ``lstat`` per layer."""
         return self._layer_with(digest) is not None

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
+from aotgaudi.store.cas import remove
 from aotgaudi.store.records import RecordError, Stamp, digests_in
 from aotgaudi.store.roots import Root
 from aotgaudi.store.scratch import (
     ScratchItem,
     Usage,
     list_scratch,
-    remove_scratch,
     sweep_temporary_files,
     usage_of,
 )
@@ -39,7 +39,6 @@ KINDS = (
     "roots",
     "index",
     "tmp",
-    "incoming",
     "logs",
     "toolcache",
     "locks",
@@ -101,7 +100,7 @@ class Contents:
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects, records, logs, tool caches and unfinished pulls, which a limit applies to."""
+        """Bytes of all objects, records, logs and tool caches, which a limit applies to."""
         return sum(
             (
                 sum(digest.size_bytes for digest in self.objects),
@@ -190,11 +189,10 @@ def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
     users = Counter(digest for record in contents.records for digest in record.objects)
     loose = contents.objects - contents.kept_objects
     orphans = tuple(sorted(loose - users.keys(), key=str))
-    scratch = [item for item in contents.scratch if item.is_unfinished]
+    scratch: list[ScratchItem] = []
     left = contents.total_bytes - sum(digest.size_bytes for digest in orphans)
-    left -= sum(item.size_bytes for item in scratch)
     evicted = []
-    for item in _by_last_use(contents, frozenset(scratch)):
+    for item in _by_last_use(contents):
         if left <= max_bytes:
             break
         if isinstance(item, ScratchItem):
@@ -239,8 +237,8 @@ def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ())
     return _outcome(contents, plan, swept)
 
 
-def _by_last_use(contents: Contents, gone: frozenset[ScratchItem]) -> Iterable[StoredRecord | ScratchItem]:
-    items: list[StoredRecord | ScratchItem] = [item for item in contents.scratch if item not in gone]
+def _by_last_use(contents: Contents) -> Iterable[StoredRecord | ScratchItem]:
+    items: list[StoredRecord | ScratchItem] = [*contents.scratch]
     items += (record for record in contents.records if record.key not in contents.kept_keys)
     return sorted(items, key=lambda item: (item.used, _name(item)))
 
@@ -251,7 +249,7 @@ def _name(item: StoredRecord | ScratchItem) -> str:
 
 def _remove(store: Store, plan: CollectionPlan) -> None:
     for item in plan.scratch:
-        remove_scratch(item)
+        remove(item.path)
     for digest in plan.orphans:
         store.objects.discard(digest)
     for eviction in plan.evicted:

@@ -1,9 +1,8 @@
-"""Scratch: files of builders and pulls that are neither objects nor records, and how they are removed.
+"""Scratch: files of builders that are neither objects nor records, and how they are removed.
 
 ::
 
     tmp/            files being written, and directories (``unit-*``) that a compiler works in
-    incoming/       objects that a pull has received in part; the next pull continues them, unless they are collected before
     logs/           the output of compilers, a file per unit
     toolcache/      files that a compiler can use again, a directory per toolchain: toolcache/toolchains/<name>
 
@@ -27,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.digest import sha256_bytes
-from aotgaudi.errors import StoreError, store_error
+from aotgaudi.errors import StoreError
 from aotgaudi.files import (
     make_directories,
     open_descriptor,
@@ -43,13 +42,12 @@ SCRATCH_PREFIX = "unit-"
 GRACE_SECONDS = 3600.0
 """Longer than any unit takes to compile, so older files without a lock are abandoned."""
 
-INCOMING_NAME = "incoming"
 _PLAIN = re.compile(r"[A-Za-z0-9._/+@-]*", re.ASCII)
 _LONGEST_PLAIN = 1024
 """Leaves room for the names that a compiler makes below (PATH_MAX has 4,096 bytes)."""
 _SHORT_PLACES = ("/tmp", "/var/tmp", "/dev/shm")  # noqa: S108 - a directory of ours alone is made there
 
-_ITEMS = (f"{INCOMING_NAME}/*", "logs/*", "toolcache/*/*")
+_ITEMS = ("logs/*", "toolcache/*/*")
 
 
 @dataclass(frozen=True)
@@ -65,16 +63,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ScratchItem:
-    """A log, a partial object or a tool cache. `used` is when it was last written or used (seconds)."""
+    """A log or a tool cache. `used` is when it was last written or used (seconds)."""
 
     path: Path
     size_bytes: int
     used: float
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether it is a partly received object of a pull."""
-        return self.path.parent.name == INCOMING_NAME
 
 
 def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
@@ -85,19 +78,6 @@ def list_scratch(root: Path) -> tuple[ScratchItem, ...]:
             with contextlib.suppress(FileNotFoundError):
                 items.append(ScratchItem(path, usage_of(path).size_bytes, path.lstat().st_mtime))
     return tuple(items)
-
-
-def remove_scratch(item: ScratchItem) -> None:
-    """Removes a log, a tool cache, or a partial object that no pull is filling. Raises StoreError."""
-    if not item.is_unfinished:
-        remove(item.path)
-        return
-    try:
-        _remove_unlocked(item.path, is_old=False)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise store_error("remove", item.path, error) from error
 
 
 def sweep_temporary_files(root: Path) -> int:

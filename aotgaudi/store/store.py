@@ -8,8 +8,8 @@ Layout ``aotgaudi.store/1`` (grammar and version history in docs/formats/store.m
     roots/       what is kept, whatever the size                    (roots.py)
     index/       a cache of look-ups, a small file each             (`Index`)
     locks/       kernel locks; a leftover file means nothing        (`Locks`)
-    tmp/         files being written, and incoming/, logs/,
-                 toolcache/: the builder's scratch                  (scratch.py)
+    tmp/         files being written; and logs/ and toolcache/:
+                 the builder's scratch                              (scratch.py)
 
 Everything except ``format``, ``objects/``, ``records/`` and ``roots/`` may be removed while no builder runs.
 """
@@ -47,7 +47,7 @@ class Locks:
     ::
 
         locks/<key>.lock    held by the builder that works on a unit
-        locks/store         shared by builds, seals and pulls; held exclusively by a garbage collector
+        locks/store         shared by builds and seals; held exclusively by a garbage collector
 
     The locks also exclude threads from each other, and are not re-entrant. On a network file system, the kernel passes locks
     on to the server (Linux does this over NFS). Without locks, two builders may compile the same unit. This is waste but not

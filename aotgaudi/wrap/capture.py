@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
 from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
+from aotgaudi.share.remote_cache import Sharing, Traffic
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
@@ -57,11 +58,12 @@ READY_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class Built:
-    """The result of a build: the sealed bundle, its record, and whether it is new."""
+    """The result of a build: the sealed bundle, its record, whether it is new, and what a remote gave and got."""
 
     bundle: Bundle
     row: CaptureRow
     is_new: bool
+    remote: Traffic | None = None
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,10 @@ class Order:
     live_graphs: tuple[LiveGraphs, ...] = ()
 
 
-def build_capture(order: Order, store: Store, progress: Progress) -> Built:
+def build_capture(order: Order, store: Store, progress: Progress, sharing: Sharing | None = None) -> Built:
     """Makes `order.out` a proved capture of the launch and returns it.
+
+    Looks for it in `store`, and then at the remote of `sharing`, before it runs the server.
 
     Raises:
         CaptureError: The server failed, or its files could not be proved or hold a secret. Nothing is sealed.
@@ -98,15 +102,21 @@ def build_capture(order: Order, store: Store, progress: Progress) -> Built:
     """
     refuse_foreign(order.out)
     key = capture_key(order.launch).hex
-    with store.in_use():
+    with store.in_use(), nullcontext() if sharing is None else sharing.open(store, progress.warn) as remote:
         row = find_capture(store, key)
+        if row is None and remote is not None:
+            remote.look_up(key, CaptureRow.parse, record_capture).result()
+            row = find_capture(store, key)
         is_new = row is None
         if row is None:
             store.require_writable()
             row, is_new = _once(
                 store, key, find_capture, lambda: _build(order, store, progress, key), progress
             )
-        return Built(_seal(order, store, row), row, is_new)
+        if remote is not None and remote.push:
+            remote.upload(key, row)
+        bundle = _seal(order, store, row)
+        return Built(bundle, row, is_new, None if remote is None else remote.finish())
 
 
 def _once(

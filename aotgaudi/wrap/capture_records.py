@@ -64,6 +64,11 @@ class CaptureRow(Value):
         """Yields every object that the row names."""
         yield from (self.launch, self.receipt, *self.objects)
 
+    @classmethod
+    def parse(cls, value: object) -> CaptureRow:
+        """Returns the row in the value of a record. Raises ValueError."""
+        return cls.model_validate_json(canonical_json(value))
+
 
 class UnprovenRow(Value):
     """The result of a cold run: its files, its answers, and what was measured.

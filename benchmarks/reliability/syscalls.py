@@ -36,13 +36,13 @@ from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.pipeline import make_receipt
+from aotgaudi.compile.read_through import fetch_missing, upload_all
 from aotgaudi.compile.run import Watch, run_plan
-from aotgaudi.compile.share import pull_entries, push_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError
 from aotgaudi.manifest.manifest import Manifest, dumps
-from aotgaudi.share.file_remotes import DirectoryRemote
-from aotgaudi.share.transfer import Conduct, Retry, Sources
+from aotgaudi.share.remote import Remote
+from aotgaudi.share.remote_cache import RemoteCache
 from aotgaudi.store.store import Store
 from tests.workload import Workload
 
@@ -120,13 +120,13 @@ class Place:
 
     def push(self) -> None:
         store = Store.open(self.root / "store")
-        push_plan(self.work.plan(store), store, DirectoryRemote(self.root / "remote"), self._conduct())
+        with RemoteCache(self._remote(), store, push=True) as remote:
+            upload_all(self.work.plan(store), remote)
 
     def pull(self) -> None:
         store = Store.open(self.root / "other")
-        sources = Sources([DirectoryRemote(self.root / "remote")], self._conduct())
-        with store.in_use():
-            pull_entries(self.work.entries, self.work.spec, self.work.target, store, sources)
+        with store.in_use(), RemoteCache(self._remote(), store) as remote:
+            fetch_missing(self.work.plan(store), store, remote)
 
     def is_done(self) -> bool:
         """Whether the operation has given all that it should."""
@@ -156,8 +156,8 @@ class Place:
         report = verify_bundle(open_bundle(self.root / "bundle"))
         return not (report.corrupt or report.extra) and report.num_objects == 1 + len(self.work.unit_keys)
 
-    def _conduct(self) -> Conduct:
-        return Conduct(Retry(num_attempts=2, first_wait_seconds=0.01), num_threads=1)
+    def _remote(self) -> Remote:
+        return Remote(str(self.root / "remote"))
 
 
 @dataclass(frozen=True)

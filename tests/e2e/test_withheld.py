@@ -22,7 +22,7 @@ from aotgaudi.store.store import Store
 from tests.container import can_mount, drop_privileges
 from tests.e2e.harness import Workplace, command_line, environment
 from tests.e2e.test_container import mounted
-from tests.unit.compile.test_share import LABELS, MANIFEST, built
+from tests.unit.compile.test_read_through import LABELS, MANIFEST, built
 from tests.workload import FAKE, seed
 
 __all__ = ["built", "mounted"]
@@ -50,8 +50,6 @@ VERBS: Mapping[tuple[str, ...], str] = {
     ("cache", "root", "add"): "name {spec} --store {store}",
     ("cache", "root", "list"): "--store {store}",
     ("cache", "root", "remove"): "absent --store {store}",
-    ("cache", "push"): "{new} {spec} --store {store}",
-    ("cache", "pull"): "{absent} {spec} --store {store}",
     ("push",): "{bundle} docker://a.invalid/b",
     ("pull",): "oci:{absent} -o {new}",
     ("verify",): "{bundle}",

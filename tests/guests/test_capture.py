@@ -29,6 +29,7 @@ from aotgaudi.bundle.signing import generate_key
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
+from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import build_run as build_run_module
 from aotgaudi.wrap import prove as prove_module
@@ -139,6 +140,21 @@ def test_the_second_build_of_a_launch_runs_nothing(bench: Bench, built: Built) -
     assert again.row == built.row
     assert tree(built.bundle.path) == before
     assert not bench.root.exists()
+
+
+def test_another_builder_takes_the_capture_from_a_remote(bench: Bench, built: Built, tmp_path: Path) -> None:
+    order, url = bench.order(out="shared"), str(tmp_path / "remote")
+    other = Store.open(tmp_path / "store")
+
+    given = build_capture(order, bench.store, bench.told, Sharing(url, push=True))
+    taken = build_capture(replace(order, out=tmp_path / "taken"), other, bench.told, Sharing(url))
+
+    assert (given.is_new, taken.is_new) == (False, False)
+    assert given.remote is not None
+    assert taken.remote is not None
+    assert (given.remote.num_uploaded, taken.remote.num_fetched) == (1, 1)
+    assert taken.bundle.index == built.bundle.index
+    assert verify_bundle(taken.bundle).is_intact
 
 
 def test_a_model_in_another_directory_is_sealed_without_a_run_and_named_where_it_is(

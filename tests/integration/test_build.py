@@ -319,13 +319,25 @@ def test_a_cluster_of_our_own_ends_with_a_builder_that_is_killed(start: Callable
     assert alive == []
 
 
-def test_a_place_to_exchange_without_a_cluster_is_bad_usage(tmp_path: Path) -> None:
+@needs_ray
+@pytest.mark.slow
+def test_nodes_that_share_no_store_compile_through_a_remote(tmp_path: Path) -> None:
+    """A real compiler: two workers trace and compile, and a builder elsewhere takes what they gave."""
     write_spec(tmp_path, LLAMA)
+    spec = tmp_path / "tiny.toml"
+    spec.write_text(spec.read_text(encoding="utf-8").replace('backend = "fake"', 'backend = "cpu"'))
+    remote = tmp_path / "remote"
+    common = ("build", "cache", "tiny.toml", "--remote", remote, "--json")
 
-    done = aotgaudi(tmp_path, "build", "cache", "tiny.toml", "--store", "store", "--ray-store", "/nowhere")
+    made = aotgaudi(tmp_path, *common, "--store", "store", "--ray", "local", "-j", "2")
+    taken = aotgaudi(tmp_path, *common, "--store", "other", "-j", "1")
 
-    assert done.returncode == 2
-    assert "--ray-store is for --ray ADDRESS" in done.stderr
+    assert made.returncode == 0, made.stderr
+    assert taken.returncode == 0, taken.stderr
+    first, second = json.loads(made.stdout), json.loads(taken.stdout)
+    assert first["num_compiled"] > 0
+    assert (second["num_compiled"], second["num_traced"]) == (0, 0)
+    assert second["remote"]["num_fetched"] > first["num_compiled"]
 
 
 def test_a_build_that_is_killed_leaves_a_store_that_the_next_one_finishes(

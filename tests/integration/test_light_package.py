@@ -19,7 +19,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.environment import ROOT, make_environment
-from tests.unit.compile.test_share import built
+from tests.unit.compile.test_read_through import built
 
 __all__ = ["built"]
 CONFIG = ROOT / "manifests" / "configs" / "llama-3.1-8b.json"
@@ -181,8 +181,8 @@ def test_a_bundle_is_signed_verified_explained_shared_and_put_into_an_image(
         ("build cache tiny.toml --store s", "[build]"),
         ("model import a b", "[build]"),
         ("build bundle tiny.toml -o b --store s", "[build]"),
-        ("cache pull ./b tiny.toml --store s", "[build]"),
-        ("cache pull s3://bucket/prefix tiny.toml --store s", "[s3]"),
+        ("build cache tiny.toml --store s --remote ./b", "[build]"),
+        ("build cache tiny.toml --store s --remote s3://bucket/prefix", "[s3]"),
     ],
 )
 def test_what_needs_an_extra_names_it_in_one_line(light: Light, arguments: str, missing: str) -> None:

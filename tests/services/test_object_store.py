@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.share.file_remotes import ObjectStoreRemote
+from aotgaudi.share.remote import Remote
+from aotgaudi.store.store import Store
 from tests.services.conftest import aotgaudi, files, run
-from tests.unit.compile.test_share import built
+from tests.unit.compile.test_read_through import built, unit_object
+from tests.workload import key_of
 
 __all__ = ["built"]
 
@@ -41,33 +43,76 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         server.stop()
 
 
-def test_a_store_is_shared_through_s3(built: object, bucket: str, tmp_path: Path) -> None:
-    spec = tmp_path / "tiny.toml"
-    aotgaudi("cache", "push", bucket, spec, "--store", tmp_path / "built")
-    aotgaudi("cache", "pull", bucket, spec, "--store", tmp_path / "new")
-    aotgaudi("build", "bundle", spec, "-o", tmp_path / "a", "--store", tmp_path / "built")
-    aotgaudi("build", "bundle", spec, "-o", tmp_path / "b", "--store", tmp_path / "new")
-
-    assert files(tmp_path / "a") == files(tmp_path / "b")
+def build(folder: Path, store: str, *arguments: object) -> str:
+    return aotgaudi("build", "cache", folder / "tiny.toml", "--store", folder / store, *arguments).output
 
 
-def test_a_large_object_comes_in_parts_from_any_byte_on(bucket: str, tmp_path: Path) -> None:
+def test_a_store_is_shared_through_s3(built: Store, bucket: str, tmp_path: Path) -> None:
+    assert "7 results uploaded" in build(tmp_path, "built", "--remote", bucket, "--push")
+    assert ", 0 results uploaded" in build(tmp_path, "built", "--remote", bucket, "--push")
+    taken = build(tmp_path, "new", "--remote", bucket)
+    for name in ("built", "new"):
+        spec, out = tmp_path / "tiny.toml", tmp_path / f"{name}.bundle"
+        aotgaudi("build", "bundle", spec, "-o", out, "--store", tmp_path / name)
+
+    assert "7 fetched" in taken
+    assert "0 units compiled" in taken
+    assert files(tmp_path / "built.bundle") == files(tmp_path / "new.bundle")
+
+
+def test_a_large_object_comes_in_parts(bucket: str, tmp_path: Path) -> None:
     data = bytes(range(256)) * 80_000  # 20 MB: s3fs uploads and we download in parts.
     (tmp_path / "file").write_bytes(data)
-    remote, digest = ObjectStoreRemote(bucket), Digest.of(data)
+    remote, digest = Remote(bucket), Digest.of(data)
 
     remote.put(digest, tmp_path / "file")
 
-    for offset in (0, 1, 9 << 20):
-        with remote.read(digest, offset) as download:
-            assert b"".join(download.chunks) == data[offset:]
+    assert remote.has(digest)
+    assert b"".join(remote.chunks(digest)) == data
 
 
-def test_a_bucket_that_is_not_there_is_said_in_one_line(built: object, bucket: str, tmp_path: Path) -> None:
-    url, spec = "s3://nothing/team", tmp_path / "tiny.toml"
-    pushed = run("cache", "push", url, spec, "--store", tmp_path / "built")
+def test_layout_in_the_bucket(built: Store, bucket: str, tmp_path: Path) -> None:
+    import boto3
 
-    assert pushed.exit_code == 2
-    assert pushed.stderr.startswith(f"error: {url}")
-    assert len(pushed.stderr.splitlines()) == 1
-    assert SECRET not in pushed.output
+    build(tmp_path, "built", "--remote", bucket, "--push")
+
+    listed = {row["Key"] for row in boto3.client("s3").list_objects_v2(Bucket="cache")["Contents"]}
+    key = key_of("head b")
+    assert {f"team/{unit_object(built, 'head b')}", f"team/records/{key[:2]}/{key}.json"} <= listed
+
+
+def test_rot_in_the_bucket_is_found_and_mended(built: Store, bucket: str, tmp_path: Path) -> None:
+    import boto3
+
+    client = boto3.client("s3")
+    build(tmp_path, "built", "--remote", bucket, "--push")
+    name = f"team/{unit_object(built, 'head b')}"
+    good = client.get_object(Bucket="cache", Key=name)["Body"].read()
+    client.put_object(Bucket="cache", Key=name, Body=b"x" * len(good))
+
+    mending = aotgaudi(
+        "build", "cache", tmp_path / "tiny.toml", "--store", tmp_path / "new", "--remote", bucket, "--push"
+    )
+
+    assert "its bytes are not what its digest says" in mending.stderr
+    assert "6 fetched" in mending.stdout
+    assert "1 units compiled, 1 results uploaded" in mending.stdout
+    assert "7 fetched" in build(tmp_path, "third", "--remote", bucket)
+
+
+def test_a_bucket_that_is_not_there_is_one_warning(built: Store, bucket: str, tmp_path: Path) -> None:
+    result = run(
+        "build",
+        "cache",
+        tmp_path / "tiny.toml",
+        "--store",
+        built.root,
+        "--remote",
+        "s3://nothing/team",
+        "--push",
+    )
+
+    assert result.exit_code == 0
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("warning: s3://nothing/team: ")
+    assert SECRET not in result.output

@@ -18,7 +18,7 @@ from aotgaudi.bundle.signing import generate_key
 from aotgaudi.spec.parse import load_spec
 from tests.environment import ROOT, make_bare_environment
 from tests.services.conftest import REQUIRED, RealRegistry, aotgaudi
-from tests.unit.compile.test_share import built
+from tests.unit.compile.test_read_through import built
 from tests.unit.test_templates import documents
 
 __all__ = ["built"]
@@ -34,14 +34,8 @@ def project(built: object, registry: RealRegistry, tmp_path: Path) -> Path:
     folder.mkdir()
     (tmp_path / "tiny.toml").rename(folder / "model.toml")
     aotgaudi("build", "manifest", folder / "model.toml", "-o", folder / "model.manifest.json")
-    aotgaudi(
-        "cache",
-        "push",
-        tmp_path / "shared",
-        folder / "model.toml",
-        "--store",
-        tmp_path / "built",
-    )
+    place = ("--store", tmp_path / "built", "--remote", tmp_path / "shared")
+    aotgaudi("build", "cache", folder / "model.toml", *place, "--push")
     (folder / "model").mkdir()
     config = load_spec(folder / "model.toml").model.config
     (folder / "model" / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -157,9 +157,6 @@ def test_an_unsigned_bundle_is_refused_in_one_line_and_leaves_nothing(sealed: Se
         (["pull", "oci:nothing", "-o", "out"], "nothing is no OCI image layout"),
         (["pull", "oci:nothing", "-o", "store"], "neither a bundle nor empty"),
         (["pull", "docker://a/b"], "Missing option '-o'"),
-        (["cache", "push", "cache", "m.toml"], "a directory is ./cache"),
-        (["cache", "pull", "a.b/team/x:v1", "m.toml"], "is not a remote"),
-        (["cache", "pull", "./cache"], "Missing argument"),
     ],
 )
 def test_misuse_is_said_in_one_line(sealed: Sealed, arguments: list[str], words: str) -> None:
@@ -182,7 +179,7 @@ def test_help_imports_no_compressor() -> None:
         "except SystemExit: pass\n"
         "print([m for m in ('requests', 'fsspec', 'zstandard', 'torch', 'rich') if m in sys.modules])"
     )
-    for command in (["pull"], ["push"], ["build", "image"], ["cache", "pull"]):
+    for command in (["pull"], ["push"], ["build", "image"], ["build"]):
         output = subprocess.run(
             [sys.executable, "-c", code, *command, "--help"], check=True, capture_output=True, text=True
         ).stdout

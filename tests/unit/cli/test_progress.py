@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from aotgaudi.cli.progress import BuildDisplay, transfer_display
+from aotgaudi.cli.progress import BuildDisplay
 from aotgaudi.compile.run import Progress
 from aotgaudi.errors import BuildInterruptedError
 
@@ -131,35 +131,14 @@ def test_on_a_terminal_it_draws_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "done" in text
 
 
-def test_a_transfer_is_a_line_now_and_then_and_none_when_it_is_short(
-    clock: Clock, capsys: pytest.CaptureFixture[str]
+def test_warnings_are_above_the_bar_or_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with transfer_display("pulling") as display:
-        display.conduct.advance(1000)
-        clock.now += 11.0
-        display.conduct.advance(1_000_000)
-        display.expect(5_000_000)
-        clock.now += 11.0
-        display.conduct.advance(1000)
-        display.conduct.warn("down")
+    BuildDisplay().warn("down")
+    assert capsys.readouterr().err == "warning: down\n"
 
-    assert capsys.readouterr().err.splitlines() == [
-        "pulling: 1.0 MB",
-        "pulling: 1.0 MB of 5.0 MB",
-        "warning: down",
-    ]
-
-
-def test_a_transfer_on_a_terminal_is_a_bar_of_bytes_with_warnings_above(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
     written = terminal(monkeypatch)
-    with transfer_display("pulling") as display:
-        display.expect(2_000_000)
-        display.conduct.advance(2_000_000)
-        display.conduct.warn("[not markup]")
-
-    text = written.getvalue()
-    assert "pulling" in text
-    assert "2.0/2.0 MB" in text
-    assert "warning: [not markup]" in text
+    with BuildDisplay() as display:
+        display.show(STEPS[0])
+        display.warn("[not markup]")
+    assert "warning: [not markup]" in written.getvalue()

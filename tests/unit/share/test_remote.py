@@ -1,263 +1,239 @@
-"""Directories and object stores as remotes: one contract, tested on both; retries."""
+"""One remote: objects and records in a directory, in a file system of fsspec, and behind an HTTP server."""
 
 from __future__ import annotations
 
-import errno
-import itertools
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, StoreError
-from aotgaudi.share.file_remotes import DirectoryRemote, ObjectStoreRemote
-from aotgaudi.share.remote import Remote, TransientError
-from aotgaudi.share.transfer import Retry
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError
+from aotgaudi.share import remote as remote_module
+from aotgaudi.share.remote import NoAnswerError, Remote, without_password
 from aotgaudi.store.cas import ObjectStore, object_path
-from aotgaudi.store.records import RecordStore, dump_record
+from aotgaudi.store.records import LARGEST_RECORD_BYTES
+from tests.remotes import Place, faulty_place, http_server
 
-DATA = bytes(range(256)) * 70_000  # 18 MB: several parts
+KEY = "ab" * 32
+DATA = bytes(range(251)) * 40
 DIGEST = Digest.of(DATA)
-KEY = "c" * 64
-NAMES = itertools.count()
-
-Corrupt = Callable[[Digest, bytes], None]
+OBJECT = f"objects/sha256/{DIGEST.sha256[:2]}/{DIGEST.sha256}"
 
 
-@pytest.fixture(params=["directory", "memory"])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
-    if request.param == "directory":
-        return DirectoryRemote(tmp_path / "remote")
-    return ObjectStoreRemote(f"memory://test{next(NAMES)}/prefix")
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote_module, "_PART_BYTES", 1000)
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "file"
+def place() -> Iterator[Place]:
+    with faulty_place("here") as place:
+        yield place
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "source"
     path.write_bytes(DATA)
     return path
 
 
-def read(remote: Remote, digest: Digest, offset: int = 0) -> tuple[int, bytes]:
-    with remote.read(digest, offset) as download:
-        return download.offset, b"".join(download.chunks)
+@pytest.fixture(params=["directory", "file", "fsspec"])
+def remote(request: pytest.FixtureRequest, tmp_path: Path, place: Place) -> Remote:
+    urls = {
+        "directory": f"{tmp_path}/a remote",
+        "file": f"file://{tmp_path}/a%20remote",
+        "fsspec": f"{place.url}/team",
+    }
+    return Remote(urls[request.param])
 
 
-def test_an_object_comes_back_from_any_byte_on(remote: Remote, file: Path) -> None:
+def read(remote: Remote, digest: Digest = DIGEST) -> bytes:
+    return b"".join(remote.chunks(digest))
+
+
+def test_what_was_put_is_there(remote: Remote, source: Path) -> None:
     assert not remote.has(DIGEST)
-    remote.put(DIGEST, file)
+    assert remote.get_record(KEY) is None
+    with pytest.raises(MissingObjectError):
+        read(remote)
+
+    remote.put(DIGEST, source)
+    remote.put_record(KEY, b"one")
+    remote.put_record(KEY, b"two")
 
     assert remote.has(DIGEST)
     assert not remote.has(Digest(DIGEST.sha256, DIGEST.size_bytes + 1))
-    for offset in (0, 1, 8 << 20, len(DATA) - 1, len(DATA)):
-        assert read(remote, DIGEST, offset) == (offset, DATA[offset:])
+    assert read(remote) == DATA
+    assert remote.get_record(KEY) == b"two"
 
 
-def test_an_empty_object_is_an_object(remote: Remote, tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    remote.put(Digest.of(b""), tmp_path / "empty")
+def test_a_directory_has_the_layout_of_a_store(tmp_path: Path, source: Path) -> None:
+    remote = Remote(str(tmp_path / "there"))
+    remote.put(DIGEST, source)
+    remote.put_record(KEY, b"{}")
 
-    assert remote.has(Digest.of(b""))
-    assert read(remote, Digest.of(b"")) == (0, b"")
-
-
-def test_what_is_not_there_is_missing(remote: Remote) -> None:
-    with pytest.raises(MissingObjectError, match="has no object"):
-        read(remote, DIGEST)
-    assert remote.get_record(KEY) is None
+    path = object_path(tmp_path / "there", DIGEST)
+    assert path.read_bytes() == DATA
+    assert path.stat().st_mode & 0o777 == 0o444
+    assert (tmp_path / "there/records/ab" / f"{KEY}.json").read_bytes() == b"{}"
+    assert list((tmp_path / "there/tmp").iterdir()) == []
 
 
-def test_a_file_that_is_not_its_digest_is_not_stored_as_it(remote: Remote, tmp_path: Path) -> None:
-    (tmp_path / "other").write_bytes(b"x" * len(DATA))
-
-    with pytest.raises(CorruptError, match="is not object"):
-        remote.put(DIGEST, tmp_path / "other")
-    assert not remote.has(DIGEST)
-
-
-def test_a_record_comes_back_and_a_later_one_takes_its_place(remote: Remote) -> None:
-    first, second = dump_record(KEY, {"a": 1}), dump_record(KEY, {"a": 2})
-    remote.put_record(KEY, first, [])
-    assert remote.get_record(KEY) == first
-    remote.put_record(KEY, second, [])
-    assert remote.get_record(KEY) == second
-
-
-def test_many_writers_of_one_object_leave_it_whole(remote: Remote, file: Path) -> None:
-    threads = [threading.Thread(target=remote.put, args=(DIGEST, file)) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert read(remote, DIGEST) == (0, DATA)
-
-
-# Directories
-
-
-def test_a_directory_is_laid_out_as_a_store(tmp_path: Path, file: Path) -> None:
-    remote = DirectoryRemote(tmp_path / "remote")
-    data = dump_record(KEY, {"a": 1})
-    remote.put(DIGEST, file)
-    remote.put_record(KEY, data, [])
-
-    assert ObjectStore(tmp_path / "remote").read(DIGEST) == DATA
-    assert RecordStore(tmp_path / "remote").get(KEY) == {"a": 1}
-    found = {
-        str(path.relative_to(tmp_path / "remote"))
-        for path in (tmp_path / "remote").rglob("*")
-        if path.is_file()
+@pytest.mark.parametrize("kind", ["link", "pipe", "directory"])
+def test_what_is_no_file_in_a_directory_is_not_there_or_an_error(tmp_path: Path, kind: str) -> None:
+    path = object_path(tmp_path, DIGEST)
+    path.parent.mkdir(parents=True)
+    make = {
+        "link": lambda: path.symlink_to("/dev/zero"),
+        "pipe": lambda: os.mkfifo(path),
+        "directory": path.mkdir,
     }
-    assert found == {
-        f"objects/sha256/{DIGEST.sha256[:2]}/{DIGEST.sha256}",
-        f"records/cc/{KEY}.json",
-    }
+    make[kind]()
+
+    with pytest.raises((RemoteError, MissingObjectError, CorruptError)):
+        read(Remote(str(tmp_path)))
 
 
-@pytest.mark.parametrize("kind", ["symlink", "FIFO", "directory"])
-def test_only_regular_files_are_read(tmp_path: Path, file: Path, kind: str) -> None:
-    remote = DirectoryRemote(tmp_path / "remote")
-    for path in (object_path(remote.root, DIGEST), RecordStore(remote.root).path(KEY)):
-        path.parent.mkdir(parents=True)
-        if kind == "symlink":
-            path.symlink_to(file)
-        elif kind == "FIFO":
-            os.mkfifo(path)
-        else:
-            path.mkdir()
+def test_a_read_only_server_without_ranges_gives_whole_objects(tmp_path: Path, source: Path) -> None:
+    pytest.importorskip("aiohttp")
+    there = Remote(str(tmp_path / "served"))
+    there.put(DIGEST, source)
+    there.put_record(KEY, b"{}")
+    with http_server(tmp_path / "served") as url:
+        remote = Remote(url)
 
-    assert not remote.has(DIGEST)
-    with pytest.raises((MissingObjectError, RemoteError)):
-        read(remote, DIGEST)
-    with pytest.raises(RemoteError):
-        remote.get_record(KEY)
+        assert read(remote) == DATA
+        assert remote.has(DIGEST)
+        assert remote.get_record(KEY) == b"{}"
+        assert remote.get_record("cd" * 32) is None
+        with pytest.raises(MissingObjectError):
+            read(remote, Digest.of(b"other"))
 
 
-@pytest.mark.parametrize(
-    "code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EACCES, errno.EMFILE]
-)
-@pytest.mark.parametrize("call", ["open", "write", "fsync", "rename"])
-def test_a_refusal_of_the_system_is_one_line_and_leaves_nothing(
-    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+@given(data=st.binary(max_size=5000), stored=st.none() | st.binary(max_size=5000), flip=st.integers(0, 4999))
+def test_whatever_a_remote_has_nothing_but_what_the_digest_names_is_stored(
+    tmp_path_factory: pytest.TempPathFactory, data: bytes, stored: bytes | None, flip: int
 ) -> None:
-    remote = DirectoryRemote(tmp_path / "remote")
-    remote.put_record("d" * 64, dump_record("d" * 64, {}), [])
-    real = getattr(os, call)
+    digest = Digest.of(data)
+    damaged = data[:flip] + bytes([data[flip] ^ 1]) + data[flip + 1 :] if flip < len(data) else data
+    for content in (stored, damaged, data):
+        objects = ObjectStore(tmp_path_factory.mktemp("store"))
+        with faulty_place("any") as place:
+            if content is not None:
+                place.files[f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}"] = content
+            try:
+                objects.put_chunks(digest, Remote(place.url).chunks(digest))
+            except (CorruptError, MissingObjectError):
+                assert not objects.has(digest)
+                assert content != data
+            else:
+                assert objects.read(digest) == data
 
-    def refuse(path: object, *arguments: object, **options: object) -> object:
-        if call != "open" or "remote/tmp" in str(path):
-            raise OSError(code, os.strerror(code))
-        return real(path, *arguments, **options)
 
-    for action in (
-        lambda: remote.put(DIGEST, file),
-        lambda: remote.put_record(KEY, dump_record(KEY, {}), []),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, refuse)
-            with pytest.raises(StoreError) as caught:
-                action()
-        assert "\n" not in str(caught.value)
-        assert os.strerror(code) in str(caught.value)
-    assert not remote.has(DIGEST)
+def test_an_object_that_never_ends_is_read_no_further_than_it_has_bytes(tmp_path: Path) -> None:
+    def forever() -> Iterator[bytes]:
+        while True:
+            nonlocal num_chunks
+            num_chunks += 1
+            yield b"x" * 1000
+
+    num_chunks, objects = 0, ObjectStore(tmp_path)
+
+    with pytest.raises(CorruptError):
+        objects.put_chunks(DIGEST, forever())
+
+    assert num_chunks <= DIGEST.size_bytes // 1000 + 1
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_record_that_is_too_large_is_cut(place: Place) -> None:
+    place.files[f"records/ab/{KEY}.json"] = bytes(LARGEST_RECORD_BYTES + 1000)
+
+    data = Remote(place.url).get_record(KEY)
+
+    assert data is not None
+    assert len(data) == LARGEST_RECORD_BYTES + 1
+
+
+def test_a_call_that_fails_is_repeated_once(place: Place) -> None:
+    errors = [ConnectionError("reset"), OSError("again"), ConnectionError("reset")]
+
+    def fail(*_: str) -> None:
+        if errors:
+            raise errors.pop(0)
+
+    place.fault = fail
+    remote = Remote(place.url)
+
+    with pytest.raises(RemoteError, match="faulty://here: OSError: again"):
+        remote.get_record(KEY)
     assert remote.get_record(KEY) is None
-    assert not list((tmp_path / "remote" / "tmp").iterdir())
+    assert len(place.answers) == 4
 
 
-# Object stores
+def test_a_refusal_is_not_repeated(place: Place) -> None:
+    def refuse(*_: str) -> None:
+        raise PermissionError("Access Denied")
+
+    place.fault = refuse
+
+    with pytest.raises(RemoteError, match="PermissionError: Access Denied"):
+        Remote(place.url).get_record(KEY)
+    assert len(place.answers) == 1
 
 
-class Failing:
-    """A file system that fails as it is told."""
+def test_a_remote_that_hangs_costs_a_bounded_time(place: Place) -> None:
+    release = threading.Event()
+    place.fault = lambda *_: release.wait(60) and None
+    began = time.monotonic()
 
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+    with pytest.raises(NoAnswerError, match="has not answered in 0 s"):
+        Remote(place.url, seconds=0.2).has(DIGEST)
 
-    def __getattr__(self, name: str) -> Callable[..., object]:
-        def fail(*_: object, **__: object) -> object:
-            raise self.error
-
-        return fail
+    assert time.monotonic() - began < 10
+    release.set()
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("url", "words"),
     [
-        (TimeoutError("slow"), TransientError),
-        (OSError(errno.EIO, "broken"), TransientError),
-        (RuntimeError("what libraries raise"), TransientError),
-        (PermissionError("Forbidden"), RemoteError),
-        (ImportError("no module"), RemoteError),
-        (OSError("An error occurred (SignatureDoesNotMatch)"), RemoteError),
-        (FileNotFoundError("The specified bucket does not exist"), RemoteError),
+        ("cache", "a directory is ./cache"),
+        ("registry.example/team/cache", "a directory is ./registry"),
+        ("", "is not a remote"),
+        ("s4://bucket/x", "Protocol not known"),
+        ("file://elsewhere/x", "names another machine"),
+        ("s4://me:secret@bucket/x", "Protocol not known"),
     ],
 )
-def test_errors_of_a_file_system_are_ours(file: Path, error: Exception, kind: type[Exception]) -> None:
-    remote = ObjectStoreRemote("memory://failing")
-    remote._files = Failing(error)
+def test_what_is_no_remote_is_the_users_error(url: str, words: str) -> None:
+    with pytest.raises(SpecError, match="--remote") as caught:
+        Remote(url)
 
-    with pytest.raises(RemoteError) as caught:
-        remote.put(DIGEST, file)
-    assert type(caught.value) is kind
-    assert str(caught.value).startswith("memory://failing: ")
+    assert words in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
-def test_a_password_in_an_error_is_not_repeated(file: Path) -> None:
-    remote = ObjectStoreRemote("memory://me:secret@host/x")
-    remote._files = Failing(RuntimeError("cannot reach https://me:secret@host/x\nat all"))
+def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
 
-    with pytest.raises(TransientError) as caught:
-        remote.put(DIGEST, file)
-    assert "secret" not in str(caught.value) + remote.label
-    assert "\n" not in str(caught.value)
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError("Install s3fs to access S3")
 
+    monkeypatch.setattr(fsspec.core, "url_to_fs", fail)
 
-def test_a_huge_record_is_not_fetched() -> None:
-    remote = ObjectStoreRemote(f"memory://test{next(NAMES)}")
-    remote.put_record(KEY, bytes((16 << 20) + 1), [])
-
-    with pytest.raises(RemoteError, match="at most 16777216 are read"):
-        remote.get_record(KEY)
+    with pytest.raises(SpecError, match=r"pip install 'aotgaudi\[s3\]'"):
+        Remote("s3://bucket/x")
+    with pytest.raises(SpecError, match="install the package that it names"):
+        Remote("gs://bucket/x")
 
 
-# Retries
-
-
-def test_waits_grow_and_end() -> None:
-    waits: list[float] = []
-
-    def fail() -> None:
-        raise TransientError("busy")
-
-    with pytest.raises(TransientError, match="busy"):
-        Retry(num_attempts=8, sleep=waits.append).call(fail)
-    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0]
-
-
-def test_what_is_final_is_not_tried_again() -> None:
-    calls = []
-
-    def fail() -> None:
-        calls.append(1)
-        raise RemoteError("never")
-
-    with pytest.raises(RemoteError, match="never"):
-        Retry(sleep=lambda _: None).call(fail)
-    assert calls == [1]
-
-
-def test_a_remote_may_ask_for_time_and_gets_a_bounded_one() -> None:
-    waits: list[float] = []
-    errors = iter([TransientError("", 3.0), TransientError("", 1e9), TransientError("", 0.0)])
-
-    def fail_thrice() -> str:
-        for error in errors:
-            raise error
-        return "done"
-
-    assert Retry(sleep=waits.append).call(fail_thrice) == "done"
-    assert waits == [3.0, 20.0, 2.0]
+def test_passwords_are_not_shown() -> None:
+    assert without_password("https://me:secret@host/x") == "https://host/x"

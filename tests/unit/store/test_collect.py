@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -279,17 +278,16 @@ def scratch(store: Store, name: str, num_bytes: int, used: float) -> Path:
     return path
 
 
-def test_the_limit_counts_logs_tool_caches_and_partial_objects(store: Store) -> None:
+def test_the_limit_counts_logs_and_tool_caches(store: Store) -> None:
     (digest,) = add(store, 1, b"x" * 1000, used=5.0)
     scratch(store, "toolcache/toolchains/avx2-1", 2000, time.time())
     scratch(store, "logs/unit.log", 300, time.time())
-    scratch(store, "incoming/" + "a" * 64, 40, time.time())
 
     plan = collect(store, EVERYTHING).plan
 
     record_bytes = store.actions.records.path(key(1)).stat().st_size
     assert plan.bytes_after == digest.size_bytes + record_bytes + 2000 + 300
-    assert plan.bytes_before == plan.bytes_after + 40
+    assert plan.bytes_before == plan.bytes_after
 
 
 def test_what_was_used_longest_ago_goes_first_whatever_it_is(store: Store) -> None:
@@ -309,23 +307,8 @@ def test_what_was_used_longest_ago_goes_first_whatever_it_is(store: Store) -> No
     assert lost == [[logs[0]], [tools[0]], [record], [logs[1]], [tools[1]]]
 
 
-def test_what_pulls_have_received_in_part_goes_always_but_for_what_is_being_filled(store: Store) -> None:
-    now = time.time()
-    left = scratch(store, f"incoming/{'a' * 64}", 10, now)
-    live = scratch(store, f"incoming/{'b' * 64}", 10, 0.0)
-    log = scratch(store, "logs/old.log", 10, 0.0)
-
-    with live.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        collect(store, EVERYTHING)
-
-    assert [path.exists() for path in (left, live, log)] == [False, True, True]
-
-
 def test_nothing_of_a_running_build_goes(store: Store) -> None:
-    paths = [
-        scratch(store, name, 10, 0.0) for name in ("logs/unit.log", "toolcache/toolchains/x", "incoming/y")
-    ]
+    paths = [scratch(store, name, 10, 0.0) for name in ("logs/unit.log", "toolcache/toolchains/x")]
 
     with store.in_use():
         with pytest.raises(StoreError, match="in use"):

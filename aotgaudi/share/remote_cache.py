@@ -1,0 +1,437 @@
+"""A remote as the cache behind a store: looks records up, fetches their objects, and uploads results, in threads.
+
+A build asks for many keys at once and goes on meanwhile. What the remote has is hashed and recorded in the store, so whoever
+looks there next finds it. Anything else is a miss: no record, one that is damaged or of another key, an object that is
+missing or has other bytes. A remote that fails three times in a row, or does not answer in time, is lost: it is not asked
+again, and the build goes on without it. Uploads may be lost alone, if the remote is full or read-only.
+
+Each kind of trouble is one warning. Only the local store's own errors are raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from aotgaudi.digest import Digest
+from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError, first_line
+from aotgaudi.share.answers import Memory
+from aotgaudi.share.remote import NoAnswerError, Remote, is_read_only, without_password
+from aotgaudi.store.records import RecordError, digests_in, dump_record, load_record
+from aotgaudi.store.store import Store
+
+_NUM_THREADS = 32
+"""For records, and as many for objects. They wait for a network."""
+
+_MOST_FAILURES = 3
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RowT = TypeVar("RowT", bound="Row")
+
+
+class Row(Protocol):
+    """What a record holds."""
+
+    def digests(self) -> Iterator[Digest]:
+        """Yields the objects that it names."""
+        ...
+
+
+class Upload(Row, Protocol):
+    """A row that can be uploaded."""
+
+    def model_dump(self, *, mode: str) -> Any:
+        """Returns the row as a JSON value."""
+        ...
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The remote at `url`, and whether results are uploaded to it."""
+
+    url: str
+    push: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises SpecError for a remote that cannot be written to."""
+        if self.push and is_read_only(self.url):
+            shown = without_password(self.url)
+            raise SpecError(
+                "--push", f"{shown:.200} can only be read", "s3://, gs:// or a directory, or no --push"
+            )
+
+    def open(self, store: Store, warn: Callable[[str], None] = _LOG.warning) -> RemoteCache:
+        """Returns the remote as the cache behind `store`. Sends nothing. Raises SpecError."""
+        return RemoteCache(Remote(self.url), store, Memory.of(store, self.url), push=self.push, warn=warn)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a remote gave and got: records, the bytes of their objects, and the seconds during which something was awaited.
+
+    `num_here`: how many of the records the store had.
+    """
+
+    remote: str
+    num_here: int
+    num_fetched: int
+    fetched_bytes: int
+    fetch_seconds: float
+    num_uploaded: int
+    uploaded_bytes: int
+
+
+class RemoteCache:
+    """`remote` behind `store`. With `push`, results are uploaded. `warn` is called with one line, from any thread.
+
+    A context manager, which waits for the uploads, unless the user interrupts it. Use it from one thread.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        store: Store,
+        memory: Memory | None = None,
+        *,
+        push: bool = False,
+        warn: Callable[[str], None] = _LOG.warning,
+    ) -> None:
+        self.push = push
+        self.num_here: int | None = None
+        self._remote, self._store = remote, store
+        self._memory = memory or Memory(None)
+        self._trouble = _Trouble(remote.label, warn)
+        self._reading = _Health(self._trouble, "going on without it")
+        self._writing = _Health(self._trouble, "nothing more is uploaded")
+        self._records, self._objects = _Threads(_NUM_THREADS), _Threads(_NUM_THREADS)
+        self._asked: dict[str, Future[bool]] = {}
+        self._uploads: dict[str, Future[None]] = {}
+        self._fetches: dict[Digest, Future[None]] = {}
+        self._puts: dict[Digest, Future[None]] = {}
+        self._refused: set[str | Digest] = set()
+        self._answers: dict[str, bytes | None] = {}
+        self._stale: set[str] = set()
+        self._fetched, self._uploaded = _Count(), _Count()
+        self._lock = threading.Lock()
+        self._is_reached = False
+
+    def __enter__(self) -> RemoteCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None or issubclass(kind, Exception):
+                self.finish()
+        finally:
+            self._reading.is_lost = self._writing.is_lost = True
+            self._records.close()
+            self._objects.close()
+            self._memory.close()
+
+    def look_up(
+        self,
+        key: str,
+        parse: Callable[[Any], RowT],
+        record: Callable[[Store, str, RowT], object],
+    ) -> Future[bool]:
+        """Fetches the record of `key` and its objects into the store. The result says whether they are there now.
+
+        `parse` makes a row of the record's value, or raises ValueError. `record` records it. A key is asked for once.
+        The future raises StoreError if the store cannot be written.
+        """
+        return self._look_up(key, parse, record, self._recall([key]))
+
+    def look_up_all(
+        self,
+        keys: Iterable[str],
+        parse: Callable[[Any], RowT],
+        record: Callable[[Store, str, RowT], object],
+    ) -> int:
+        """Fetches the records of all `keys`, at once. Returns how many the store has now. Raises StoreError."""
+        listed = list(dict.fromkeys(keys))
+        known = self._recall(listed)
+        if not self._is_reached and any(key not in known for key in listed):
+            self._is_reached = True  # The first request opens the connection for all threads, or finds none.
+            listed.sort(key=known.__contains__)
+            self._look_up(listed[0], parse, record, known).result()
+        found = [self._look_up(key, parse, record, known) for key in listed]
+        return sum(future.result() for future in found)
+
+    def fetch(self, digest: Digest) -> None:
+        """Fetches one object into the store. Raises RemoteError, MissingObjectError, CorruptError, StoreError."""
+        self._fetching(digest).result()
+
+    def upload(self, key: str, row: Upload) -> Future[None]:
+        """Uploads the objects of `row` that the remote lacks, and then its record, unless there is a sound one.
+
+        The future raises RemoteError, which need not be looked at: there is a warning, too.
+        """
+        if key not in self._uploads:
+            self._uploads[key] = self._records.submit(self._send, key, row)
+        return self._uploads[key]
+
+    def upload_object(self, digest: Digest) -> None:
+        """Uploads one object that the remote lacks. Raises RemoteError, StoreError."""
+        self._putting(digest).result()
+
+    def finish(self) -> Traffic:
+        """Waits for all uploads, and returns what was done so far. Raises StoreError."""
+        for asked in self._asked.values():
+            asked.result()
+        for upload in self._uploads.values():
+            try:
+                upload.result()
+            except RemoteError:
+                pass  # There is a warning already, or there will be one.
+            except (CorruptError, MissingObjectError) as error:
+                self._trouble.tell("ours", f"a result is not uploaded: {error}")
+        self._memory.note(self._answers)
+        self._memory.forget(self._stale)
+        self._answers, self._stale = {}, set()
+        self._reading.tell()
+        self._writing.tell()
+        return Traffic(
+            self._remote.label,
+            self.num_here or 0,
+            self._fetched.num_records,
+            self._fetched.size_bytes,
+            self._fetched.seconds,
+            self._uploaded.num_records,
+            self._uploaded.size_bytes,
+        )
+
+    def _recall(self, keys: Iterable[str]) -> Mapping[str, bytes | None]:
+        return self._memory.recall(key for key in keys if key not in self._asked)
+
+    def _look_up(
+        self,
+        key: str,
+        parse: Callable[[Any], RowT],
+        record: Callable[[Store, str, RowT], object],
+        known: Mapping[str, bytes | None],
+    ) -> Future[bool]:
+        if key not in self._asked:
+            if self._store.read_only or (key in known and known[key] is None):
+                self._asked[key] = Future()
+                self._asked[key].set_result(False)
+            else:
+                self._asked[key] = self._records.submit(self._bring, key, parse, record, known.get(key))
+        return self._asked[key]
+
+    def _bring(
+        self,
+        key: str,
+        parse: Callable[[Any], RowT],
+        record: Callable[[Store, str, RowT], object],
+        known: bytes | None,
+    ) -> bool:
+        try:
+            with self._fetched.timed():
+                data = known or self._reading.call(lambda: self._remote.get_record(key))
+                if data is None:
+                    self._answers[key] = None
+                    return False
+                row = parse(load_record(key, data))
+                for future in [self._fetching(digest) for digest in dict.fromkeys(row.digests())]:
+                    future.result()
+        except (ValueError, CorruptError, MissingObjectError) as error:  # A RecordError is a ValueError.
+            self._refused.add(key)
+            self._stale.add(key)
+            self._trouble.tell(
+                _kind_of(error), f"record {key:.12}... counts for nothing: {first_line(error)}"
+            )
+            return False
+        except RemoteError:
+            return False
+        record(self._store, key, row)
+        self._fetched.add(num_records=1)
+        self._answers[key] = data
+        return True
+
+    def _fetching(self, digest: Digest) -> Future[None]:
+        with self._lock:
+            if digest not in self._fetches:
+                self._fetches[digest] = self._objects.submit(self._fetch, digest)
+            return self._fetches[digest]
+
+    def _fetch(self, digest: Digest) -> None:
+        if self._store.objects.has(digest):
+            return
+        try:
+            self._reading.call(lambda: self._store.objects.put_chunks(digest, self._remote.chunks(digest)))
+        except CorruptError:
+            self._refused.add(digest)
+            raise
+        self._fetched.add(num_bytes=digest.size_bytes)
+
+    def _send(self, key: str, row: Upload) -> None:
+        if key in self._asked and self._asked[key].done() and self._asked[key].result():
+            return  # It came from there.
+        data = dump_record(key, row.model_dump(mode="json"))
+        found = self._writing.call(lambda: self._remote.get_record(key))
+        if found != data and found is not None and self._is_sound(key, found):
+            return
+        for future in [self._putting(digest) for digest in dict.fromkeys(row.digests())]:
+            future.result()
+        if found != data:
+            self._writing.call(lambda: self._remote.put_record(key, data))
+            self._uploaded.add(num_records=1)
+        self._answers[key] = data
+
+    def _is_sound(self, key: str, data: bytes) -> bool:
+        """Whether the remote's record suffices: nothing spoke against it, and its objects exist."""
+        try:
+            digests = set(digests_in(load_record(key, data)))
+        except RecordError:
+            return False
+        if key in self._refused or digests & self._refused:
+            return False
+        return all(self._writing.call(partial(self._remote.has, digest)) for digest in digests)
+
+    def _putting(self, digest: Digest) -> Future[None]:
+        with self._lock:
+            if digest not in self._puts:
+                self._puts[digest] = self._objects.submit(self._put, digest)
+            return self._puts[digest]
+
+    def _put(self, digest: Digest) -> None:
+        if digest not in self._refused and self._writing.call(lambda: self._remote.has(digest)):
+            return
+        self._store.objects.verify(digest)
+        path = self._store.objects.path(digest)
+        self._writing.call(lambda: self._remote.put(digest, path))
+        self._uploaded.add(num_bytes=digest.size_bytes)
+
+
+def _kind_of(error: Exception) -> str:
+    return "missing" if isinstance(error, MissingObjectError) else "damaged"
+
+
+class _Trouble:
+    """Warns once of each kind of trouble."""
+
+    def __init__(self, label: str, warn: Callable[[str], None]) -> None:
+        self._label, self._warn = label, warn
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def tell(self, kind: str, text: str) -> None:
+        with self._lock:
+            is_new = kind not in self._told
+            self._told.add(kind)
+        if is_new:
+            self._warn(text if text.startswith(self._label) else f"{self._label}: {text}")
+
+
+class _Health:
+    """Whether a remote may still be asked. `after` says what is done without it."""
+
+    def __init__(self, trouble: _Trouble, after: str) -> None:
+        self.is_lost = False
+        self._trouble, self._after = trouble, after
+        self._num_failures, self._num_in_row = 0, 0
+        self._first = ""
+        self._lock = threading.Lock()
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Returns the result of `action`. Raises RemoteError, also if the remote is lost, and what else `action` raises."""
+        if self.is_lost:
+            raise RemoteError("the remote is lost")
+        try:
+            result = action()
+        except MissingObjectError:
+            raise
+        except RemoteError as error:
+            self._failed(error)
+            raise
+        self._num_in_row = 0
+        return result
+
+    def tell(self) -> None:
+        """Warns of failures that did not lose the remote."""
+        if self._num_failures and not self.is_lost:
+            self._trouble.tell(self._after, f"{self._first} ({self._num_failures} requests failed)")
+
+    def _failed(self, error: RemoteError) -> None:
+        with self._lock:
+            self._num_failures += 1
+            self._num_in_row += 1
+            self._first = self._first or str(error)
+            is_lost_now = not self.is_lost and (
+                self._num_in_row >= _MOST_FAILURES or isinstance(error, NoAnswerError)
+            )
+            self.is_lost = self.is_lost or is_lost_now
+        if is_lost_now:
+            self._trouble.tell(self._after, f"{error}; {self._after}")
+
+
+class _Count:
+    """Counts records and bytes, and the time during which at least one transfer ran. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.num_records, self.size_bytes, self.seconds = 0, 0, 0.0
+        self._num_active, self._began = 0, 0.0
+        self._lock = threading.Lock()
+
+    def add(self, *, num_records: int = 0, num_bytes: int = 0) -> None:
+        with self._lock:
+            self.num_records += num_records
+            self.size_bytes += num_bytes
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        with self._lock:
+            if not self._num_active:
+                self._began = time.monotonic()
+            self._num_active += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_active -= 1
+                if not self._num_active:
+                    self.seconds += time.monotonic() - self._began
+
+
+class _Threads:
+    """At most `most` daemon threads. Unlike those of an executor, they keep no process alive that is interrupted."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._num = most, 0
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+
+    def submit(self, action: Callable[..., T], *arguments: object) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(action(*arguments))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._waiting.put(run)
+        if self._num < self._most:
+            self._num += 1
+            threading.Thread(target=self._work, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        """Ends the threads once nothing is waiting."""
+        for _ in range(self._num):
+            self._waiting.put(None)
+
+    def _work(self) -> None:
+        while (run := self._waiting.get()) is not None:
+            run()
