@@ -16,6 +16,8 @@ import aotgaudi
 from aotgaudi.child import python_command
 from tests.planted import plant, sources
 
+pytestmark = pytest.mark.process
+
 ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.backends.hpu.frontend": ["result.json"],
     "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],

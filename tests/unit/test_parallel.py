@@ -65,6 +65,7 @@ def test_who_is_alone_has_nobody_beside_it(tmp_path: Path) -> None:
     assert is_free(tmp_path / "room", fcntl.LOCK_EX)
 
 
+@pytest.mark.process
 def test_a_turn_ends_with_the_test_even_where_a_fork_of_it_lives_on(tmp_path: Path) -> None:
     """A fork has the open file, and with it the lock."""
     with turn(tmp_path, alone=True):

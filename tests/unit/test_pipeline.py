@@ -19,6 +19,8 @@ from aotgaudi.manifest.manifest import Manifest, write_manifest
 from aotgaudi.store.store import Store
 from tests.workload import SPEC_TEXT, seed, tiny_spec
 
+pytestmark = pytest.mark.process
+
 MANIFEST = Manifest.of(tiny_spec())
 LABELS = (("layer a", "head b"), ("layer a", "sampler c"))
 

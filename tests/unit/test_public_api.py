@@ -17,6 +17,7 @@ def test_every_public_name_is_there(name: str) -> None:
     assert getattr(aotgaudi, name) is not None
 
 
+@pytest.mark.process
 def test_build_is_the_function_whatever_was_imported_before() -> None:
     code = "import aotgaudi.compile.plan, aotgaudi; from aotgaudi.compile import plan; print(aotgaudi.build.__module__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -29,6 +30,7 @@ def test_another_name_is_not() -> None:
         aotgaudi.serve_me  # noqa: B018
 
 
+@pytest.mark.process
 def test_importing_it_imports_nothing_else() -> None:
     code = "import sys, aotgaudi; print([m for m in sys.modules if m.startswith(('aotgaudi.', 'torch', 'pydantic'))])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -36,6 +38,7 @@ def test_importing_it_imports_nothing_else() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.process
 def test_opening_a_bundle_needs_no_torch() -> None:
     code = "import sys, aotgaudi; aotgaudi.open_bundle; print({'torch', 'numpy', 'transformers'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -64,6 +64,7 @@ def test_only_the_level_with_amx_lists_what_amx_machines_have_besides() -> None:
     }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("features", "name"),
     [
@@ -86,6 +87,7 @@ def test_native_is_the_best_level_that_is_whole(
     assert target.flags["aotgaudi.isa"] == name
 
 
+@pytest.mark.process
 def test_one_level_is_one_target_on_every_machine_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """No feature of the building machine beyond the level may come into the key, or into the code."""
     with_features(monkeypatch, frozenset(AVX512.features))
@@ -116,6 +118,7 @@ def test_a_machine_below_every_level_is_told_which_there_are(monkeypatch: pytest
         probe("native")
 
 
+@pytest.mark.process
 @given(
     name=st.sampled_from(list(ISA_LEVELS)), more=st.frozensets(st.text("abcxyz_0123", max_size=8), max_size=5)
 )
@@ -128,6 +131,7 @@ def test_a_machine_with_more_loads_it(name: str, more: frozenset[str]) -> None:
         check_target(target)
 
 
+@pytest.mark.process
 @given(data=st.data(), name=st.sampled_from(list(ISA_LEVELS)))
 def test_a_machine_with_less_is_refused_and_every_missing_feature_is_named(
     data: st.DataObject, name: str
@@ -144,6 +148,7 @@ def test_a_machine_with_less_is_refused_and_every_missing_feature_is_named(
     assert caught.value.exit_code == 5
 
 
+@pytest.mark.process
 def test_the_refusal_names_the_level_to_rebuild_with(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of("avx512+amx")
 
@@ -156,6 +161,7 @@ def test_the_refusal_names_the_level_to_rebuild_with(monkeypatch: pytest.MonkeyP
         check_target(target)
 
 
+@pytest.mark.process
 def test_without_a_satisfied_target_there_is_no_runtime_to_map_with(monkeypatch: pytest.MonkeyPatch) -> None:
     target = target_of("avx512")
     with_features(monkeypatch, frozenset(AVX2.features))
@@ -165,6 +171,7 @@ def test_without_a_satisfied_target_there_is_no_runtime_to_map_with(monkeypatch:
             make(target)
 
 
+@pytest.mark.process
 def test_tiles_that_the_kernel_does_not_give_are_refused_before_anything_is_mapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -195,6 +202,7 @@ def test_a_cpuinfo_without_features_has_none(tmp_path: Path, text: str) -> None:
     assert cpu_features(tmp_path / "absent") == frozenset()
 
 
+@pytest.mark.process
 def test_the_toolchain_is_named_down_to_its_distribution() -> None:
     """Two builds of one version of g++ differ in their defaults: both lines must be in the key."""
     with pytest.MonkeyPatch.context() as patch:

@@ -30,6 +30,7 @@ def test_a_backend_that_cannot_be_built_for_is_refused_with_what_is_there(backen
     assert "cpu" in caught.value.remedy
 
 
+@pytest.mark.process
 def test_the_fake_target_is_the_same_everywhere_and_its_compiler_needs_no_torch() -> None:
     code = (
         "import sys\nfrom aotgaudi.backends.offline import make_compiler, probe_target\n"
@@ -72,10 +73,12 @@ def test_a_server_refuses_what_it_cannot_run(backend: str) -> None:
         make_runtime(target)
 
 
+@pytest.mark.process
 def test_a_target_of_this_machine_is_satisfied() -> None:
     check_target(probe_cpu("native"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("update", "factor"),
     [
@@ -105,6 +108,7 @@ def test_a_machine_without_a_compiler_is_told_what_to_install(monkeypatch: pytes
         probe_target(TargetSpec())
 
 
+@pytest.mark.process
 def test_probing_imports_no_torch() -> None:
     code = (
         "import sys\nfrom aotgaudi.backends.offline import probe_target\n"

@@ -53,6 +53,7 @@ def macros(script: Path, *arguments: str) -> set[str]:
     return {line.split()[1] for line in done.stdout.splitlines()}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("level", "has", "lacks"),
     [
@@ -85,6 +86,7 @@ int dot(const short* a, const short* b) {
 """What g++ turns into one VNNI instruction where it may."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("level", "has_it"), [(AVX2, False), (AVX512, False), (BF16, False), (AMX, True)], ids=list(ISA_LEVELS)
 )
@@ -114,6 +116,7 @@ def build_object(tmp_path: Path, name: str) -> tuple[bytes, str]:
     return (folder / "unit.so").read_bytes(), str(folder)
 
 
+@pytest.mark.process
 def test_the_directory_and_the_name_of_a_source_do_not_come_into_the_code(tmp_path: Path) -> None:
     (one, folder), (other, _) = build_object(tmp_path, "one"), build_object(tmp_path, "another-longer")
 
@@ -122,6 +125,7 @@ def test_the_directory_and_the_name_of_a_source_do_not_come_into_the_code(tmp_pa
     assert folder.encode() not in one
 
 
+@pytest.mark.process
 def test_headers_of_torch_are_named_from_torch_on(tmp_path: Path) -> None:
     make(tmp_path)
     header = Path(torch.__file__).parent / "include" / "any.h"
@@ -133,6 +137,7 @@ def test_headers_of_torch_are_named_from_torch_on(tmp_path: Path) -> None:
     assert '"torch/include/any.h"' in done.stdout
 
 
+@pytest.mark.process
 def test_the_environment_adds_nothing(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "bad").mkdir()
@@ -149,6 +154,7 @@ def test_the_environment_adds_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "a.so").read_bytes() == before
 
 
+@pytest.mark.process
 def test_a_source_that_does_not_compile_fails(tmp_path: Path) -> None:
     make(tmp_path)
     (tmp_path / "a.cpp").write_text("nonsense\n")
@@ -164,6 +170,7 @@ def precompile(script: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return run(script, "-x", "c++-header", folder / "h.h", "-o", folder / "h.h.gch")
 
 
+@pytest.mark.process
 def test_a_precompiled_header_is_used_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     make(tmp_path / "tools")
     (tmp_path / "h.h.gch.123.part").write_text("of a compiler that was killed")
@@ -177,6 +184,7 @@ def test_a_precompiled_header_is_used_and_leaves_nothing_beside_it(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.glob("h.h*")) == ["h.h", "h.h.gch"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("end", ["exit 1", "kill -9 $$"])
 def test_a_compiler_that_ends_early_leaves_no_half_of_a_header(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
@@ -213,6 +221,7 @@ def test_another_version_of_anything_is_another_toolchain(tmp_path: Path) -> Non
     assert len(list(tmp_path.glob("*/g++"))) == 2
 
 
+@pytest.mark.process
 def test_the_interface_is_linked_into_units_and_into_nothing_else(tmp_path: Path) -> None:
     make(tmp_path)
     script = compiler_of(tmp_path)

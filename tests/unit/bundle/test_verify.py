@@ -562,6 +562,7 @@ def test_opening_what_is_not_there(tmp_path: Path) -> None:
             open_bundle(path)
 
 
+@pytest.mark.process
 def test_the_bundle_package_imports_no_torch_numpy_or_sqlite() -> None:
     code = (
         "import sys, aotgaudi.bundle.pack, aotgaudi.bundle.verify;"

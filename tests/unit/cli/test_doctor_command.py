@@ -74,6 +74,7 @@ def test_json_is_one_document_also_where_something_is_broken(machine: list[Machi
     }
 
 
+@pytest.mark.process
 def test_a_real_machine_is_examined(tmp_path: Path) -> None:
     result = run("--json", "--store", tmp_path / "store")
 

@@ -66,6 +66,7 @@ def slower(store: Store, label_seconds: dict[str, float]) -> None:
     assert len(outcome.compiled) == len(label_seconds)
 
 
+@pytest.mark.process
 def test_earlier_records_of_the_same_backend_and_machine_tell_and_others_do_not(store: Store) -> None:
     slower(store, {"swap 1": 90.0, "head 1": 0.5})
 
@@ -76,6 +77,7 @@ def test_earlier_records_of_the_same_backend_and_machine_tell_and_others_do_not(
     assert others.seen == {}
 
 
+@pytest.mark.process
 def test_a_plan_and_its_order_follow_the_records(store: Store) -> None:
     slower(store, {"swap 1": 90.0, "head 1": 0.5})
 
@@ -86,6 +88,7 @@ def test_a_plan_and_its_order_follow_the_records(store: Store) -> None:
     assert [row.label for row in outcome.compiled] == ["swap 2", "layer x", "head 2"]
 
 
+@pytest.mark.process
 def test_a_complete_plan_reads_no_earlier_record(store: Store) -> None:
     slower(store, {"swap 1": 90.0})
 

@@ -201,6 +201,7 @@ execute(store, seeded_plan(store, [[f"head {n}" for n in range(4)]]), 2)
 """
 
 
+@pytest.mark.process
 def test_a_disk_that_fills_up_ends_the_build_with_one_error_and_a_sound_store(store: Store) -> None:
     """The build may write no file as large as a fake artifact."""
     plan = seeded_plan(store, [[f"head {n}" for n in range(4)]])
@@ -224,6 +225,7 @@ def test_a_disk_that_fills_up_ends_the_build_with_one_error_and_a_sound_store(st
     assert len(execute(store, plan, 1).compiled) == 4
 
 
+@pytest.mark.process
 def test_a_program_row_for_another_text_is_traced_again_and_the_rest_goes_on(store: Store) -> None:
     spec, entries = tiny_spec(), [DefragEntry(1), DefragEntry(2)]
     seed(store, spec, entries, [("swap a",), ("head b",)])
@@ -242,6 +244,7 @@ def test_a_program_row_for_another_text_is_traced_again_and_the_rest_goes_on(sto
     assert make_plan(entries, spec, probe(), store).is_complete
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_removed", [False, True], ids=["corrupt", "removed"])
 def test_a_unit_whose_text_is_lost_is_traced_and_built_in_the_same_run(
     store: Store, is_removed: bool
@@ -331,6 +334,7 @@ def test_a_failure_is_not_recorded_and_frees_the_lock(store: Store) -> None:
     assert not is_busy(store, job)
 
 
+@pytest.mark.process
 def test_a_build_works_on_the_rest_while_another_has_a_unit_and_then_takes_its_result(store: Store) -> None:
     plan = seeded_plan(store, [("layer a", "head b", "head c")])
     seen: list[Progress] = []
@@ -360,6 +364,7 @@ def test_a_build_works_on_the_rest_while_another_has_a_unit_and_then_takes_its_r
     assert seen[-1].num_done == seen[-1].num_total == 3
 
 
+@pytest.mark.process
 def test_a_builder_that_leaves_without_a_result_is_succeeded(store: Store) -> None:
     plan = seeded_plan(store, [("layer a",)])
     taken = threading.Event()
@@ -378,6 +383,7 @@ def test_a_builder_that_leaves_without_a_result_is_succeeded(store: Store) -> No
     assert [row.label for row in outcome.compiled] == ["layer a"]
 
 
+@pytest.mark.process
 def test_a_stop_while_others_are_at_work_does_not_wait_for_them(store: Store) -> None:
     plan = seeded_plan(store, [("layer a",)])
     seen: list[Progress] = []

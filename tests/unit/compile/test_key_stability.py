@@ -18,6 +18,8 @@ from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import built
 from tests.workload import SPEC_TEXT, tiny_spec
 
+pytestmark = pytest.mark.process
+
 _LOOK_UP = """
 import sys
 from pathlib import Path

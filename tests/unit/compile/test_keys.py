@@ -228,6 +228,7 @@ for entry in manifest.entries:
 """
 
 
+@pytest.mark.process
 def test_keys_are_the_same_wherever_they_are_made(tmp_path: Path) -> None:
     """Home, folder, user, locale, time zone, temporary folder and hash seed do not matter."""
     texts = set()

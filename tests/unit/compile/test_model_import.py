@@ -145,6 +145,7 @@ def test_a_mistyped_path_is_a_missing_file_at_once(tmp_path: Path, source: str) 
     assert time.monotonic() - started < 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("offline", [False, True])
 def test_a_hub_that_is_out_of_reach_is_asked_once(tmp_path: Path, offline: bool) -> None:
     """Nobody listens at the endpoint; the cache is empty."""

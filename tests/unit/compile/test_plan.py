@@ -42,6 +42,7 @@ def plan_of(store: Store, spec: BuildSpec | None = None) -> Plan:
     return make_plan(ENTRIES, spec or tiny_spec(), probe(), store)
 
 
+@pytest.mark.process
 def test_what_is_built_is_complete(built: Store) -> None:
     plan = plan_of(built)
 
@@ -104,6 +105,7 @@ def test_a_malformed_row_is_a_miss(built: Store, damage: Callable[[Row], object]
     assert [state.entries for state in plan.untraced] == [(DefragEntry(2),)]
 
 
+@pytest.mark.process
 def test_a_unit_whose_object_is_gone_is_a_miss_and_is_built_again(built: Store) -> None:
     artifact = plan_of(built).units[key_of("layer b")].artifact
     built.objects.discard(artifact["unit.bin"])
@@ -152,6 +154,7 @@ def test_a_program_of_another_model_is_no_hit(built: Store) -> None:
     assert plan_of(built, other).is_complete
 
 
+@pytest.mark.process
 def test_planning_imports_no_torch(tmp_path: Path) -> None:
     spec = tmp_path / "tiny.toml"
     spec.write_text(SPEC_TEXT, encoding="utf-8")

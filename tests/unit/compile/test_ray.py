@@ -15,6 +15,8 @@ import pytest
 from aotgaudi.compile.ray import RayPlace
 from aotgaudi.errors import SpecError
 
+pytestmark = pytest.mark.process
+
 is_required = os.environ.get("AOTGAUDI_REQUIRE_RAY") == "1"
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None and not is_required,

@@ -26,6 +26,8 @@ from aotgaudi.store.cas import object_path
 from aotgaudi.store.store import Store
 from tests.workload import execute, key_of, seed, seeded_plan, text_of, tiny_spec
 
+pytestmark = pytest.mark.process
+
 FIVE = tuple(f"layer {number}" for number in range(5))
 
 

@@ -28,6 +28,8 @@ from aotgaudi.store.store import Store
 from tests.unit.failing import raising
 from tests.workload import compiles, execute, journaled, key_of, seeded_plan, tiny_spec
 
+pytestmark = pytest.mark.process
+
 DEADLINE_SECONDS = 60.0
 TIMEOUT_SECONDS = 5.0
 

@@ -20,6 +20,8 @@ from aotgaudi.compile.cards import CardPool
 from aotgaudi.compile.workers import Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.errors import CardError, CompileError, SpecError
 
+pytestmark = pytest.mark.process
+
 DEADLINE_SECONDS = 30.0
 
 

@@ -27,6 +27,7 @@ from aotgaudi.store.store import Store
 from tests.environment import ROOT
 
 
+@pytest.mark.process
 def test_every_finding_that_is_not_ok_says_what_would_be_right_and_subjects_differ(tmp_path: Path) -> None:
     found = list(examine_machine(tmp_path / "store"))
 
@@ -111,6 +112,7 @@ def test_a_missing_compiler_is_an_error_where_the_rest_could_build(
     assert finding.remedy == "install g++ and binutils"
 
 
+@pytest.mark.process
 def test_a_compiler_that_does_not_run_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\nexit 3\n")
@@ -123,6 +125,7 @@ def test_a_compiler_that_does_not_run_is_one_line(monkeypatch: pytest.MonkeyPatc
     assert f"{compiler} does not say its version" in finding.observation
 
 
+@pytest.mark.process
 def test_the_compiler_that_a_build_would_call_is_named_with_its_path() -> None:
     finding = of_tools(is_needed=True)
 

@@ -307,6 +307,7 @@ def tool(folder: Path, text: str) -> None:
     path.chmod(0o755)
 
 
+@pytest.mark.process
 def test_the_tool_is_asked_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool(tmp_path, 'echo "0, HL-225B, 4, 0000:19:00.0"; echo "1, HL-225B, N/A, 0000:1a:00.0"; echo broken')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -342,6 +343,7 @@ def test_without_a_free_card_none_may_be_used(tmp_path: Path) -> None:
         usable_modules({}, tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("text", ["exit 3", "echo nothing", "echo; exit 0"])
 def test_no_card_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     tool(tmp_path, text)

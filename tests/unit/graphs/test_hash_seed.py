@@ -12,6 +12,8 @@ import pytest
 
 from tests.integration.models import ARCHITECTURES
 
+pytestmark = pytest.mark.process
+
 _TRACE = """
 import json, sys
 from aotgaudi.graphs.trace import trace

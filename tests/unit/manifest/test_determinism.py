@@ -18,6 +18,8 @@ import pytest
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.spec.parse import load_spec
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).parents[3]
 MANIFESTS = ROOT / "manifests"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")

@@ -9,6 +9,8 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 _PREAMBLE = """
 import os, subprocess, sys, threading
 from aotgaudi.errors import CompileForbiddenError

@@ -131,6 +131,7 @@ print(held, memory.give_back(), after - before >> 20, _anonymous_bytes() - befor
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc")
 def test_a_real_process_gives_back_what_bodies_took() -> None:
     root = Path(__file__).parents[3]

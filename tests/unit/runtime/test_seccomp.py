@@ -104,6 +104,7 @@ CALLS = {
 }
 
 
+@pytest.mark.process
 def test_the_memory_of_other_processes_cannot_be_opened_by_any_code(tmp_path: Path) -> None:
     lines = in_a_process(
         """
@@ -129,6 +130,7 @@ def test_the_memory_of_other_processes_cannot_be_opened_by_any_code(tmp_path: Pa
     assert lines == ["ok", "EACCES EACCES EACCES", "ok ok"]
 
 
+@pytest.mark.process
 def test_the_kernel_refuses_what_starts_processes_and_programs_on_every_thread() -> None:
     attempts = ", ".join(CALLS.values())
     lines = in_a_process(
@@ -157,6 +159,7 @@ USES_OF_OTHERS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("may_fork", [False, True])
 def test_the_kernel_refuses_what_uses_other_processes(may_fork: bool) -> None:
     attempts = ", ".join(USES_OF_OTHERS.values())
@@ -184,6 +187,7 @@ def test_the_kernel_refuses_what_uses_other_processes(may_fork: bool) -> None:
     assert lines[1:] == [" ".join(["EPERM"] * len(USES_OF_OTHERS))] * 2
 
 
+@pytest.mark.process
 def test_the_c_library_and_python_are_refused_on_every_thread() -> None:
     attempts = (
         "os.fork()",
@@ -210,6 +214,7 @@ def test_the_c_library_and_python_are_refused_on_every_thread() -> None:
     assert lines == [" ".join(["EPERM"] * 2 * len(attempts))]
 
 
+@pytest.mark.process
 def test_libc_system_and_posix_spawn_start_nothing_and_the_process_lives_on() -> None:
     lines = in_a_process(
         """
@@ -227,6 +232,7 @@ def test_libc_system_and_posix_spawn_start_nothing_and_the_process_lives_on() ->
     assert lines == ["127 EPERM EPERM"]  # POSIX: system() answers 127 as if the shell could not be run.
 
 
+@pytest.mark.process
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="int 0x80 is x86's")
 def test_a_call_by_the_32_bit_abi_is_refused() -> None:
     lines = in_a_process(
@@ -247,6 +253,7 @@ def test_a_call_by_the_32_bit_abi_is_refused() -> None:
     assert lines in (["EPERM"], ["none"])  # Some kernels have no 32-bit ABI.
 
 
+@pytest.mark.process
 def test_every_thread_has_the_filter_and_no_new_privileges() -> None:
     lines = in_a_process(
         """
@@ -262,6 +269,7 @@ def test_every_thread_has_the_filter_and_no_new_privileges() -> None:
     assert lines == ["2", "2 1", "2 1", "ok"]
 
 
+@pytest.mark.process
 def test_threads_start_torch_computes_on_two_of_them_and_libraries_load() -> None:
     lines = in_a_process(
         """
@@ -281,6 +289,7 @@ def test_threads_start_torch_computes_on_two_of_them_and_libraries_load() -> Non
     assert lines == ["512.0 1000000.0 True", "a thread", "True", "True"]
 
 
+@pytest.mark.process
 def test_a_process_may_keep_forking_and_yet_start_no_program() -> None:
     lines = in_a_process(
         """
@@ -296,6 +305,7 @@ def test_a_process_may_keep_forking_and_yet_start_no_program() -> None:
     assert lines == ["7 EPERM", "a thread"]
 
 
+@pytest.mark.process
 def test_nothing_is_in_force_before_it_is_asked_for() -> None:
     lines = in_a_process(
         """
@@ -312,6 +322,7 @@ def _own_mode() -> str:
         return next(line.split()[1] for line in file if line.startswith("Seccomp:"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "reason"),
     [

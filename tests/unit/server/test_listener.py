@@ -395,6 +395,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
     assert "barley" not in str(refused.value)
 
 
+@pytest.mark.process
 def test_without_files_no_tls_and_nothing_imported() -> None:
     code = "import sys; from aotgaudi.server.tls import TlsFiles; print(TlsFiles().context(), 'ssl' in sys.modules)"
 

@@ -11,6 +11,8 @@ import pytest
 
 from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS
 
+pytestmark = pytest.mark.process
+
 _PROGRAM = """
 import resource, sys
 from aotgaudi.server.options import allow_connections

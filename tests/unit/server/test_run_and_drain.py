@@ -290,6 +290,7 @@ def status_of(port: int, method: str, path: str, body: str | None = None) -> int
     return status
 
 
+@pytest.mark.process
 def test_after_sigterm_the_socket_stays_open_and_answers_503_for_the_delay() -> None:
     with slow_server(delay=1.0) as (child, port):
         assert status_of(port, "GET", "/ready") == 200
@@ -305,6 +306,7 @@ def test_after_sigterm_the_socket_stays_open_and_answers_503_for_the_delay() -> 
         assert time.monotonic() - started >= 1.0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGTERM]])
 def test_sigint_and_a_second_sigterm_do_without_the_delay(signals: list[signal.Signals]) -> None:
     with slow_server(delay=60) as (child, _):
@@ -315,6 +317,7 @@ def test_sigint_and_a_second_sigterm_do_without_the_delay(signals: list[signal.S
         ended(child)
 
 
+@pytest.mark.process
 def test_a_running_stream_is_let_to_its_end() -> None:
     with slow_server() as (child, port):
         connection, response = begin_stream(port, max_tokens=50)
@@ -328,6 +331,7 @@ def test_a_running_stream_is_let_to_its_end() -> None:
         assert "aborted" not in ended(child)
 
 
+@pytest.mark.process
 def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
     with slow_server(drain=0.3) as (child, port):
         connection, response = begin_stream(port, max_tokens=90_000)
@@ -342,6 +346,7 @@ def test_a_stream_that_is_cut_ends_with_an_error_event() -> None:
         assert "requests still ran after 0.3 s and are aborted" in ended(child)
 
 
+@pytest.mark.process
 def test_a_request_that_is_never_sent_to_its_end_delays_the_stop_briefly() -> None:
     with slow_server(drain=30) as (child, port), socket.create_connection(("127.0.0.1", port)) as client:
         head = "POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
@@ -353,6 +358,7 @@ def test_a_request_that_is_never_sent_to_its_end_delays_the_stop_briefly() -> No
         ended(child)
 
 
+@pytest.mark.process
 def test_a_log_that_nobody_reads_stops_nothing() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)

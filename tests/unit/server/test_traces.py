@@ -167,6 +167,7 @@ def test_a_missing_package_is_named_before_anything_starts(
     assert "pip install 'aotgaudi[otel]'" in done.stderr
 
 
+@pytest.mark.process
 def test_nothing_of_it_is_imported_unless_it_is_asked_for(service: Service) -> None:
     code = (
         "import sys, aotgaudi.server.launch, aotgaudi.cli.serve; "

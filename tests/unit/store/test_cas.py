@@ -219,6 +219,7 @@ except StoreError as error:
 """
 
 
+@pytest.mark.process
 def test_a_write_that_the_kernel_cuts_short_leaves_nothing(objects: ObjectStore) -> None:
     """A real write(2) that stops half-way (RLIMIT_FSIZE), which works for root too."""
     done = subprocess.run(
@@ -251,6 +252,7 @@ for index in range(20):
 """
 
 
+@pytest.mark.process
 def test_two_processes_put_the_same_objects_at_once(objects: ObjectStore) -> None:
     writers = [
         subprocess.Popen([sys.executable, "-c", _PUT, str(objects.root)], stdin=subprocess.PIPE)

@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Store
+
+pytestmark = pytest.mark.process
 
 NUM_WRITERS, NUM_READERS, NUM_KEYS = 8, 4, 25
 

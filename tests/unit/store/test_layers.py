@@ -203,6 +203,7 @@ with store.in_use():
 """
 
 
+@pytest.mark.process
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_any_uid_without_home_or_a_name_reads_a_store_that_belongs_to_root() -> None:
     """As a container runs: no entry in the password file, no $HOME, and a layer that it may only read."""

@@ -189,6 +189,7 @@ def test_the_soft_limit_of_open_files_is_raised_by_what_is_held(limits: tuple[in
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (1256, limits[1])
 
 
+@pytest.mark.process
 def test_a_hard_limit_that_is_too_low_is_named_with_what_would_do() -> None:
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 300));"

@@ -119,6 +119,7 @@ with Store.open(Path(sys.argv[1])).locks.try_unit(sys.argv[2]):
 """
 
 
+@pytest.mark.process
 def test_the_lock_dies_with_its_holder(tmp_path: Path) -> None:
     store = Store.open(tmp_path)
     with subprocess.Popen(
@@ -208,6 +209,7 @@ store.actions.put("%064d" % int(sys.argv[2]), {})
 """
 
 
+@pytest.mark.process
 def test_many_processes_make_one_store_at_once(tmp_path: Path) -> None:
     root = tmp_path / "store"
     makers = [

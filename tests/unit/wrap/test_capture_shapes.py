@@ -13,6 +13,8 @@ from aotgaudi.wrap.capture import shaped_command
 from tests.guests_here import vllm_here
 from tests.specs import spec_tables
 
+pytestmark = pytest.mark.process
+
 ROOT = Path("/run/aotgaudi")
 
 

@@ -13,6 +13,8 @@ from aotgaudi.wrap.interpreter import Asking, Question, begin
 from aotgaudi.wrap.launch import find_server
 from tests.guests_here import Here, vllm_here
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def here(tmp_path: Path) -> Here:

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from aotgaudi.wrap.programs import Compilers, NewLibrary, ProgramStart, new_libraries
 from aotgaudi.wrap.sandbox import Child, Sandbox, open_sandbox
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def sandbox(tmp_path: Path) -> Iterator[Sandbox]:

@@ -22,6 +22,8 @@ from aotgaudi.wrap import process_tree
 from aotgaudi.wrap.process_tree import ProcessTree
 from aotgaudi.wrap.sandbox import FOLDERS, MARK, Child, Sandbox, check_path, open_sandbox
 
+pytestmark = pytest.mark.process
+
 
 def test_a_sandbox_is_ours_alone_and_empty(root: Path) -> None:
     root.mkdir(mode=0o755)

@@ -21,6 +21,8 @@ from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
 from tests.guests_here import Here
 from tests.unit.wrap.test_client import FakeServer
 
+pytestmark = pytest.mark.process
+
 
 def a_plan(root: Path, script: str, **environment: str) -> Plan:
     return Plan(

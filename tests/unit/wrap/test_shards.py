@@ -41,6 +41,7 @@ class Commands:
         return self.told.read_text().splitlines()
 
 
+@pytest.mark.process
 def test_each_shard_runs_once(tmp_path: Path) -> None:
     commands = Commands(tmp_path)
 
@@ -49,6 +50,7 @@ def test_each_shard_runs_once(tmp_path: Path) -> None:
     assert commands.lines == ["1/3", "2/3", "3/3"]
 
 
+@pytest.mark.process
 def test_a_shard_that_fails_is_named_and_the_others_are_run(tmp_path: Path) -> None:
     commands = Commands(tmp_path, failing=["2/3"])
 
@@ -59,6 +61,7 @@ def test_a_shard_that_fails_is_named_and_the_others_are_run(tmp_path: Path) -> N
     assert commands.lines == ["1/3", "3/3"]
 
 
+@pytest.mark.process
 def test_a_build_that_is_interrupted_ends_its_shard(tmp_path: Path) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

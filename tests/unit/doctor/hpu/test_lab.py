@@ -13,6 +13,8 @@ import pytest
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeFailedError, ProbeProcess, start_process
 from aotgaudi.gaudi.environment import CACHE_VARIABLE
 
+pytestmark = pytest.mark.process
+
 
 class Script:
     """A process that runs a line of Python in a probe's place; it has ``argv`` as a probe has."""

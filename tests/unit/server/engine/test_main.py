@@ -27,6 +27,7 @@ assert Path("/proc/self/maps").read_text().count("libtorch_cpu.so") < 16, "it is
 """
 
 
+@pytest.mark.process
 def test_torch_imports_over_the_library_that_is_there() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
 
@@ -42,6 +43,7 @@ def test_where_torch_is_not_nothing_begins(monkeypatch: pytest.MonkeyPatch, spec
     assert main.begin_to_load_torch() is None
 
 
+@pytest.mark.process
 def test_a_process_that_ends_meanwhile_ends_as_it_says() -> None:
     code = "from aotgaudi.server.engine.main import begin_to_load_torch; begin_to_load_torch(); raise SystemExit(3)"
 
@@ -66,6 +68,7 @@ assert torch.empty(2, 3, device="meta").t().shape == (3, 2)
 """
 
 
+@pytest.mark.process
 def test_torch_runs_without_what_only_tracing_needs() -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_TRACING],

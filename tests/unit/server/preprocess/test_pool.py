@@ -29,6 +29,8 @@ from aotgaudi.server.preprocess.prepare import Kind, ServedModel
 from aotgaudi.server.preprocess.worker import LARGE_BODY_BYTES, WORKERS, WorkerLimits
 from tests.unit.llm.conftest import make_backend
 
+pytestmark = pytest.mark.process
+
 T = TypeVar("T")
 can_filter = pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="no filter is known")
 MODEL = ServedModel(names=("tiny",), max_len=10_000, defaults={"temperature": 0.5})

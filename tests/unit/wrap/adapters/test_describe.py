@@ -17,6 +17,8 @@ from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.launch_machine import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
 
+pytestmark = pytest.mark.process
+
 
 def test_a_command_is_described_by_its_parts(here: Here) -> None:
     launch = here.launch("vllm", "serve", here.model(), "--max-model-len", "512", "--port", "9000")

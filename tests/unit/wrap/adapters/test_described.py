@@ -19,6 +19,8 @@ from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.variables import is_secret
 from tests.guests_here import vllm_here
 
+pytestmark = pytest.mark.process
+
 RULES = Vllm().variable_rules
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=12).filter(
     lambda text: not text.startswith(("-", "{", "["))

@@ -12,6 +12,8 @@ from aotgaudi.wrap.adapters.base import SandboxRoot
 from aotgaudi.wrap.launch import adapter_named
 from tests.guests_here import Here
 
+pytestmark = pytest.mark.process
+
 SERVER = "vllm.entrypoints.openai.api_server"
 
 

@@ -213,6 +213,7 @@ def test_a_model_without_hyper_connections_has_no_shapes() -> None:
         GUEST.shapes(plain, read(), {})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("start", [("sglang", "serve"), ("python", "-m", "sglang.launch_server")])
 def test_it_is_found_by_its_command(here: Here, start: tuple[str, ...]) -> None:
     here.install("sglang", "0.5.23")

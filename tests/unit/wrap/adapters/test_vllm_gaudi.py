@@ -312,6 +312,7 @@ def test_who_serves_need_not_repeat_what_the_shapes_added() -> None:
     assert as_sealed(GUEST, unshaped, words, {}) == (words, {})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "version"),
     [

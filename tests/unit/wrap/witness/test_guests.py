@@ -13,6 +13,8 @@ from aotgaudi.wrap.witness import SITE
 from tests.environment import ROOT
 from tests.unit.wrap.witness.guest import Guest
 
+pytestmark = pytest.mark.process
+
 COUNTER = (ROOT / "tests/guests/standins/vllm/compilation/counter.py").read_text(encoding="utf-8")
 
 

@@ -17,6 +17,8 @@ from aotgaudi.wrap.witness import ENTRY_POINT, SITE
 from tests.environment import ROOT
 from tests.unit.wrap.witness.guest import Guest
 
+pytestmark = pytest.mark.process
+
 SOURCES = sorted((SITE / "aotgaudi_witness").glob("*.py"))
 COMPILE = """
 import os, subprocess
