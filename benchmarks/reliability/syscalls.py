@@ -39,7 +39,7 @@ from aotgaudi.compile.pipeline import make_receipt
 from aotgaudi.compile.read_through import fetch_missing, upload_all
 from aotgaudi.compile.run import Watch, run_plan
 from aotgaudi.compile.workers import Done
-from aotgaudi.errors import AotGaudiError, CompileError
+from aotgaudi.errors import AotGaudiError, CompileError, RemoteError
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache
@@ -120,8 +120,11 @@ class Place:
 
     def push(self) -> None:
         store = Store.open(self.root / "store")
-        with RemoteCache(self._remote(), store, push=True) as remote:
+        warnings: list[str] = []
+        with RemoteCache(self._remote(), store, push=True, warn=warnings.append) as remote:
             upload_all(self.work.plan(store), remote)
+        if warnings:  # A build would go on.
+            raise RemoteError(warnings[0])
 
     def pull(self) -> None:
         store = Store.open(self.root / "other")

@@ -110,7 +110,6 @@ def test_json_of_a_pull_says_what_came(sealed: Sealed) -> None:
         "manifest_id": sealed.manifest_id,
         "num_objects": 5,
         "size_bytes": sealed.open().index.counts.object_bytes,
-        "epoch": None,
     }
 
 

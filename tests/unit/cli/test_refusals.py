@@ -21,7 +21,7 @@ _ALLOWED = """
     backends backends.base backends.inductor backends.inductor.levels backends.inductor.probe bundle bundle.bundle
     bundle.capture_receipt bundle.format bundle.kind bundle.launch bundle.permissions bundle.receipt
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.serving_options cli.verbs differing digest document
-    entries errors files gaudi gaudi.live_graphs machine server server.log server.options
+    entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
     spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base
     wrap.adapters.vllm wrap.command_line wrap.events wrap.flags wrap.interpreter wrap.launch wrap.exercise

@@ -3,7 +3,7 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
@@ -137,8 +137,9 @@ limits_of_servers = st.fixed_dictionaries(
 def test_no_traffic_forms_a_step_without_an_entry(
     limits: dict[str, int], num_entries: int, seed: int, query_step: int
 ) -> None:
-    spec = served(**limits)
-    tuned = Tuner(spec, traffic(20, seed), work_of(spec), query_step).tuned(num_entries)
+    spec, first = served(**limits), traffic(20, seed)
+    assume(min(first.prompt_tokens) < limits["max_model_len"])
+    tuned = Tuner(spec, first, work_of(spec), query_step).tuned(num_entries)
     table = BucketTable.from_entries(enumerate_entries(tuned))
 
     assert coverage_of(Manifest.of(tuned)).is_closed
