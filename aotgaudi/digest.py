@@ -149,6 +149,12 @@ class Key:
 
     def differences(self, other: Key) -> tuple[tuple[str, str | None, str | None], ...]:
         """Returns ``(name, here, there)`` of every component that differs; None where a key lacks it."""
-        here, there = dict(self.components), dict(other.components)
-        names = list(dict.fromkeys([*here, *there]))
-        return tuple((n, here.get(n), there.get(n)) for n in names if here.get(n) != there.get(n))
+        return differing(dict(self.components), dict(other.components))
+
+
+def differing(
+    old: Mapping[str, str], new: Mapping[str, str]
+) -> tuple[tuple[str, str | None, str | None], ...]:
+    """Returns ``(name, old, new)`` of every component that differs, in the order of `old`; None where a side lacks it."""
+    names = dict.fromkeys((*old, *new))
+    return tuple((name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name))

@@ -21,11 +21,10 @@
       UnexaminedError             6   doctor could not reach the device
       BuildInterruptedError     130   a build was stopped at a unit boundary; resumable
       CoverageError               7   a reachable step has no entry
-      RefusedRequestsError        8   a batch was answered, some of its requests with errors
       CompileForbiddenError       1   something tried to compile, or to start a process, while serving
       RequestError                -   a request is refused; carries an HTTP status
 
-Packages refine some of these (a `TransientError` is a RemoteError), and have errors that never leave them.
+Packages refine some of these (a `NoAnswerError` is a RemoteError), and have errors that never leave them.
 
 A message says what was wrong, where, and what would be right. The command line prints it in one line and exits with
 ``exit_code``. A traceback is a bug of ours. Each line of a message has at most `MOST_LINE_CHARACTERS` characters, because it
@@ -128,8 +127,12 @@ EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "ray": ("ray",),
         "s3": ("s3fs",),
+        "http": ("aiohttp",),
         "gguf": ("gguf", "accelerate"),
-        "otel": ("opentelemetry_sdk", "opentelemetry_exporter_otlp_proto_http"),
+        "otel": (
+            *("opentelemetry_sdk", "opentelemetry_exporter_otlp_proto_http"),
+            "opentelemetry_instrumentation_asgi",
+        ),
     }
 )
 """Extra -> the modules that it adds to the light package. For [otel], the packages that contain these modules."""
@@ -237,12 +240,6 @@ class CoverageError(AotGaudiError):
     exit_code = 7
 
 
-class RefusedRequestsError(AotGaudiError):
-    """A whole batch was answered, some of its requests with errors."""
-
-    exit_code = 8
-
-
 class CompileForbiddenError(AotGaudiError):
     """Something tried to compile or to start a process in a server that must not do so."""
 
@@ -258,11 +255,6 @@ class RequestError(AotGaudiError):
         """Returns this error with the field renamed, if `names` has another name for it."""
         param = names.get(self.param or "", self.param)
         return RequestError(str(self), param=param, http_status=self.http_status)
-
-    def explained(self, why: str) -> RequestError:
-        """Returns this error with `why` appended in parentheses, unless `why` is empty."""
-        message = f"{self} ({why})" if why else str(self)
-        return RequestError(message, param=self.param, http_status=self.http_status)
 
 
 def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0) -> StoreError:

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import fsspec
+import pytest
 from fsspec.spec import AbstractFileSystem
+
+from aotgaudi.share import remote as remote_module
 
 
 @dataclass
@@ -72,6 +75,14 @@ class FaultyFiles(AbstractFileSystem):  # type: ignore[misc]
         time.sleep(place.seconds)
         place.fault(operation, name)
         return place, name
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    """A remote, where a call that failed is repeated at once."""
+    monkeypatch.setattr(remote_module, "_RETRY_SECONDS", 0.0)
+    with faulty_place("here") as place:
+        yield place
 
 
 @contextmanager

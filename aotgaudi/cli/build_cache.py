@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from aotgaudi.cli.build_options import entry_option, find_entries, remote_options, worker_options
+from aotgaudi.cli.build_options import entry_option, find_entries, remote_line, remote_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
 from aotgaudi.cli.options import json_option, option, options_of, path_argument, path_option
 from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
-from aotgaudi.cli.show import emit, refuse_unwritable, size_text
+from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.target_option import refused_target_option
 from aotgaudi.compile.pipeline import Workers, compile_missing, make_receipt, plan_manifest
@@ -187,16 +187,10 @@ def _work_line(outcome: BuildOutcome) -> str:
     )
 
 
-def remote_lines(outcome: BuildOutcome) -> Iterator[str]:
-    """Yields the line, for people, about what a remote gave and got, if there is one."""
+def remote_lines(outcome: BuildOutcome) -> list[str]:
+    """Returns the line about the remote, if one was asked."""
     found = outcome.remote
-    if found is not None:
-        yield (
-            f"remote: {found.remote}: {found.num_here} results were here, {found.num_fetched} fetched"
-            f" ({size_text(found.fetched_bytes)} in {found.fetch_seconds:.1f} s),"
-            f" {len(outcome.compiled)} units compiled, {found.num_uploaded} results uploaded"
-            + (f" ({size_text(found.uploaded_bytes)})" if found.num_uploaded else "")
-        )
+    return [f"remote: {remote_line(found, f'{len(outcome.compiled)} units compiled')}"] if found else []
 
 
 def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:

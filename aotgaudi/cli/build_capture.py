@@ -16,14 +16,13 @@ from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.child import python_command
-from aotgaudi.cli.build_options import remote_options, signing_options
+from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
 from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
 from aotgaudi.cli.progress import CaptureDisplay
-from aotgaudi.cli.show import size_text
 from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
-from aotgaudi.share.remote_cache import Sharing, Traffic
+from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard, shaped_command
 from aotgaudi.wrap.exercise import LEVELS, read_requests
@@ -205,7 +204,7 @@ def _show(display: CaptureDisplay, found: Found, launch: Launch, built: Built) -
     if receipt.start is not None:
         display.line("start", str(receipt.start))
     if built.remote is not None:
-        display.line("remote", _remote_line(built.remote))
+        display.line("remote", remote_line(built.remote))
 
 
 def _launch_line(found: Found, launch: Launch) -> str:
@@ -231,14 +230,6 @@ def _sealed_line(built: Built, signing: Signing | None) -> str:
     signed = ", signed" if signing is not None else ""
     before = "" if built.is_new else " (captured before; nothing was run)"
     return f"{built.bundle.path}: {counts.units} files, {counts.object_bytes / 1e6:.1f} MB{signed}{before}"
-
-
-def _remote_line(found: Traffic) -> str:
-    fetched = (
-        f"{size_text(found.fetched_bytes)} in {found.fetch_seconds:.1f} s" if found.num_fetched else "nothing"
-    )
-    sent = f", {size_text(found.uploaded_bytes)} uploaded" if found.num_uploaded else ""
-    return f"{found.remote}: {fetched} fetched{sent}"
 
 
 def _document(launch: Launch, built: Built, signing: Signing | None) -> dict[str, Any]:

@@ -13,12 +13,13 @@ import click
 
 from aotgaudi.bundle.signing import Signing, SigningKey, load_signing_key
 from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, option, options_of, said
+from aotgaudi.cli.show import size_text
 from aotgaudi.compile.pipeline import Workers
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS
 from aotgaudi.entries import Entry
 from aotgaudi.errors import ManifestError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.share.remote_cache import Sharing
+from aotgaudi.share.remote_cache import Sharing, Traffic
 
 _HEX = re.compile(r"[0-9a-f]{6,32}")
 _PATTERN = re.compile(r"[*?\[]")
@@ -62,7 +63,8 @@ class RemoteOptions:
         metavar="URL",
     )
     push: bool = option(
-        "Upload to --remote what it lacks and the store has for this, when the build is done.", default=False
+        "Upload to --remote what it lacks: results as they are made, and what the store has for this.",
+        default=False,
     )
 
     def sharing(self) -> Sharing | None:
@@ -76,6 +78,19 @@ class RemoteOptions:
 
 remote_options = options_of(RemoteOptions, "sharing", made=RemoteOptions.sharing)
 """``--remote`` and ``--push``. The command gets `sharing`, a `Sharing`, or None."""
+
+
+def remote_line(found: Traffic, *others: str) -> str:
+    """Returns what a remote gave and got, for people, and between that `others`."""
+    sent = f" ({size_text(found.uploaded_bytes)})" if found.num_uploaded else ""
+    parts = (
+        f"{found.num_here} results were here",
+        f"{found.num_fetched} fetched ({size_text(found.fetched_bytes)} in {found.fetch_seconds:.1f} s)",
+        *others,
+        f"{found.num_uploaded} results uploaded{sent}",
+    )
+    return f"{found.remote}: {', '.join(parts)}"
+
 
 # Signatures
 

@@ -173,22 +173,25 @@ def compile_missing(
 ) -> BuildOutcome:
     """Compiles what `store` lacks for `entries` of `manifest` and the remote of `sharing` does not have. `phases` times it.
 
-    Nodes of a cluster always upload to the remote.
+    A store that is known to have everything asks no remote, unless it is to upload.
 
     Raises CompileError if units failed, BuildInterruptedError if `watch` stopped the run, and everything that `run_plan`
     raises.
     """
-    build = _Build(manifest, store, entries, workers, watch, phases or Phases())
+    phases = phases or Phases()
+    with phases.time("plan"):
+        target = build_target(manifest.spec)
+        is_short = target.backend not in PROVED_BACKENDS and not (sharing and sharing.push)
+        if is_short and is_known_complete(entries, manifest.spec, target, store):
+            return BuildOutcome()
+    build = _Build(manifest, store, entries, target, workers, watch, phases)
     if sharing is None:
-        return build.run(None)
-    if workers.ray is not None:
-        sharing = replace(sharing, push=True)
+        return build.run(build.plan(), None)
     with sharing.open(store, watch.warn) as remote:
-        outcome = build.run(remote, sharing.url)
-        if remote.num_here is None:
-            return outcome  # All of it was known to be here, and the remote was not asked.
-        with build.phases.time("upload") if remote.push else nullcontext():
-            return replace(outcome, remote=remote.finish())
+        plan = build.plan()
+        outcome = build.run(plan, remote, sharing.url)
+        with phases.time("upload") if sharing.push else nullcontext():
+            return replace(outcome, remote=remote.finish(num_here=len(rows_of(plan))))
 
 
 @dataclass(frozen=True)
@@ -198,64 +201,58 @@ class _Build:
     manifest: Manifest
     store: Store
     entries: tuple[Entry, ...]
+    target: Target
     workers: Workers
     watch: Watch
     phases: Phases
 
-    def run(self, remote: RemoteCache | None, url: str | None = None) -> BuildOutcome:
-        """Compiles, and proves what needs it. `remote`, at `url`, is behind the store."""
-        outcome = self._compile(remote, url)
-        _raise_for(outcome)
-        proof = self._proof(remote)
-        if remote is not None and remote.push:
-            upload_all(plan_manifest(self.manifest, self.store, self.entries), remote)
-        return replace(outcome, proof=proof)
-
-    def _compile(self, remote: RemoteCache | None, url: str | None) -> BuildOutcome:
-        spec, store = self.manifest.spec, self.store
+    def plan(self) -> Plan:
+        """Returns what there is, and what is missing."""
         with self.phases.time("plan"):
-            target = build_target(spec)
-            is_short = target.backend not in PROVED_BACKENDS and (remote is None or not remote.push)
-            if is_short and is_known_complete(self.entries, spec, target, store):
-                return BuildOutcome()
-            plan = make_plan(self.entries, spec, target, store)
+            return make_plan(self.entries, self.manifest.spec, self.target, self.store)
+
+    def run(self, plan: Plan, remote: RemoteCache | None, url: str | None = None) -> BuildOutcome:
+        """Compiles what `plan` lacks, and proves what needs it. `remote`, at `url`, is behind the store."""
         if remote is not None:
             plan = self._read_through(plan, remote)
+        outcome = self._compile(plan, remote, url)
+        _raise_for(outcome)
+        return replace(outcome, proof=self._proof(remote))
+
+    def _compile(self, plan: Plan, remote: RemoteCache | None, url: str | None) -> BuildOutcome:
         if plan.is_complete and plan.is_checked:
-            if target.backend not in PROVED_BACKENDS:
-                remember_complete(plan, store)
+            if self.target.backend not in PROVED_BACKENDS:
+                remember_complete(plan, self.store)
             return BuildOutcome()
-        store.require_writable()
+        self.store.require_writable()
         with self.phases.time("run"):
-            pool = self.workers.pool(store, target, url)
-            return run_plan(plan, spec, store, pool, self.watch, remote)
+            pool = self.workers.pool(self.store, self.target, url)
+            return run_plan(plan, self.manifest.spec, self.store, pool, self.watch, remote)
 
     def _read_through(self, plan: Plan, remote: RemoteCache) -> Plan:
-        """Returns the plan after `remote` has given what it has of it."""
-        remote.num_here = len(rows_of(plan))
-        if plan.is_complete and plan.is_checked:
-            return plan
-        with self.phases.time("fetch"):
-            if fetch_missing(plan, self.store, remote):
-                return make_plan(self.entries, self.manifest.spec, plan.target, self.store)
+        """Returns the plan after `remote` has given what it has of it, and begins to upload the rest."""
+        if not (plan.is_complete and plan.is_checked):
+            with self.phases.time("fetch"):
+                is_new = fetch_missing(plan, self.store, remote)
+            plan = self.plan() if is_new else plan
+        upload_all(plan, remote)
         return plan
 
     def _proof(self, remote: RemoteCache | None) -> ProofRow | None:
         """Returns the proof of what the store has now, if the device needs one."""
-        if self.manifest.spec.target.backend not in PROVED_BACKENDS:
+        if self.target.backend not in PROVED_BACKENDS:
             return None
-        plan = plan_manifest(self.manifest, self.store, self.entries)
-        key = proof_key(plan)
+        plan = self.plan()
         proof = find_proof(plan, self.store)
         if proof is None and remote is not None:
-            remote.look_up(key, ProofRow.model_validate, record).result()
+            remote.look_up(proof_key(plan), ProofRow.model_validate, record).result()
             proof = find_proof(plan, self.store)
         if proof is None and any(plan.complete):
             self.store.require_writable()
             with self.phases.time("prove"):
                 proof = prove(plan, self.store, self.workers.timeout_seconds)
-        if proof is not None and remote is not None and remote.push:
-            remote.upload(key, proof)
+        if proof is not None and remote is not None:
+            remote.upload(proof_key(plan), proof)
         return proof
 
 

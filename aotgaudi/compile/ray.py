@@ -25,7 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,7 @@ from aotgaudi.compile.keys import BuiltRow, ModelCheckRow, ProgramRow, UnitRow, 
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError, first_line
-from aotgaudi.share.remote import Remote
+from aotgaudi.share.remote import Remote, is_read_only, without_password
 from aotgaudi.share.remote_cache import RemoteCache
 from aotgaudi.store.store import Store
 
@@ -196,8 +196,10 @@ def _kept_handlers() -> Iterator[None]:
 def offer(job: BuildJob, store: Store, remote: Remote) -> None:
     """Uploads the input of `job` from `store`. Raises RemoteError, StoreError."""
     if isinstance(job, CompileJob):
-        with RemoteCache(remote, store, push=True) as cache:
-            cache.upload_object(Digest.parse(job.text))
+        digest = Digest.parse(job.text)
+        if not remote.has(digest):
+            store.objects.verify(digest)
+            remote.put(digest, store.objects.path(digest))
 
 
 def collect(job: BuildJob, store: Store, remote: Remote) -> BuiltRow:
@@ -231,11 +233,12 @@ def build_through(job: BuildJob, url: str) -> Built | Busy:
 
 def _look_up(job: BuildJob, remote: RemoteCache) -> bool:
     key = key_of(job)
-    if isinstance(job, ModelCheckJob):
-        return remote.look_up(key, ModelCheckRow.model_validate, record).result()
-    if isinstance(job, TraceJob):
-        return remote.look_up(key, ProgramRow.model_validate, record).result()
-    return remote.look_up(key, UnitRow.model_validate, record).result()
+    rows: dict[type, Callable[[Any], BuiltRow]] = {
+        ModelCheckJob: ModelCheckRow.model_validate,
+        TraceJob: ProgramRow.model_validate,
+        CompileJob: UnitRow.model_validate,
+    }
+    return remote.look_up(key, rows[type(job)], record).result()
 
 
 def _scratch_store(url: str) -> Path:
@@ -293,7 +296,13 @@ class RayPlace:
     exchange: str | None = None
 
     def __post_init__(self) -> None:
-        """Checks that the remote means the same on every node."""
+        """Checks that the remote means the same on every node, and that nodes can write to it."""
+        if self.exchange is not None and is_read_only(self.exchange):
+            raise SpecError(
+                "--remote",
+                f"{without_password(self.exchange)!r:.200} can only be read, and nodes exchange results through it",
+                "s3://, gs:// or a directory",
+            )
         if self.exchange is not None and self.exchange.startswith((".", "~")):
             raise SpecError(
                 "--remote",

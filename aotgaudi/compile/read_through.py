@@ -20,18 +20,15 @@ def fetch_missing(plan: Plan, store: Store, remote: RemoteCache) -> bool:
 
     Returns whether anything came, so that a new plan finds more. Raises StoreError.
     """
-    check = plan.model_check
-    lacks_check = check is not None and check.row is None
-    if check is not None and lacks_check:
-        remote.look_up(check.key.hex, ModelCheckRow.model_validate, record)
+    check, checked = plan.model_check, None
+    if check is not None and check.row is None:
+        checked = remote.look_up(check.key.hex, ModelCheckRow.model_validate, record)
     untraced = [state.key.hex for state in plan.untraced]
     num_found = remote.look_up_all(untraced, ProgramRow.model_validate, record)
     traced = read_programs(store, untraced if num_found else ())
     units = {key for row in traced.values() for key in row.units} - plan.units.keys()
     num_found += remote.look_up_all([*plan.missing_units, *units], UnitRow.model_validate, record)
-    if check is not None and lacks_check:
-        num_found += remote.look_up(check.key.hex, ModelCheckRow.model_validate, record).result()
-    return num_found > 0
+    return num_found > 0 or (checked is not None and checked.result())
 
 
 def upload_all(plan: Plan, remote: RemoteCache) -> None:

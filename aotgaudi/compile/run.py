@@ -374,8 +374,7 @@ class _Run:
 
     def _count(self, job: BuildJob, row: BuiltRow, *, is_new: bool) -> None:
         self._num_done += 1
-        if self._remote is not None and self._remote.push:
-            self._remote.upload(key_of(job), row)
+        self._upload(key_of(job), row)
         if isinstance(row, ModelCheckRow):
             self.model_check = row if is_new else None
             self._release_units()
@@ -441,6 +440,8 @@ class _Run:
         new = [key for key in row.units if key not in self._unit_keys]
         self._unit_keys.update(new)
         there = read_units(self._store, new)
+        for key, unit in there.items():
+            self._upload(key, unit)
         for key in (key for key in new if key not in there):
             self._origins[key] = trace
             job = self._compile_job(key, row.units[key])
@@ -450,6 +451,10 @@ class _Run:
             else:
                 self._asked.append((answer, self._attempt(job)))
                 self._num_known += 1
+
+    def _upload(self, key: str, row: BuiltRow) -> None:
+        if self._remote is not None:
+            self._remote.upload(key, row)
 
     def _ask(self, unit_key: str) -> Future[bool] | None:
         """Asks the remote for a unit. Returns its answer to come; None if it does not have the unit."""

@@ -29,8 +29,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitRow, builder_versions, unit_key_of_graph
 from aotgaudi.compile.plan import Plan, ProgramState
-from aotgaudi.differing import differing
-from aotgaudi.digest import Digest, Key
+from aotgaudi.digest import Digest, Key, differing
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CorruptError, ManifestError, StoreError
 from aotgaudi.graphs.program import Program

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.differing import differing
-from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
+from aotgaudi.digest import canonical_json, differing, sha256_bytes, sha256_file
 from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
 

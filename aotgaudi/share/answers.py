@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MISS_SECONDS = 600.0
 MOST_BYTES = 64 << 20
-LARGEST_RECORD_BYTES = 256 << 10
+LARGEST_REMEMBERED_BYTES = 256 << 10
 _BUSY_SECONDS = 1.0
 
 Answers = Mapping[str, "bytes | None"]
@@ -60,7 +60,7 @@ class Memory:
                 for key, data in answers.items():
                     if data is None:
                         cache.set(key, "", expire=MISS_SECONDS)
-                    elif len(data) <= LARGEST_RECORD_BYTES:
+                    elif len(data) <= LARGEST_REMEMBERED_BYTES:
                         cache.set(key, data.decode())
 
         if answers:

@@ -39,7 +39,6 @@ from aotgaudi.share.oci import (
     MANIFEST_ID,
     REF_NAME,
     Descriptor,
-    Image,
     ImageManifest,
     Layout,
     LayoutPlace,
@@ -64,7 +63,7 @@ class Base:
     """An image to build on: its layout, its manifest, and its configuration as JSON."""
 
     layout: Layout
-    image: Image
+    manifest: ImageManifest
     config: dict[str, Any]
 
 
@@ -185,14 +184,14 @@ def architecture_of(bundle: Bundle) -> str:
     return _ARCHITECTURES.get(bundle.receipt.target.machine, "amd64")
 
 
-def _read_config(layout: Layout, image: Image) -> dict[str, Any]:
-    noun = f"image config {image.manifest.config.digest}"
+def _read_config(layout: Layout, manifest: ImageManifest) -> dict[str, Any]:
+    noun = f"image config {manifest.config.digest}"
     try:
-        config = json.loads(layout.read(image.manifest.config.content))
+        config = json.loads(layout.read(manifest.config.content))
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{noun} is not JSON: {error}") from error
     match config:
-        case {"rootfs": {"type": "layers", "diff_ids": list(ids)}} if len(ids) == len(image.manifest.layers):
+        case {"rootfs": {"type": "layers", "diff_ids": list(ids)}} if len(ids) == len(manifest.layers):
             config["config"] = config.get("config") or {}
         case _:
             raise ManifestError(
@@ -229,7 +228,7 @@ def _copy_base(base: Base | None, writer: LayoutWriter) -> list[dict[str, Any]]:
     """Copies the base's layers, and returns their descriptors."""
     if base is None:
         return []
-    rows = base.image.manifest.layers
+    rows = base.manifest.layers
     for content in dict.fromkeys(row.content for row in rows):
         writer.add_from(base.layout, content)
     return [descriptor(row.media_type, row.content, row.annotations) for row in rows]
@@ -272,7 +271,7 @@ def _unpack_image(source: str, building: Path, *, is_insecure: bool) -> None:
     if place.root == copied:
         copy_image(source, layout_name(copied), is_insecure=is_insecure)
     layout = Layout(place.root)
-    layer = _bundle_layer(layout.find(place.tag).manifest, source)
+    layer = _bundle_layer(layout.find(place.tag), source)
     with open(open_descriptor(layout.blob_path(layer.content)), "rb") as file:
         unpack_layer(file, layer.media_type, building)
     index = Digest.of((building / INDEX_NAME).read_bytes())

@@ -159,15 +159,6 @@ def parse_layout(text: str) -> LayoutPlace:
     return LayoutPlace(Path(root), tag)
 
 
-@dataclass(frozen=True)
-class Image:
-    """An image of a layout: its manifest, parsed and as bytes."""
-
-    descriptor: Descriptor
-    manifest: ImageManifest
-    manifest_bytes: bytes
-
-
 class Layout:
     """The layout at `root`, for reading. Every blob is verified as it is read."""
 
@@ -199,7 +190,7 @@ class Layout:
         _check_version(marker, self.root)
         return load_document(data, ImageIndex, str(self.root / INDEX_NAME))
 
-    def find(self, tag: str | None, architecture: str | None = None) -> Image:
+    def find(self, tag: str | None, architecture: str | None = None) -> ImageManifest:
         """Returns the image with this tag or, without a tag, the only image. Raises SpecError if there is none.
 
         For an image for several platforms, returns the one for Linux on `architecture`.
@@ -212,9 +203,9 @@ class Layout:
             )
         if len({row.digest for row in rows}) > 1 and tag is None:
             raise SpecError(str(self.root), "has several images", f"say which: {self.root}:TAG; tags: {tags}")
-        return self._image(rows[0], architecture)
+        return self._manifest(rows[0], architecture)
 
-    def _image(self, row: Descriptor, architecture: str | None) -> Image:
+    def _manifest(self, row: Descriptor, architecture: str | None) -> ImageManifest:
         if row.media_type == IMAGE_INDEX_TYPE:
             index = load_document(self.read(row.content), ImageIndex, f"image index {row.digest}")
             row = _of_platform(index, architecture, row)
@@ -224,8 +215,7 @@ class Layout:
                 f"has an image of type {row.media_type}",
                 f"{IMAGE_MANIFEST_TYPE}: convert it with skopeo copy --format oci",
             )
-        data = self.read(row.content)
-        return Image(row, load_document(data, ImageManifest, f"image manifest {row.digest}"), data)
+        return load_document(self.read(row.content), ImageManifest, f"image manifest {row.digest}")
 
 
 class LayoutWriter:

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError, first_line
+from aotgaudi.errors import CompileError, CorruptError, MissingObjectError, RemoteError, SpecError, first_line
 from aotgaudi.share.answers import Memory
 from aotgaudi.share.remote import NoAnswerError, Remote, is_read_only, without_password
 from aotgaudi.store.records import RecordError, digests_in, dump_record, load_record
@@ -94,7 +94,8 @@ class Traffic:
 class RemoteCache:
     """`remote` behind `store`. With `push`, results are uploaded. `warn` is called with one line, from any thread.
 
-    A context manager, which waits for the uploads, unless the user interrupts it. Use it from one thread.
+    A context manager, which waits for the uploads, unless its body was stopped, or failed otherwise than by a CompileError.
+    Use it from one thread.
     """
 
     def __init__(
@@ -106,8 +107,7 @@ class RemoteCache:
         push: bool = False,
         warn: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        self.push = push
-        self.num_here: int | None = None
+        self._is_pushing = push
         self._remote, self._store = remote, store
         self._memory = memory or Memory(None)
         self._trouble = _Trouble(remote.label, warn)
@@ -121,6 +121,7 @@ class RemoteCache:
         self._refused: set[str | Digest] = set()
         self._answers: dict[str, bytes | None] = {}
         self._stale: set[str] = set()
+        self._came: set[str] = set()
         self._fetched, self._uploaded = _Count(), _Count()
         self._lock = threading.Lock()
         self._is_reached = False
@@ -132,7 +133,7 @@ class RemoteCache:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            if kind is None or issubclass(kind, Exception):
+            if kind is None or issubclass(kind, CompileError):
                 self.finish()
         finally:
             self._reading.is_lost = self._writing.is_lost = True
@@ -176,18 +177,16 @@ class RemoteCache:
     def upload(self, key: str, row: Upload) -> Future[None]:
         """Uploads the objects of `row` that the remote lacks, and then its record, unless there is a sound one.
 
-        The future raises RemoteError, which need not be looked at: there is a warning, too.
+        Does nothing without `push`. The future raises RemoteError, which need not be looked at: there is a warning, too.
         """
         if key not in self._uploads:
-            self._uploads[key] = self._records.submit(self._send, key, row)
+            self._uploads[key] = (
+                self._records.submit(self._send, key, row) if self._is_pushing else _done(None)
+            )
         return self._uploads[key]
 
-    def upload_object(self, digest: Digest) -> None:
-        """Uploads one object that the remote lacks. Raises RemoteError, StoreError."""
-        self._putting(digest).result()
-
-    def finish(self) -> Traffic:
-        """Waits for all uploads, and returns what was done so far. Raises StoreError."""
+    def finish(self, num_here: int = 0) -> Traffic:
+        """Waits for all uploads, and returns what was done so far; the store had `num_here` records. Raises StoreError."""
         for asked in self._asked.values():
             asked.result()
         for upload in self._uploads.values():
@@ -204,7 +203,7 @@ class RemoteCache:
         self._writing.tell()
         return Traffic(
             self._remote.label,
-            self.num_here or 0,
+            num_here,
             self._fetched.num_records,
             self._fetched.size_bytes,
             self._fetched.seconds,
@@ -224,8 +223,7 @@ class RemoteCache:
     ) -> Future[bool]:
         if key not in self._asked:
             if self._store.read_only or (key in known and known[key] is None):
-                self._asked[key] = Future()
-                self._asked[key].set_result(False)
+                self._asked[key] = _done(False)
             else:
                 self._asked[key] = self._records.submit(self._bring, key, parse, record, known.get(key))
         return self._asked[key]
@@ -258,6 +256,8 @@ class RemoteCache:
         record(self._store, key, row)
         self._fetched.add(num_records=1)
         self._answers[key] = data
+        if known is None:
+            self._came.add(key)
         return True
 
     def _fetching(self, digest: Digest) -> Future[None]:
@@ -277,8 +277,8 @@ class RemoteCache:
         self._fetched.add(num_bytes=digest.size_bytes)
 
     def _send(self, key: str, row: Upload) -> None:
-        if key in self._asked and self._asked[key].done() and self._asked[key].result():
-            return  # It came from there.
+        if key in self._came:
+            return
         data = dump_record(key, row.model_dump(mode="json"))
         found = self._writing.call(lambda: self._remote.get_record(key))
         if found != data and found is not None and self._is_sound(key, found):
@@ -313,6 +313,12 @@ class RemoteCache:
         path = self._store.objects.path(digest)
         self._writing.call(lambda: self._remote.put(digest, path))
         self._uploaded.add(num_bytes=digest.size_bytes)
+
+
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(result)
+    return future
 
 
 def _kind_of(error: Exception) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -102,8 +102,11 @@ def build_capture(order: Order, store: Store, progress: Progress, sharing: Shari
     """
     refuse_foreign(order.out)
     key = capture_key(order.launch).hex
-    with store.in_use(), nullcontext() if sharing is None else sharing.open(store, progress.warn) as remote:
-        row = find_capture(store, key)
+    with store.in_use(), ExitStack() as ends:
+        row, remote = find_capture(store, key), None
+        num_here = int(row is not None)
+        if sharing is not None and (row is None or sharing.push):
+            remote = ends.enter_context(sharing.open(store, progress.warn))
         if row is None and remote is not None:
             remote.look_up(key, CaptureRow.parse, record_capture).result()
             row = find_capture(store, key)
@@ -113,10 +116,10 @@ def build_capture(order: Order, store: Store, progress: Progress, sharing: Shari
             row, is_new = _once(
                 store, key, find_capture, lambda: _build(order, store, progress, key), progress
             )
-        if remote is not None and remote.push:
+        if remote is not None:
             remote.upload(key, row)
         bundle = _seal(order, store, row)
-        return Built(bundle, row, is_new, None if remote is None else remote.finish())
+        return Built(bundle, row, is_new, None if remote is None else remote.finish(num_here))
 
 
 def _once(

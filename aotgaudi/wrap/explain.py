@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.differing import differing
+from aotgaudi.digest import differing
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
 from aotgaudi.wrap.launch import adapter_named

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.differing import differing
+from aotgaudi.digest import differing
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.launch_machine import NOT_THERE, satisfies

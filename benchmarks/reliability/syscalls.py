@@ -34,17 +34,15 @@ from kills import Tally, check_store
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.verify import verify_bundle
-from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.pipeline import make_receipt
 from aotgaudi.compile.read_through import fetch_missing, upload_all
 from aotgaudi.compile.run import Watch, run_plan
-from aotgaudi.compile.workers import Done
 from aotgaudi.errors import AotGaudiError, CompileError, RemoteError
 from aotgaudi.manifest.manifest import Manifest, dumps
 from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache
 from aotgaudi.store.store import Store
-from tests.workload import Workload
+from tests.workload import PoolInThisProcess, Workload
 
 FORK = multiprocessing.get_context("fork")
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EACCES", "EROFS", "EMFILE")
@@ -55,33 +53,6 @@ CALLS = (
 _LINE = re.compile(r"^(?P<pid>\d+)\s+(?P<call>\w+)\((?P<rest>.*)$")
 FAILED = 70
 """Exit code of an operation that ended by what is no error of ours: a bug."""
-
-
-class InlinePool:
-    """Runs jobs in this very process, so that one trace sees all of a build."""
-
-    num_workers = 1
-
-    def __init__(self) -> None:
-        self._done: list[Done] = []
-
-    def __enter__(self) -> InlinePool:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, ticket: int, job: BuildJob) -> None:
-        try:
-            self._done.append(Done(ticket, job.run()))
-        except AotGaudiError as error:
-            self._done.append(Done(ticket, error=error))
-
-    def withdraw(self) -> list[int]:
-        return []
-
-    def wait(self, timeout_seconds: float) -> list[Done]:
-        done, self._done = self._done, []
-        return done
 
 
 class Place:
@@ -107,7 +78,7 @@ class Place:
     def publish(self) -> None:
         store = Store.open(self.root / "store")
         with store.in_use():
-            outcome = run_plan(self.work.plan(store), self.work.spec, store, InlinePool(), Watch())
+            outcome = run_plan(self.work.plan(store), self.work.spec, store, PoolInThisProcess(1), Watch())
         if outcome.failures:
             raise CompileError("; ".join(f"{each.label}: {each.message}" for each in outcome.failures))
 

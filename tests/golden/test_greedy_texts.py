@@ -16,6 +16,8 @@ from tests.golden.rows import GOLDENS, OURS, Row, read_rows
 from tests.integration.models import BLOCK_SIZE, random_model
 from tests.unit.graphs.test_trace import eager_runner
 
+pytestmark = pytest.mark.slow
+
 SERVED = ("deepseek_v2", "deepseek_v3", "deepseek_v4", "glm4_moe_lite")
 CHUNK, DECODE = PromptEntry(1, 32, 8), DecodeEntry(1, 1, 10)
 FIRST_BLOCK = 3

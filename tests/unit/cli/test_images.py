@@ -35,7 +35,7 @@ class Registry:
         if not here.exists():
             raise RemoteError("skopeo: manifest unknown")
         shutil.copytree(here, there, dirs_exist_ok=True)
-        return Layout(here).find(None).descriptor.digest
+        return Layout(here).index().manifests[0].digest
 
     def _path(self, name: str) -> Path:
         if not name.startswith("docker://"):

@@ -17,33 +17,26 @@ from aotgaudi.compile.run import BuildOutcome, Watch, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import StoreError
-from aotgaudi.share import remote as remote_module
 from aotgaudi.share.remote import Remote
 from aotgaudi.share.remote_cache import RemoteCache
 from aotgaudi.store.store import Store
-from tests.remotes import Place, faulty_place
+from tests.remotes import Place, place
 from tests.unit.compile.test_read_through import unit_row
-from tests.workload import key_of, seed, tiny_spec
+from tests.workload import PoolInThisProcess, key_of, seed, tiny_spec
+
+__all__ = ["place"]
 
 LABELS = (("layer a", "head b"), ("layer a", "head c"))
 ENTRIES = [DefragEntry(number) for number in (1, 2)]
 
 
-class PoolInPlace:
+class PoolInPlace(PoolInThisProcess):
     """Does jobs in this process, of programs and units that `source` has or knows how to make."""
 
-    num_workers = 2
-
     def __init__(self, source: Store, store: Store) -> None:
+        super().__init__(2)
         self.jobs: list[str] = []
         self._source, self._store = source, store
-        self._done: list[Done] = []
-
-    def __enter__(self) -> PoolInPlace:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
     def submit(self, ticket: int, job: BuildJob) -> None:
         self.jobs.append(job.label)
@@ -59,25 +52,10 @@ class PoolInPlace:
             record(self._store, job.key, row)
         self._done.append(Done(ticket, Built(row, is_new=True)))
 
-    def withdraw(self) -> list[int]:
-        return []
-
     def wait(self, timeout_seconds: float) -> list[Done]:
         if not self._done:
             threading.Event().wait(0.01)
-        done, self._done = self._done, []
-        return done
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_module, "_RETRY_SECONDS", 0.0)
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    with faulty_place("here") as place:
-        yield place
+        return super().wait(timeout_seconds)
 
 
 @pytest.fixture
@@ -103,9 +81,8 @@ def build(tmp_path: Path, traced: Store, place: Place) -> Build:
             plan = make_plan(ENTRIES, tiny_spec(), probe(), store)
             if fetch_missing(plan, store, remote):
                 plan = make_plan(ENTRIES, tiny_spec(), probe(), store)
+            upload_all(plan, remote)
             outcome = run_plan(plan, tiny_spec(), store, pool, Watch(), remote)
-            if push:
-                upload_all(make_plan(ENTRIES, tiny_spec(), probe(), store), remote)
         assert make_plan(ENTRIES, tiny_spec(), probe(), store).is_complete
         assert (outcome.failures, outcome.interrupted) == ((), False)
         return outcome, pool.jobs, warnings
@@ -174,11 +151,9 @@ def test_a_store_that_cannot_take_what_comes_ends_the_run(
     for state in make_plan(ENTRIES, tiny_spec(), probe(), traced).programs:
         del place.files[f"records/{state.key.hex[:2]}/{state.key.hex}.json"]
     place.seconds = 0.05
-    put = remote_module.Remote.chunks
 
-    def fill(remote: Remote, digest: object) -> Iterator[bytes]:
+    def fill(*_: object) -> Iterator[bytes]:
         raise StoreError("no room")
-        yield from put(remote, digest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Remote, "chunks", fill)
 

@@ -26,6 +26,8 @@ from tests.integration.models import reference, spec_of
 from tests.integration.test_right_answers import CHUNK, FRESH, SWAP, TOLERANCE, Conversation
 from tests.unit.graphs.test_trace import eager_runner, worst_error
 
+pytestmark = pytest.mark.slow
+
 DECODE = DecodeEntry(4, 1, 48)
 """More blocks than the cache has: a contiguous decode reads those that there are."""
 GATHERED, CONTIGUOUS = Dialect("hpu"), Dialect("hpu", is_contiguous=True)

@@ -22,6 +22,8 @@ from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import reference, spec_of
 from tests.specs import ONE_BLOCK, limits_of
 
+pytestmark = pytest.mark.slow
+
 LIMITS = limits_of(**ONE_BLOCK)
 TOLERANCE = 1e-5
 T, H, D = 5, 4, 48

@@ -16,6 +16,8 @@ from aotgaudi.graphs.invariant import batch_invariant, linear, require_invariant
 from aotgaudi.graphs.trace import trace
 from tests.integration.models import reference, spec_of
 
+pytestmark = pytest.mark.slow
+
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

@@ -29,6 +29,8 @@ from tests.golden.test_unit_texts import V4_LAYERS
 from tests.integration.models import BLOCK_SIZE, reference, spec_of
 from tests.unit.graphs.test_trace import eager_runner
 
+pytestmark = pytest.mark.slow
+
 CHUNK, DECODE, SWAP = PromptEntry(1, 32, 9), DecodeEntry(3, 1, 28), DefragEntry(2)
 SAMPLERS = tuple(SamplerEntry(size, 0.0, 1.0, 0, True) for size in (1, 3))
 PAGES = 17

@@ -30,6 +30,8 @@ from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
 from tests.integration.test_right_answers import CHUNK, DECODE, FRESH, SWAP, TOLERANCE, Conversation
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = (FRESH, CHUNK, DECODE)
 
 

@@ -116,7 +116,7 @@ def test_nothing_is_unpickled_or_read_from_files(store: Store, tmp_path: Path) -
 def test_it_stays_within_its_bounds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
     found = memory(store)
-    found.note({"f" * 64: os.urandom(answers.LARGEST_RECORD_BYTES).hex().encode()})
+    found.note({"f" * 64: os.urandom(answers.LARGEST_REMEMBERED_BYTES).hex().encode()})
     for start in range(0, 400, 20):
         found.note({f"{start + number:064x}": os.urandom(5000).hex().encode() for number in range(20)})
     found.close()

@@ -18,7 +18,9 @@ from aotgaudi.share import remote as remote_module
 from aotgaudi.share.remote import NoAnswerError, Remote, without_password
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
-from tests.remotes import Place, faulty_place, http_server
+from tests.remotes import Place, faulty_place, http_server, place
+
+__all__ = ["place"]
 
 KEY = "ab" * 32
 DATA = bytes(range(251)) * 40
@@ -27,15 +29,9 @@ OBJECT = f"objects/sha256/{DIGEST.sha256[:2]}/{DIGEST.sha256}"
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_module, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(remote_module, "_PART_BYTES", 1000)
-
-
-@pytest.fixture
-def place() -> Iterator[Place]:
-    with faulty_place("here") as place:
-        yield place
 
 
 @pytest.fixture
