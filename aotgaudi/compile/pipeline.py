@@ -184,11 +184,11 @@ def compile_missing(
         is_short = target.backend not in PROVED_BACKENDS and not (sharing and sharing.push)
         if is_short and is_known_complete(entries, manifest.spec, target, store):
             return BuildOutcome()
+        plan = make_plan(entries, manifest.spec, target, store)
     build = _Build(manifest, store, entries, target, workers, watch, phases)
     if sharing is None:
-        return build.run(build.plan(), None)
+        return build.run(plan, None)
     with sharing.open(store, watch.warn) as remote:
-        plan = build.plan()
         outcome = build.run(plan, remote, sharing.url)
         with phases.time("upload") if sharing.push else nullcontext():
             return replace(outcome, remote=remote.finish(num_here=len(rows_of(plan))))
@@ -207,9 +207,8 @@ class _Build:
     phases: Phases
 
     def plan(self) -> Plan:
-        """Returns what there is, and what is missing."""
-        with self.phases.time("plan"):
-            return make_plan(self.entries, self.manifest.spec, self.target, self.store)
+        """Returns what there is now, and what is missing."""
+        return make_plan(self.entries, self.manifest.spec, self.target, self.store)
 
     def run(self, plan: Plan, remote: RemoteCache | None, url: str | None = None) -> BuildOutcome:
         """Compiles what `plan` lacks, and proves what needs it. `remote`, at `url`, is behind the store."""
@@ -233,8 +232,8 @@ class _Build:
         """Returns the plan after `remote` has given what it has of it, and begins to upload the rest."""
         if not (plan.is_complete and plan.is_checked):
             with self.phases.time("fetch"):
-                is_new = fetch_missing(plan, self.store, remote)
-            plan = self.plan() if is_new else plan
+                if fetch_missing(plan, self.store, remote):
+                    plan = self.plan()
         upload_all(plan, remote)
         return plan
 
