@@ -37,7 +37,7 @@ MAX_BUCKETS = 1500
 _SAMPLES = 3
 """How many steps of a cell are measured in each dimension, if it has as many."""
 
-E = TypeVar("E", PromptEntry, DecodeEntry)
+E = TypeVar("E", bound=Entry)
 Span = tuple[int, int]
 Place = tuple[int, int]
 
