@@ -229,7 +229,7 @@ def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
 def _signed(bundle: Bundle) -> str:
     if bundle.statement is None or bundle.policy.signatures is None:
         return "not asked for (--trusted-key)"
-    return f"by 1 or more of {len(bundle.policy.signatures.keys)} trusted keys"
+    return f"by one of {len(bundle.policy.signatures.keys)} trusted keys"
 
 
 def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
