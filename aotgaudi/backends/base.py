@@ -38,6 +38,11 @@ def require_installed(extra: str, *packages: str) -> None:
             raise MissingPackageError(package, extra)
 
 
+def keeps_caches_on_host(backend: str) -> bool:
+    """Whether the KV caches lie in memory of this machine, so that it can be reserved before torch is imported."""
+    return backend == "cpu"
+
+
 class Target(Value):
     """The target of compiled code. Every key has all of it.
 

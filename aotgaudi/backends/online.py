@@ -46,11 +46,6 @@ def prepare_process(target: Target) -> None:
         prepare()
 
 
-def keeps_caches_on_host(backend: str) -> bool:
-    """Whether the KV caches lie in memory of this machine, so that it can be reserved before torch is imported."""
-    return backend == "cpu"
-
-
 def make_runtime(target: Target) -> Runtime:
     """Returns the runtime for a target that `check_target` has passed."""
     check_target(target)

@@ -42,7 +42,6 @@ BUNDLE_SCHEMA: Literal["aotgaudi.bundle/1"] = "aotgaudi.bundle/1"
 INDEX_NAME: Literal["aotgaudi.bundle.json"] = "aotgaudi.bundle.json"
 MANIFEST_NAME = "manifest.json"
 SIGNATURE_NAME = "aotgaudi.signature.json"
-OBJECTS_NAME = "objects"
 DOCUMENT_NAMES = (INDEX_NAME, MANIFEST_NAME, RECEIPT_NAME, SIGNATURE_NAME)
 
 MAX_INDEX_BYTES = 32 << 20

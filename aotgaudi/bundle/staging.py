@@ -15,27 +15,16 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from aotgaudi.bundle.format import INDEX_NAME, OBJECTS_NAME, load_index, stray_paths
-from aotgaudi.digest import Digest
+from aotgaudi.bundle.format import INDEX_NAME, load_index
 from aotgaudi.errors import ManifestError, StoreError, store_error
 from aotgaudi.files import exchange_names, fsync_dir, try_lock_directory
 
 _DIRECTORY_MODE = 0o755
 _NUM_THREADS = 8
-
-
-def publish(staging: Path, out: Path, names: Iterable[str], objects: Iterable[Digest]) -> None:
-    """Renames `staging` to `out`, and replaces an older bundle. First removes all but the documents `names` and `objects`.
-
-    Raises OSError.
-    """
-    _clear_out(staging, set(names), objects)
-    settle(staging)
-    exchange_directory(staging, out)
 
 
 def refuse_foreign(out: Path) -> None:
@@ -76,21 +65,17 @@ def building_directory(out: Path) -> Iterator[Path]:
 
 
 def exchange_directory(building: Path, out: Path) -> None:
-    """Renames the directory `building` to `out`, in exchange for a directory that is there and not empty.
+    """Renames `building`, made by `building_directory`, to `out`, in exchange for a directory that is there and not empty.
 
     There is a bundle at `out` at every moment, except between two renames on a system without RENAME_EXCHANGE. A reader that
     has the old directory open keeps it. On an error, raises OSError and leaves the old directory at `out`.
     """
-    private = _private(out, "tmp")
-    if building != private:
-        shutil.rmtree(private, ignore_errors=True)
-        os.rename(building, private)
     if not out.exists() or not any(out.iterdir()):
-        os.rename(private, out)
-    elif not exchange_names(private, out):
-        _exchange_in_steps(private, out)
+        os.rename(building, out)
+    elif not exchange_names(building, out):
+        _exchange_in_steps(building, out)
     fsync_dir(out.parent)
-    shutil.rmtree(private, ignore_errors=True)
+    shutil.rmtree(building, ignore_errors=True)
 
 
 def sweep_abandoned(out: Path) -> None:
@@ -135,16 +120,6 @@ def _is_abandoned(path: Path, process_id: int) -> bool:
         return False
     with try_lock_directory(path) as is_free:
         return is_free is True
-
-
-def _clear_out(staging: Path, names: set[str], objects: Iterable[Digest]) -> None:
-    for path in staging.iterdir():
-        if path.is_dir() and not path.is_symlink() and path.name != OBJECTS_NAME:
-            shutil.rmtree(path)
-        elif path.name not in names and path.name != OBJECTS_NAME:
-            path.unlink()
-    for name in stray_paths(staging, objects):
-        (staging / name).unlink()
 
 
 def settle(root: Path) -> None:

@@ -126,7 +126,7 @@ class SignaturePolicy:
             hint = "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
         else:
             hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
-        return f"trusted keys that have signed it: 0, should be 1 ({hint})"
+        return f"no trusted key has signed it ({hint})"
 
 
 def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:

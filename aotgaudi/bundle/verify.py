@@ -7,6 +7,7 @@ name twice, so later changes of the files do not matter. Nothing here follows a 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from aotgaudi.backends.artifacts import Read, unit_problem
+from aotgaudi.backends.base import keeps_caches_on_host
 from aotgaudi.bundle.bundle import Bundle, mending_command
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import stray_paths
@@ -31,7 +33,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
 from aotgaudi.graphs.program import Program, weight_names
-from aotgaudi.machine import in_threads
+from aotgaudi.machine import available_memory, in_threads
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import MemoryNeed
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
@@ -135,17 +137,16 @@ class VerifiedBundle:
         return self.objects.path(digest)
 
 
-def memory_need(manifest: Manifest, report: Report) -> MemoryNeed | None:
-    """Returns what a server of `manifest`, on a device whose caches are in the machine's memory, needs of that memory.
+def require_memory(manifest: Manifest, report: Report) -> None:
+    """Raises TargetError if weights, KV caches and the largest step of a server need more memory than is free.
 
-    None: the bundle cannot be served anyway, or its config lacks a size.
+    Does nothing if the caches are not in the machine's memory, if the bundle cannot be served anyway, or if its config lacks
+    a size.
     """
-    if not report.is_intact:
-        return None
-    try:
-        return MemoryNeed.of(manifest.spec, manifest.entries, report.weights_bytes)
-    except SpecError:
-        return None
+    if not report.is_intact or not keeps_caches_on_host(manifest.spec.target.backend):
+        return
+    with contextlib.suppress(SpecError):
+        MemoryNeed.of(manifest.spec, manifest.entries, report.weights_bytes).require(available_memory())
 
 
 def verify_bundle(bundle: Bundle) -> Report:

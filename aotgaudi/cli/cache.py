@@ -24,7 +24,7 @@ from aotgaudi.compile.plan import Plan
 from aotgaudi.document import first_problem
 from aotgaudi.errors import CorruptError, StoreError
 from aotgaudi.manifest.manifest import load_manifest_or_spec
-from aotgaudi.store.collect import Collection, StoreUsage, collect, collect_unless_used, measure_store
+from aotgaudi.store.collect import CollectionPlan, StoreUsage, collect, collect_unless_used, measure_store
 from aotgaudi.store.fsck import FsckReport, Loss, check_store
 from aotgaudi.store.roots import Root
 from aotgaudi.store.store import Store
@@ -61,8 +61,8 @@ def gc(place: StorePlace, max_size: int, dry_run: bool, as_json: bool) -> None:
     store = place.open(create=False)
     if not dry_run:
         store.require_writable()
-    outcome = collect(store, max_size, dry_run=dry_run)
-    document = _collection_document(outcome, max_size, dry_run=dry_run)
+    plan = collect(store, max_size, dry_run=dry_run)
+    document = _collection_document(plan, max_size, dry_run=dry_run)
     emit(document, as_json, collection_line(document))
 
 
@@ -73,8 +73,8 @@ def collect_after_build(store: Store, max_bytes: int, plan: Plan) -> dict[str, A
     """
     if store.read_only:
         return None
-    outcome = collect_unless_used(store, max_bytes, [plan.as_root("build")])
-    return None if outcome is None else _collection_document(outcome, max_bytes, dry_run=False)
+    done = collect_unless_used(store, max_bytes, [plan.as_root("build")])
+    return None if done is None else _collection_document(done, max_bytes, dry_run=False)
 
 
 def collection_line(document: dict[str, Any] | None) -> str:
@@ -128,20 +128,19 @@ def _time_text(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, tz=timezone.utc).isoformat(timespec="seconds")
 
 
-def _collection_document(outcome: Collection, max_bytes: int, *, dry_run: bool) -> dict[str, Any]:
-    plan = outcome.plan
+def _collection_document(plan: CollectionPlan, max_bytes: int, *, dry_run: bool) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
         "max_bytes": max_bytes,
         "bytes_before": plan.bytes_before,
         "bytes_after": plan.bytes_after,
-        "kept_bytes": outcome.kept_bytes,
+        "kept_bytes": plan.kept_bytes,
         "num_orphans": len(plan.orphans),
         "num_records": len(plan.evicted),
         "num_objects": len(plan.objects),
         "num_scratch": len(plan.scratch),
-        "num_bad_records": len(outcome.bad_records),
-        "num_swept": outcome.swept,
+        "num_bad_records": len(plan.bad_records),
+        "num_swept": plan.swept,
     }
 
 

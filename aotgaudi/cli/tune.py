@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, json_option, path_argument, path_option
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.errors import CoverageError, SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.bucket_file import BucketFile, bucket_file_of
 from aotgaudi.manifest.coverage import coverage_of
+from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import load_spec
@@ -144,7 +146,8 @@ def _document(tuner: Tuner, tuned: BuildSpec, num_entries: int) -> dict[str, Any
     coverage = coverage_of(manifest)
     if not coverage.is_closed:  # A bug: the largest entry covers every step.
         raise CoverageError(f"the tuned table has holes: {coverage}")
-    judged, replayed = tuner.replayed(tuned, "tuned, replayed")
+    table = BucketTable.from_entries(manifest.entries)
+    judged, replayed = tuner.replayed(table, "tuned, replayed")
     return {
         "requests": replayed.num_requests,
         "refused": replayed.num_refused,
@@ -154,11 +157,11 @@ def _document(tuner: Tuner, tuned: BuildSpec, num_entries: int) -> dict[str, Any
         "preemptions": replayed.num_preemptions,
         "scheduler": tuner.spec.scheduler.engine,
         "unit": "FLOP",
-        "budget": num_entries,
+        "max_entries": num_entries,
         "prompts": len(manifest.of_kind("prompt")),
         "decodes": len(manifest.of_kind("decode")),
         "closed": coverage.is_closed,
-        "tuned": _shown(tuner.predicted(tuned, "tuned")),
+        "tuned": _shown(tuner.predicted(table, "tuned")),
         "replayed": _shown(judged),
         "strategies": list(map(_shown, _strategies(tuner))),
     }
@@ -167,16 +170,20 @@ def _document(tuner: Tuner, tuned: BuildSpec, num_entries: int) -> dict[str, Any
 def _strategies(tuner: Tuner) -> Iterator[Padding]:
     """Yields today's table, and those of the public strategies, for the same steps as the tuned one."""
     own = tuner.spec.bucketing.strategy
-    yield tuner.predicted(tuner.spec, f"{own} (today's)")
+    yield tuner.predicted(_table_of(tuner.spec), f"{own} (today's)")
     for name in _STRATEGIES:
         if name == own:
             continue
         update = {"strategy": name, "file_text": None, "tuned": None}
         spec = tuner.spec.model_copy(update={"bucketing": tuner.spec.bucketing.model_copy(update=update)})
         try:
-            yield tuner.predicted(spec, name)
+            yield tuner.predicted(_table_of(spec), name)
         except SpecError:  # Not in this version, or too many buckets.
             continue
+
+
+def _table_of(spec: BuildSpec) -> BucketTable:
+    return BucketTable.from_entries(enumerate_entries(spec))
 
 
 def _shown(padding: Padding) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.online import check_target, keeps_caches_on_host, this_machine
+from aotgaudi.backends.online import check_target, this_machine
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.model import open_model
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
-from aotgaudi.bundle.verify import Report, memory_need, verify_bundle
+from aotgaudi.bundle.verify import Report, require_memory, verify_bundle
 from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.serving_options import acceptance_options, find_model
 from aotgaudi.cli.target_option import read_target
@@ -32,7 +32,6 @@ from aotgaudi.errors import (
     UntrustedError,
 )
 from aotgaudi.gaudi.live_graphs import not_closed
-from aotgaudi.machine import available_memory
 from aotgaudi.wrap.launch import describe_here
 from aotgaudi.wrap.launch_comparison import compare
 
@@ -173,10 +172,8 @@ def _check_machine(bundle: Bundle, path: Path | None, described: Target | None) 
 
 def _check_memory(bundle: Bundle, report: Report, fit: _Fit) -> _Fit:
     """Checks what `serve` checks before it allocates anything."""
-    need = memory_need(bundle.manifest, report)
     try:
-        if need is not None and keeps_caches_on_host(bundle.receipt.target.backend):
-            need.require(available_memory())
+        require_memory(bundle.manifest, report)
     except TargetError as error:
         return dataclasses.replace(fit, is_satisfied=False, reason=str(error), error=error)
     return fit
@@ -232,7 +229,7 @@ def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
 def _signed(bundle: Bundle) -> str:
     if bundle.statement is None or bundle.policy.signatures is None:
         return "not asked for (--trusted-key)"
-    return f"by 1 or more of {len(bundle.policy.signatures.keys)} trusted keys"
+    return f"by one of {len(bundle.policy.signatures.keys)} trusted keys"
 
 
 def _bound(receipt: SealedReceipt) -> dict[str, str] | None:

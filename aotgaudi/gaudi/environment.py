@@ -22,11 +22,20 @@ from pathlib import Path
 from types import MappingProxyType
 
 from aotgaudi.digest import canonical_json, differing, sha256_bytes, sha256_file
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.files import read_regular
 
 CACHE_VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
 DEFAULT_LIMIT_MIB = 1024
+
+BUSY, ABSENT = "acquire failed", "No devices found"
+"""The bridge's messages if another process has the card (K-25), and if it sees no card."""
+
+COMPILE_OPTIONS: Mapping[str, bool] = MappingProxyType(
+    {"use_eager_fallback": False, "keep_input_mutations": True, "use_graph_freezing": False}
+)
+"""Options of the backend: an operator that is not lowered is an error (K-18), caches are written in place (K-21), and
+weights are no constants (K-32)."""
 
 _FIELDS = (
     "the directory",
@@ -72,6 +81,14 @@ class CacheSetting:
             limit_mib=0 if is_shared else _limit(limit),
             is_shared=is_shared,
         )
+
+
+def recipe_directory() -> Path:
+    """Returns this process's directory of recipes. Raises TargetError if it has none."""
+    directory = CacheSetting.parse(os.environ.get(CACHE_VARIABLE, "")).directory
+    if directory is None:
+        raise TargetError(f"target: {CACHE_VARIABLE} names no directory in this process")
+    return directory
 
 
 def sealed_setting(directory: Path) -> str:

@@ -7,12 +7,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from aotgaudi.backends.online import keeps_caches_on_host
+from aotgaudi.backends.base import keeps_caches_on_host
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.verify import Report, VerifiedBundle, hold_bundle, memory_need
+from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle, require_memory
 from aotgaudi.errors import TargetError, first_line
-from aotgaudi.machine import available_memory
-from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import placed
 from aotgaudi.runtime.memory import cache_memory
@@ -31,13 +29,6 @@ class Pinned:
     verified: Future[VerifiedBundle]
     prefetched: Future[None]
     caches: Future[Mapping[str, memoryview]]
-
-
-def require_memory(manifest: Manifest, report: Report) -> None:
-    """Raises TargetError if weights, KV caches and the largest step need more memory than is free."""
-    need = memory_need(manifest, report)
-    if need is not None and keeps_caches_on_host(manifest.spec.target.backend):
-        need.require(available_memory())
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def report_of(given: Given) -> Report:
     summary, spec = Summary(manifest), manifest.spec
     built = None if inventory is None else inventory.entries
     heat_maps = _heat_maps(given, summary) if summary.proves_steps else ()
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {
             "kind": kind,
             "num_entries": len(entries),
@@ -69,7 +69,7 @@ def report_of(given: Given) -> Report:
         },
         "result": str(summary.coverage),
         "num_entries": len(manifest.entries),
-        "num_built": None if built is None else sum(entry in built for entry in manifest.entries),
+        "num_built": None if built is None else sum(row["num_built"] for row in kinds),
         "num_holes": len(summary.holes),
         "kinds": kinds,
         "coverage": coverage_document(summary),

@@ -126,7 +126,7 @@ def _bucket(heat_map: HeatMap, bucket: Bucket, place: str) -> Html:
 
 def _position(axis: Axis, value: float) -> float:
     """Returns the place of a value's far edge, in bins, since a bucket covers all values up to its own."""
-    index = max(i for i, first in enumerate(axis.firsts) if first - 1 < value or i == 0)
+    index = axis.bin_of(math.ceil(value))
     first, last = axis.bounds(index)
     return index + (value - first + 1) / (last - first + 1)
 

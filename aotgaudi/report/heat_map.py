@@ -17,14 +17,15 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.padding import Measure, decode_measure, prompt_measure
 from aotgaudi.bucketing.proof import DecodeHole, PromptHole, decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
-from aotgaudi.entries import Entry
+from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.report.traffic import Use
 
 MAX_BINS = 48
@@ -36,6 +37,7 @@ MAX_BUCKETS = 1500
 _SAMPLES = 3
 """How many steps of a cell are measured in each dimension, if it has as many."""
 
+E = TypeVar("E", bound=Entry)
 Span = tuple[int, int]
 Place = tuple[int, int]
 
@@ -132,10 +134,11 @@ def prompt_map(
         has_step=lambda step: prompts.cells_in_rows(step[1], step[0], step[0]) == step[1],
         measure=prompt_measure(prompts, table),
     )
-    sizes = ((entry.num_ctx_blocks, entry.query_len / size, entry) for entry in table.prompt)
-    return HeatMap(
-        "prompt", x, y, tuple(_cells(phase, x, y, traced)), _buckets(sizes, len(table.prompt), built)
-    )
+
+    def place_of(entry: PromptEntry) -> tuple[int, float]:
+        return entry.num_ctx_blocks, entry.query_len / size
+
+    return _heat_map("prompt", x, y, phase, table.prompt, place_of, built, traced)
 
 
 def decode_map(
@@ -155,10 +158,30 @@ def decode_map(
         has_step=lambda step: step[0] <= step[1] <= decodes.most_blocks(step[0]),
         measure=decode_measure(table),
     )
-    sizes = ((entry.batch_size, float(entry.num_blocks), entry) for entry in table.decode)
-    return HeatMap(
-        "decode", x, y, tuple(_cells(phase, x, y, traced)), _buckets(sizes, len(table.decode), built)
-    )
+
+    def place_of(entry: DecodeEntry) -> tuple[int, float]:
+        return entry.batch_size, float(entry.num_blocks)
+
+    return _heat_map("decode", x, y, phase, table.decode, place_of, built, traced)
+
+
+def _heat_map(
+    kind: str,
+    x: Axis,
+    y: Axis,
+    phase: _Phase,
+    entries: Sequence[E],
+    place_of: Callable[[E], tuple[int, float]],
+    built: Collection[Entry] | None,
+    traced: Mapping[Place, Use] | None,
+) -> HeatMap:
+    """Returns the map of a phase, whose table has `entries`. It shows no buckets if there would be too many."""
+    counted: Counter[tuple[int, float, bool | None]] = Counter()
+    if len(entries) <= 8 * MAX_BUCKETS:
+        counted.update((*place_of(entry), None if built is None else entry in built) for entry in entries)
+    rows = sorted(counted.items(), key=lambda item: item[0][:2]) if len(counted) <= MAX_BUCKETS else ()
+    buckets = (Bucket(a, b, number, is_built) for (a, b, is_built), number in rows)
+    return HeatMap(kind, x, y, tuple(_cells(phase, x, y, traced)), tuple(buckets))
 
 
 # Bins
@@ -252,16 +275,3 @@ def _in_decode_hole(hole: DecodeHole, xs: Span, ys: Span) -> int:
     if batches[0] > batches[1] or hole.covered_blocks >= ys[1]:
         return 0
     return _totals(hole.reachable, batches, (max(ys[0], hole.covered_blocks + 1), ys[1]))
-
-
-def _buckets(
-    sizes: Iterable[tuple[int, float, Entry]], num_entries: int, built: Collection[Entry] | None
-) -> tuple[Bucket, ...]:
-    """Returns a bucket for the entries of each size and state; none at all if there would be too many."""
-    if num_entries > 8 * MAX_BUCKETS:
-        return ()
-    counted = Counter((x, y, None if built is None else entry in built) for x, y, entry in sizes)
-    if len(counted) > MAX_BUCKETS:
-        return ()
-    rows = sorted(counted.items(), key=lambda item: item[0][:2])
-    return tuple(Bucket(x, y, number, is_built) for (x, y, is_built), number in rows)

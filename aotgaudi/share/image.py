@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from typing import Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import DOCUMENT_NAMES, INDEX_NAME
-from aotgaudi.bundle.staging import building_directory, publish, refuse_foreign
+from aotgaudi.bundle.format import INDEX_NAME
+from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign, settle
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
@@ -259,7 +260,8 @@ def pull_image(
             report = verify_bundle(bundle)
             if report.corrupt:
                 raise CorruptError(f"{source}: {report.corrupt[0].path}: {report.corrupt[0].reason}")
-            publish(building, out, DOCUMENT_NAMES, bundle.index.objects)
+            settle(building)
+            exchange_directory(building, out)
     except OSError as error:
         raise store_error("write the bundle", out, error) from error
     return open_bundle(out, policy)
@@ -277,6 +279,8 @@ def _unpack_image(source: str, building: Path, *, is_insecure: bool) -> None:
     index = Digest.of((building / INDEX_NAME).read_bytes())
     if (layer.annotations or {})[BUNDLE_INDEX] != f"sha256:{index.sha256}":
         raise CorruptError(f"{source}: the bundle in the layer is another than the image says")
+    if place.root == copied:
+        shutil.rmtree(copied)
 
 
 def _bundle_layer(manifest: ImageManifest, source: str) -> Descriptor:

@@ -57,13 +57,6 @@ class Fault:
     reason: str
 
 
-def damage_of(error: OSError) -> str | None:
-    """Returns what is wrong with the file if `error` tells that; None if the system does not let us look."""
-    if isinstance(error, NotRegularError):
-        return error.strerror
-    return "cannot be read: input/output error" if error.errno == errno.EIO else None
-
-
 def remove(path: Path) -> bool:
     """Removes a file or a directory. Returns False if it is gone already. Raises StoreError."""
     try:
@@ -113,7 +106,7 @@ def hold_blob(
     was hashed, even if the path names another file by then. Without `hashes`, only the size is compared. Raises as
     `find_fault` does.
     """
-    return _look(path, lambda: _hold(path, digest, examine, hashes=hashes))
+    return look(path, lambda: _hold(path, digest, examine, hashes=hashes))
 
 
 def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept_any) -> Fault | None:
@@ -130,7 +123,7 @@ def copy_blob(path: Path, digest: Digest, target: int, examine: Examine = accept
         os.close(found)
         return None
 
-    return _look(path, copy)
+    return look(path, copy)
 
 
 def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> bytes | Fault:
@@ -138,7 +131,7 @@ def read_blob(path: Path, digest: Digest, examine: Examine = accept_any) -> byte
 
     The returned bytes are exactly the bytes that were hashed. Raises as `find_fault` does.
     """
-    data = _look(path, lambda: _read(path, digest.size_bytes, examine, digest))
+    data = look(path, lambda: _read(path, digest.size_bytes, examine, digest))
     return data if isinstance(data, Fault) else _compare(Digest.of(data), digest) or data
 
 
@@ -147,7 +140,7 @@ def read_bounded(path: Path, max_bytes: int, examine: Examine = accept_any) -> b
 
     Raises as `find_fault` does.
     """
-    data = _look(path, lambda: _read(path, max_bytes, examine))
+    data = look(path, lambda: _read(path, max_bytes, examine))
     if not isinstance(data, Fault) and len(data) > max_bytes:
         return Fault("corrupt", f"has more than {max_bytes} bytes")
     return data
@@ -242,19 +235,20 @@ def _wrong_size(size_bytes: int, digest: Digest) -> Fault:
     return Fault("corrupt", f"has {size_bytes} bytes, should have {digest.size_bytes}")
 
 
-def _look(path: Path, action: Callable[[], T]) -> T | Fault:
-    """Returns what `action` returns, or the fault of the file that its error tells."""
+def look(path: Path | str, action: Callable[[], T]) -> T | Fault:
+    """Returns what `action` returns, or the fault of the file that its error tells. Raises as `find_fault` does."""
     try:
         return again(action, retry_on=MOVED_ERRORS)
     except _UnwritableError as error:
         raise error.reason from error
     except OSError as error:
-        reason = damage_of(error)
         if error.errno in ABSENT_ERRORS:
             return Fault("missing", "no such file")
-        if reason is not None:
-            return Fault("corrupt", reason)
-        raise store_error("read", path, error) from error
+        if isinstance(error, NotRegularError):
+            return Fault("corrupt", f"not a regular file: {error.kind}")
+        if error.errno == errno.EIO:
+            return Fault("corrupt", "cannot be read: input/output error")
+        raise store_error("read", Path(path), error) from error
 
 
 _OBJECT_MODE = 0o444

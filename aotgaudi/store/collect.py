@@ -2,8 +2,7 @@
 
 A collector removes, in this order:
 
-1. Always: objects that neither a record nor a root names (leftovers of dead writers), and partly received pulls, since no
-   pull runs now.
+1. Always: objects that neither a record nor a root names (leftovers of dead writers).
 2. Until the store is small enough, least recently used first: records, each with the objects that no other record names,
    logs, and tool caches.
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
@@ -112,28 +111,24 @@ class Contents:
 
 @dataclass(frozen=True)
 class CollectionPlan:
-    """What to remove, in order, and the bytes before and after."""
+    """What to remove, in order, and the bytes before, after, and of what the roots keep.
+
+    `bad_records` are left for fsck. `swept` counts the removed files of dead writers.
+    """
 
     orphans: tuple[Digest, ...]
     evicted: tuple[Eviction, ...]
     scratch: tuple[ScratchItem, ...]
     bytes_before: int
     bytes_after: int
+    kept_bytes: int
+    bad_records: tuple[str, ...]
+    swept: int = 0
 
     @property
     def objects(self) -> tuple[Digest, ...]:
         """All objects to remove."""
         return (*self.orphans, *(digest for eviction in self.evicted for digest in eviction.objects))
-
-
-@dataclass(frozen=True)
-class Collection:
-    """The result of a collection. `swept` counts the removed files of dead writers."""
-
-    plan: CollectionPlan
-    kept_bytes: int
-    bad_records: tuple[str, ...]
-    swept: int
 
 
 def measure_store(store: Store) -> StoreUsage:
@@ -203,11 +198,21 @@ def plan_collection(contents: Contents, max_bytes: int) -> CollectionPlan:
         freed = tuple(sorted((digest for digest in item.objects & loose if not users[digest]), key=str))
         left -= item.stamp.size_bytes + sum(digest.size_bytes for digest in freed)
         evicted.append(Eviction(item, freed))
-    return CollectionPlan(orphans, tuple(evicted), tuple(scratch), contents.total_bytes, left)
+    kept_bytes = sum(digest.size_bytes for digest in contents.kept_objects & contents.objects)
+    kept_bytes += sum(r.stamp.size_bytes for r in contents.records if r.key in contents.kept_keys)
+    return CollectionPlan(
+        orphans,
+        tuple(evicted),
+        tuple(scratch),
+        contents.total_bytes,
+        left,
+        kept_bytes,
+        contents.bad_records,
+    )
 
 
-def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collection:
-    """Shrinks `store` to at most `max_bytes`, as far as its roots allow.
+def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> CollectionPlan:
+    """Shrinks `store` to at most `max_bytes`, as far as its roots allow. Returns what was removed.
 
     With `dry_run`, nothing is removed, and builders may run meanwhile.
 
@@ -216,25 +221,23 @@ def collect(store: Store, max_bytes: int, *, dry_run: bool = False) -> Collectio
         CorruptError: A root cannot be read. Then nothing is removed.
     """
     if dry_run:
-        contents = read_contents(store)
-        return _outcome(contents, plan_collection(contents, max_bytes), 0)
+        return plan_collection(read_contents(store), max_bytes)
     found = collect_unless_used(store, max_bytes)
     if found is None:
         raise StoreError(f"store at {store.root} is in use: collect when no build or seal runs")
     return found
 
 
-def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ()) -> Collection | None:
+def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ()) -> CollectionPlan | None:
     """Collects as `collect` does, but does nothing and returns None while a build or a seal runs. `kept` are more roots."""
     with store.locks.exclusive() as is_alone:
         if not is_alone:
             return None
-        contents = read_contents(store, kept)
-        plan = plan_collection(contents, max_bytes)
+        plan = plan_collection(read_contents(store, kept), max_bytes)
         _remove(store, plan)
         swept = sweep_temporary_files(store.root)
         store.locks.forget_units()
-    return _outcome(contents, plan, swept)
+    return replace(plan, swept=swept)
 
 
 def _by_last_use(contents: Contents) -> Iterable[StoredRecord | ScratchItem]:
@@ -256,9 +259,3 @@ def _remove(store: Store, plan: CollectionPlan) -> None:
         store.actions.discard(eviction.record.key)
         for digest in eviction.objects:
             store.objects.discard(digest)
-
-
-def _outcome(contents: Contents, plan: CollectionPlan, swept: int) -> Collection:
-    kept = sum(digest.size_bytes for digest in contents.kept_objects & contents.objects)
-    kept += sum(r.stamp.size_bytes for r in contents.records if r.key in contents.kept_keys)
-    return Collection(plan, kept, contents.bad_records, swept)

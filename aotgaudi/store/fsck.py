@@ -26,13 +26,18 @@ _FAN_OUT = re.compile(r"[0-9a-f]{2}")
 _NFS_REMOVED = ".nfs"
 """NFS gives this prefix to a file that was removed while open. The file disappears by itself."""
 
+_FOREIGN = "no object or record has this name"
+
 Problem = Callable[[Path], "str | None"]
 """Returns what is wrong with a file; None if it is intact or gone."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file whose content does not match its name, by its path relative to the store. Roots are never removed."""
+    """A file whose content does not match its name, by its path relative to the store.
+
+    Roots, and directories whose names we never give, are not removed.
+    """
 
     path: str
     reason: str
@@ -104,7 +109,7 @@ def _find_bad(
 
 def _object_problem(path: Path) -> str | None:
     if not (_HEX.fullmatch(path.name) and path.name.startswith(path.parent.name)):
-        return "no object has this name"
+        return _FOREIGN
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -116,7 +121,7 @@ def _object_problem(path: Path) -> str | None:
 def _record_problem(path: Path) -> str | None:
     key = path.name.removesuffix(".json")
     if not (_HEX.fullmatch(key) and key.startswith(path.parent.name) and path.name.endswith(".json")):
-        return "no record has this name"
+        return _FOREIGN
     try:
         read_record(key, path)
     except RecordError as error:
@@ -127,6 +132,8 @@ def _record_problem(path: Path) -> str | None:
 def _settled(root: Path, path: Path, problem: Problem, remove: bool) -> Damage | None:
     """Removes a damaged file. Returns None if it is intact or gone by now."""
     reason = problem(path)
+    if reason == _FOREIGN and path.is_dir() and not path.is_symlink():
+        remove = False
     if reason is None or (remove and not discard_damaged(path, reason)):
         return None
     return Damage(os.path.relpath(path, root), reason, remove)

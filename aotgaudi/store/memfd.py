@@ -48,27 +48,16 @@ class SealedObjects:
         """
         if digest in self._descriptors:
             return None
-        if not self._hashes:
-            found = hold_blob(path, digest, examine, hashes=False)
-            if isinstance(found, Fault):
-                return found
-            if self._descriptors.setdefault(digest, found) != found:
-                os.close(found)  # Another thread was first.
-            return None
-        memory = _new_memory(path.name)
-        try:
-            fault = copy_blob(path, digest, memory, examine)
-            if fault is None:
-                fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-        except OSError as error:
-            os.close(memory)
-            raise store_error("copy into sealed memory", path, error) from error
-        except BaseException:
-            os.close(memory)
-            raise
-        if fault is not None or self._descriptors.setdefault(digest, memory) != memory:
-            os.close(memory)  # It is faulty, or another thread was first.
-        return fault
+        found = (
+            _sealed_copy(path, digest, examine)
+            if self._hashes
+            else hold_blob(path, digest, examine, hashes=False)
+        )
+        if isinstance(found, Fault):
+            return found
+        if self._descriptors.setdefault(digest, found) != found:
+            os.close(found)  # Another thread was first.
+        return None
 
     def path(self, digest: Digest) -> Path:
         """Returns a path that opens the sealed copy in this process until `close`. Raises KeyError."""
@@ -107,6 +96,23 @@ def allow_open_files(num_files: int) -> None:
             " LimitNOFILE=, or --ulimit nofile=)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def _sealed_copy(path: Path, digest: Digest, examine: Examine) -> int | Fault:
+    memory = _new_memory(path.name)
+    try:
+        fault = copy_blob(path, digest, memory, examine)
+        if fault is None:
+            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
+            return memory
+    except OSError as error:
+        os.close(memory)
+        raise store_error("copy into sealed memory", path, error) from error
+    except BaseException:
+        os.close(memory)
+        raise
+    os.close(memory)
+    return fault
 
 
 def _new_memory(name: str) -> int:

@@ -36,8 +36,8 @@ from typing import Any
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_error
-from aotgaudi.files import Temporary, again, open_descriptor, place, place_first, temporary_file
-from aotgaudi.store.cas import ABSENT_ERRORS, MOVED_ERRORS, damage_of, discard_damaged, remove
+from aotgaudi.files import Temporary, open_descriptor, place, place_first, temporary_file
+from aotgaudi.store.cas import Fault, discard_damaged, look, remove
 
 RECORD_SCHEMA = "aotgaudi.record/1"
 LARGEST_RECORD_BYTES = 1 << 24
@@ -97,15 +97,12 @@ def read_record(key: str, path: Path | str) -> dict[str, Any] | None:
     Raises RecordError if the file is not a record of `key`, and StoreError if the system refuses access, which says nothing
     about the record.
     """
-    try:
-        data = again(lambda: _read(str(path)), retry_on=MOVED_ERRORS)
-    except OSError as error:
-        if error.errno in ABSENT_ERRORS:
-            return None
-        if (damage := damage_of(error)) is not None:
-            raise RecordError(f"is {damage}") from error
-        raise store_error("read", Path(path), error) from error
-    return load_record(key, data)
+    data = look(path, lambda: _read(str(path)))
+    if not isinstance(data, Fault):
+        return load_record(key, data)
+    if data.state == "missing":
+        return None
+    raise RecordError(data.reason)
 
 
 def digests_in(value: Any) -> Iterator[Digest]:
@@ -154,7 +151,7 @@ class RecordStore:
         try:
             return self.load(key)
         except RecordError as error:
-            _LOG.warning("record %s %s: it counts for nothing (aotgaudi cache fsck)", self.path(key), error)
+            _LOG.warning("record %s: %s: it counts for nothing (aotgaudi cache fsck)", self.path(key), error)
         return None
 
     def load(self, key: str) -> dict[str, Any] | None:

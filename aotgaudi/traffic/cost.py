@@ -58,10 +58,9 @@ _BY_BACKEND = {"hpu": "gaudi3", "cuda": "h100", "cpu": "cpu", "fake": "cpu"}
 
 def device_of(spec: BuildSpec, name: str | None = None) -> Device:
     """Returns a device of `DEVICES`. The default is the profile of the spec's target, or the usual one of its backend."""
-    profile = spec.target.profile
-    return DEVICES[
-        name or (profile if profile in DEVICES and profile is not None else _BY_BACKEND[spec.target.backend])
-    ]
+    target = spec.target
+    usual = DEVICES[_BY_BACKEND[target.backend]]
+    return DEVICES[name] if name else DEVICES.get(target.profile or "", usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

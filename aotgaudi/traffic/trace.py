@@ -121,20 +121,22 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _csv_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:
-    rows = csv.reader(text for _, text in lines)  # One row per line: numbers need no quoted line ends.
-    header = next(rows)
-    places = _places(f"{path}, line 1", header, "columns")
+    lines = iter(lines)
+    first = next(lines)
+    skipped = first[0] - 1
+    rows = csv.reader(text for _, text in itertools.chain([first], lines))
+    header = next(rows)  # One row per line: numbers need no quoted line ends.
+    places = _places(f"{path}, line {first[0]}", header, "columns")
     try:
         for row in rows:
+            number = skipped + rows.line_num
             if len(row) not in (0, len(header)):
                 columns = f"has {len(row)} of {len(header)} columns"
-                raise SpecError(
-                    f"{path}, line {rows.line_num}", columns, f"as the header: {', '.join(header)}"
-                )
+                raise SpecError(f"{path}, line {number}", columns, f"as the header: {', '.join(header)}")
             if row:
-                yield rows.line_num, tuple(row[place] for place in places)
+                yield number, tuple(row[place] for place in places)
     except csv.Error as error:
-        raise SpecError(f"{path}, line {rows.line_num}", f"is not CSV: {error}") from error
+        raise SpecError(f"{path}, line {skipped + rows.line_num}", f"is not CSV: {error}") from error
 
 
 def _json_rows(path: Path, lines: Iterable[tuple[int, str]]) -> Iterator[_Row]:

@@ -24,7 +24,6 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.spec.bucketing import TunedBuckets
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
@@ -131,13 +130,8 @@ class Tuner:
             self.spec, TunedBuckets(prompts=prompts, decodes=tuple(sorted((b, n) for n, b in decodes)))
         )
 
-    def predicted(self, spec: BuildSpec, name: str) -> Padding:
-        """Returns the cost of the needed steps in the entries of a spec.
-
-        Raises:
-            SpecError: it cannot be enumerated, or has no entry for one of the steps.
-        """
-        table = BucketTable.from_entries(enumerate_entries(spec))
+    def predicted(self, table: BucketTable, name: str) -> Padding:
+        """Returns the cost of the needed steps in a table. Raises SpecError if it has no entry for one of them."""
         total = needed = 0
         for step, count in self.collected.needs.items():
             entry = _find(table, step)
@@ -147,10 +141,9 @@ class Tuner:
             needed += self.work.work(step) * count
         return Padding(name, len(table.prompt) + len(table.decode), total, needed)
 
-    def replayed(self, spec: BuildSpec, name: str) -> tuple[Padding, Replayed]:
-        """Replays the trace in the entries of a spec, and returns its cost and the replay."""
-        table = BucketTable.from_entries(enumerate_entries(spec))
-        found = replay(self.trace, spec.limits, table, self.work.seconds, self.policy)
+    def replayed(self, table: BucketTable, name: str) -> tuple[Padding, Replayed]:
+        """Replays the trace in a table, and returns its cost and the replay."""
+        found = replay(self.trace, self.spec.limits, table, self.work.seconds, self.policy)
         return Padding(
             name,
             len(table.prompt) + len(table.decode),

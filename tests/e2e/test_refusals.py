@@ -202,7 +202,7 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
 
     check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not signed", "aotgaudi sign")
     assert workplace.run("sign", bundle, "--sign-key", strangers).returncode == 0
-    check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "trusted keys that have signed it: 0")
+    check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "no trusted key has signed it")
     assert workplace.run("sign", bundle, "--sign-key", ours).returncode == 0
     reseal(bundle, lambda receipt: receipt.model_copy(update={"builder": {"graphs": "evil"}}))
     check(workplace.refusal(*trusting(ours), bundle=bundle), 4, "is not what was signed")

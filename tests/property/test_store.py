@@ -226,9 +226,9 @@ class StoreMachine(RuleBasedStateMachine):
     def collect(self, which: int, max_bytes: int) -> None:
         store = self.stores[which]
         outcome = collect(store, max_bytes)
-        evicted = {eviction.record.key for eviction in outcome.plan.evicted}
+        evicted = {eviction.record.key for eviction in outcome.evicted}
         assert not evicted & self.kept
-        assert outcome.plan.bytes_after <= max(max_bytes, outcome.kept_bytes)
+        assert outcome.bytes_after <= max(max_bytes, outcome.kept_bytes)
         for key in evicted:
             self.model.pop(key, None)
             self.bad_records.discard(key)

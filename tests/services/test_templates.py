@@ -179,4 +179,4 @@ def test_the_gitlab_jobs(
             if not line.startswith("apt-get "):
                 output += machine.run(line, {})
 
-    assert "signed    by 1 or more of 1 trusted keys" in output
+    assert "signed    by one of 1 trusted keys" in output

@@ -1,4 +1,4 @@
-"""The card of this process: how it is acquired, and what runs on it. Private names of the bridge are looked up here only.
+"""The card of this process: how it is acquired, and what runs on it.
 
 A process has one card, and acquires it once (K-25). All of its environment must be set before torch is imported (K-01).
 """
@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 from aotgaudi.backends.base import Target
 from aotgaudi.errors import CardError, TargetError
 from aotgaudi.gaudi.counters import Counters, Counts
-from aotgaudi.gaudi.environment import CACHE_VARIABLE, CARD_VARIABLES, CacheSetting
+from aotgaudi.gaudi.environment import ABSENT, BUSY, CARD_VARIABLES, recipe_directory
 from aotgaudi.gaudi.identity import device_type_of
 from aotgaudi.gaudi.recipes import flush_recipes
 
@@ -31,7 +30,6 @@ PATIENCE_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 _ANSWER_SECONDS = 120.0
 """How long acquiring a card may take where the driver does answer, beside other processes that do so. A guess."""
-_BUSY, _ABSENT = "acquire failed", "No devices found"
 _PACKAGE = "habana_frameworks.torch"
 
 
@@ -108,14 +106,6 @@ def get(tensor: Tensor) -> Tensor:
     return tensor.cpu()
 
 
-def recipe_directory() -> Path:
-    """Returns the directory of recipes of this process. Raises TargetError where it has none."""
-    directory = CacheSetting.parse(os.environ.get(CACHE_VARIABLE, "")).directory
-    if directory is None:
-        raise TargetError(f"target: {CACHE_VARIABLE} names no directory in this process")
-    return directory
-
-
 def without_grad(function: Callable[..., Any]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """Returns `function` as units run: on a list of tensors, without gradients, to a list."""
 
@@ -147,7 +137,7 @@ def _acquired(patience_seconds: float) -> str:
             return _name()
         except RuntimeError as error:
             text = " ".join(str(error).split())
-            if _ABSENT in text or _BUSY not in text:
+            if ABSENT in text or BUSY not in text:
                 raise TargetError(f"target: no card can be acquired: {text}") from error
             if time.monotonic() + _RETRY_SECONDS > deadline:
                 raise TargetError(f"target: {_which()} is busy: another process has it ({text})") from error

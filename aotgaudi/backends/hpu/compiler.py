@@ -6,7 +6,6 @@ sealed has run. The bridge stores recipes in this process's directory, and says 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,12 @@ from torch import Tensor, fx
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.backends.hpu.artifact import TEXT_FILE, UNIT_FILE, HpuUnit
-from aotgaudi.backends.hpu.card import acquired_to_compile, one_line, put, recipe_directory, synchronize
+from aotgaudi.backends.hpu.card import acquired_to_compile, one_line, put, synchronize
 from aotgaudi.backends.hpu.frontend import Run, compiled, require_stable_keys
 from aotgaudi.backends.inductor.check import check
 from aotgaudi.errors import AotGaudiError, CompileError, TargetError
 from aotgaudi.gaudi.counters import Counts
+from aotgaudi.gaudi.environment import recipe_directory
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text, is_open
 
@@ -37,7 +37,7 @@ class HpuCompiler:
             self._card.require(target)
         except TargetError as error:
             raise CompileError(str(error)) from error
-        _require_stable_keys()
+        require_stable_keys(self._card)
 
     def compile(self, unit: Unit, work_dir: Path) -> CompiledUnit:
         """Runs the unit, compares it with eager and collects its recipes. Raises CompileError naming the unit."""
@@ -114,8 +114,3 @@ class _FromCpu:
         for tensor, there in zip(inputs, placed, strict=True):
             tensor.copy_(there.cpu())
         return outputs
-
-
-@functools.cache
-def _require_stable_keys() -> None:
-    require_stable_keys(acquired_to_compile())

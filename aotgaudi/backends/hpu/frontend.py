@@ -6,11 +6,11 @@ Every process runs this front end, a server's too, before it is ready: recipes r
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, fx
@@ -18,12 +18,7 @@ from torch import Tensor, fx
 from aotgaudi.backends.hpu.attention import attend_by, attention_here
 from aotgaudi.backends.hpu.card import DEVICE, Card, acquired_to_compile, put, without_grad
 from aotgaudi.errors import CompileError, TargetError
-
-OPTIONS = MappingProxyType(
-    {"use_eager_fallback": False, "keep_input_mutations": True, "use_graph_freezing": False}
-)
-"""Of the backend: an operator that is not lowered is an error (K-18), caches are written in place (K-21), and weights
-are no constants (K-32)."""
+from aotgaudi.gaudi.environment import COMPILE_OPTIONS
 
 Run = Callable[[Sequence[Tensor]], list[Tensor]]
 
@@ -32,7 +27,11 @@ def compiled(graph: fx.GraphModule) -> Run:
     """Returns `graph` as the bridge compiles it when it is first run. Changes nothing in `graph`."""
     return without_grad(
         torch.compile(
-            on_card(graph), backend="hpu_backend", fullgraph=True, dynamic=False, options=dict(OPTIONS)
+            on_card(graph),
+            backend="hpu_backend",
+            fullgraph=True,
+            dynamic=False,
+            options=dict(COMPILE_OPTIONS),
         )
     )
 
@@ -47,6 +46,7 @@ def on_card(graph: fx.GraphModule) -> fx.GraphModule:
     return lowered
 
 
+@functools.cache
 def require_stable_keys(card: Card) -> None:
     """Raises CompileError unless a graph has the same key after another graph. Compiles two small graphs."""
     first, _, again = (_keys(card, number) for number in (1, 2, 1))

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.hpu.artifact import read_unit
-from aotgaudi.backends.hpu.card import acquired_to_compile, put, recipe_directory
+from aotgaudi.backends.hpu.card import acquired_to_compile, put
 from aotgaudi.backends.hpu.compiler import check_unit
 from aotgaudi.backends.hpu.frontend import Run, compiled
+from aotgaudi.gaudi.environment import recipe_directory
 from aotgaudi.gaudi.recipes import collect, scan
 from aotgaudi.graphs.canonical import InputSpec, from_text
 from aotgaudi.graphs.program import Call, Program

@@ -23,6 +23,7 @@ from aotgaudi.backends.hpu.frontend import Run, compiled
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, TargetError
 from aotgaudi.gaudi.counters import RECIPES, Counts, require_found
+from aotgaudi.gaudi.environment import recipe_directory
 from aotgaudi.gaudi.identity import DeviceType
 from aotgaudi.gaudi.recipes import RecipeSet, materialise
 from aotgaudi.graphs.canonical import from_text
@@ -63,7 +64,7 @@ class HpuRuntime:
             return
         self._restored = {name: digest for name, (digest, _) in chosen.items()}
         recipes = RecipeSet.named(cast("DeviceType", self._target.machine), self._restored)
-        materialise(chosen, card.recipe_directory())
+        materialise(chosen, recipe_directory())
         found = card.acquired()
         found.require(self._target)
         recipes.require_usable(found.device_type, found.synapse)

@@ -1,4 +1,4 @@
-"""The bridge for probes: imports it, compiles with it, and counts. Only this module looks up private names of the bridge.
+"""The bridge for probes: imports it, compiles with it, and counts.
 
 `main` is the process of a probe.
 """
@@ -9,7 +9,6 @@ import functools
 import importlib
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
@@ -17,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.gaudi.counters import Counters, Counts
-from aotgaudi.gaudi.environment import CACHE_VARIABLE, CacheSetting
+from aotgaudi.gaudi.environment import COMPILE_OPTIONS, recipe_directory
 from aotgaudi.gaudi.recipes import flush_recipes
 
 Run = Callable[..., Any]
 
-OPTIONS: Mapping[str, object] = {"use_eager_fallback": False, "keep_input_mutations": True}
-"""Options of the backend for everything that is compiled: K-18, and in-place writes to the KV cache (K-21)."""
+OPTIONS: Mapping[str, object] = {
+    name: value for name, value in COMPILE_OPTIONS.items() if name != "use_graph_freezing"
+}
+"""Options of the backend for everything that is compiled. A release that does not know the missing one refutes only K-05."""
 
 SHAPES = ((4, 8), (8, 8))
 """The shapes of the inputs of each graph."""
@@ -106,14 +107,6 @@ class Bridge:
         return importlib.import_module("torch._dynamo")
 
 
-def recipe_directory() -> Path:
-    """Returns this process's directory of recipes. Raises ValueError if it has none."""
-    directory = CacheSetting.parse(os.environ.get(CACHE_VARIABLE, "")).directory
-    if directory is None:
-        raise ValueError(f"{CACHE_VARIABLE} names no directory")
-    return directory
-
-
 def difference(found: Any, wanted: Any) -> float:
     """Returns the largest difference relative to the largest wanted value; infinite if a value is not finite."""
     found, wanted = found.cpu().double(), wanted.double()
@@ -134,13 +127,17 @@ def one_line(error: BaseException) -> str:
     return f"{text[: 300 - min(len(cause), 200)]}{cause[:200]}"
 
 
-def refusal(action: Callable[[], object]) -> str:
-    """Returns in one line why `action` was refused; empty if it was not."""
+def attempted(action: Callable[..., object], *args: Any) -> tuple[Any, str]:
+    """Returns what `action` returns and an empty text; if it was refused, None and why, in one line."""
     try:
-        action()
+        return action(*args), ""
     except Exception as error:  # Whatever the bridge raises is the answer.
-        return one_line(error)
-    return ""
+        return None, one_line(error)
+
+
+def refusal(action: Callable[..., object], *args: Any) -> str:
+    """Returns in one line why `action` was refused; empty if it was not."""
+    return attempted(action, *args)[1]
 
 
 def graph(number: int) -> Run:

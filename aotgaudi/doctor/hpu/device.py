@@ -18,8 +18,8 @@ from typing import Any
 from aotgaudi.backends.base import version_of
 from aotgaudi.child import python_command
 from aotgaudi.doctor.hpu.bridge import Bridge, difference, graph, refusal
-from aotgaudi.doctor.hpu.lab import BUSY, HpuCheck, Lab, LineFinding, Outcome, check, judged, probe, skipped
-from aotgaudi.gaudi.environment import CACHE_VARIABLE, sealed_setting
+from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, check, judged, probe, skipped
+from aotgaudi.gaudi.environment import BUSY, CACHE_VARIABLE, sealed_setting
 from aotgaudi.gaudi.identity import PLUGIN
 
 CHECKS: list[HpuCheck] = []

@@ -19,13 +19,11 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast
 
 from aotgaudi.child import python_command
-from aotgaudi.gaudi.environment import process_environment
+from aotgaudi.gaudi.environment import ABSENT, BUSY, process_environment
 
 PROBE_SECONDS = 120.0
 PATIENCE_SECONDS = 30.0
 """How long a card may stay busy after its process was killed."""
-BUSY, ABSENT = "acquire failed", "No devices found"
-"""The bridge's messages if another process has the card (K-25), and if it sees no card."""
 _RETRY_SECONDS = 1.0
 
 Verdict = Literal["confirmed", "refuted", "unclear", "skipped"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, Run, difference, one_line, refusal
+from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, Run, attempted, difference, refusal
 from aotgaudi.doctor.hpu.lab import HpuCheck, LineFinding, judged, probe, skipped
 from aotgaudi.doctor.hpu.recipes import NUMBERS
 
@@ -62,12 +63,11 @@ def operators(bridge: Bridge) -> Iterator[LineFinding]:
         bad = [name for name, row in table.items() if _is_bad(bridge, [row])] or ["all of them in one graph"]
     yield judged("K-19", not bad, f"all {len(table)}", f"not {', '.join(bad)}")
     rows, indices = bridge.random()[0], bridge.torch.tensor([-1, 0])
-    try:
-        got = bridge.compiled(lambda a, i: a.index_select(0, i) * 1.0)(*bridge.placed(rows, indices))
-        error = difference(got, rows[[3, 0]])
-        yield judged("K-44", error <= MAX_ERROR, f"{error:.1e} off the last row")
-    except Exception as raised:  # Whatever the bridge raises is the answer.
-        yield judged("K-44", False, one_line(raised))
+    got, problem = attempted(
+        lambda: bridge.compiled(lambda a, i: a.index_select(0, i) * 1.0)(*bridge.placed(rows, indices)).cpu()
+    )
+    error = math.inf if problem else difference(got, rows[[3, 0]])
+    yield judged("K-44", error <= MAX_ERROR, problem or f"{error:.1e} off the last row")
 
 
 def _is_bad(bridge: Bridge, rows: Sequence[_Operator]) -> bool:
@@ -79,11 +79,9 @@ def _is_bad(bridge: Bridge, rows: Sequence[_Operator]) -> bool:
 
     bridge.forget()
     before = bridge.counts()
-    try:
-        found = bridge.compiled(run)(*bridge.placed(*(tensor for _, inputs in rows for tensor in inputs)))
-    except Exception:
-        return True
-    if bridge.counts().since(before).fallbacks:
+    inputs = [tensor for _, inputs in rows for tensor in inputs]
+    found, problem = attempted(lambda: bridge.compiled(run)(*bridge.placed(*inputs)))
+    if problem or bridge.counts().since(before).fallbacks:
         return True
     wanted = (function(*inputs) for function, inputs in rows)
     return any(difference(*pair) > MAX_ERROR for pair in zip(found, wanted, strict=True))
@@ -175,10 +173,12 @@ def attention(bridge: Bridge) -> Iterator[LineFinding]:
             return operator(a, b, c, None, 0.0, scale, True, False, "fast", n, "right")[0] * 1.0
 
         bridge.forget()
-        try:
-            got = bridge.compiled(run)(*bridge.placed(q, k, v, lengths)).cpu()
-        except Exception as error:  # Another schema, for example. It is reported.
-            yield judged("K-24", False, f"{one_line(error)}{schema}")
+        inputs = q, k, v, lengths
+        got, problem = attempted(
+            lambda run, inputs: bridge.compiled(run)(*bridge.placed(*inputs)).cpu(), run, inputs
+        )
+        if problem:  # Another schema, for example.
+            yield judged("K-24", False, f"{problem}{schema}")
             yield from skipped(("K-43",), "K-24 was refuted")
             return
         name = f"group {group}, {length} x {size}"

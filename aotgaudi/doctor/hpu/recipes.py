@@ -15,15 +15,15 @@ from typing import Any
 from aotgaudi.doctor.hpu.bridge import (
     MAX_ERROR,
     Bridge,
+    attempted,
     difference,
     graph,
-    one_line,
-    recipe_directory,
     refusal,
     told,
 )
 from aotgaudi.doctor.hpu.device import device_of
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, check, judged, probe, skipped
+from aotgaudi.gaudi.environment import COMPILE_OPTIONS, recipe_directory
 from aotgaudi.gaudi.identity import KERNELS_VARIABLE
 from aotgaudi.gaudi.recipes import scan
 
@@ -33,13 +33,6 @@ NUMBERS = ("K-29", "K-37")
 """Lines without which no compiled result has a meaning."""
 _STORED = (*NUMBERS, "K-08", "K-12", "K-16")
 _RESTORED = (*_STORED, "K-13", "K-31")
-
-PASSED_OPTIONS: Mapping[str, object] = {
-    "use_eager_fallback": False,
-    "keep_input_mutations": True,
-    "use_graph_freezing": False,
-}
-"""Options of the backend that a build passes."""
 
 _ORDER = [1, 2, 1, 0]
 _MOST_SHOWN = 400
@@ -103,7 +96,7 @@ def _graphs(lab: Lab) -> Iterator[LineFinding]:
     yield judged("K-37", True, f"small graphs are {error:.1e} off at most")
     refused = lab.run("recipes.options").required()
     why = "; ".join(f"{name}: {problem}" for name, problem in refused.items())
-    yield judged("K-05", not refused, ", ".join(PASSED_OPTIONS), why)
+    yield judged("K-05", not refused, ", ".join(COMPILE_OPTIONS), why)
 
 
 @probe(CHECKS, "H-09", "metrics", "K-16", "K-12", needs=NUMBERS)
@@ -294,15 +287,12 @@ def _run(bridge: Bridge, number: int, pin: bool) -> Mapping[str, Any]:
     inputs, before = bridge.random(), bridge.counts()
     if pin:
         bridge.torch.fx.graph_module._loader.next_id = _PIN_STEP * (number + 1)
-    error, problem = 0.0, ""
-    try:
-        error = difference(bridge.compiled(graph(number))(*bridge.placed(*inputs)), graph(number)(*inputs))
-    except (
-        Exception
-    ) as raised:  # Another graph's recipe, say. Keys that were looked up are reported all the same.
-        problem = one_line(raised)
+    # Another graph's recipe may be found, and raise. Keys that were looked up are reported all the same.
+    error, problem = attempted(
+        lambda: difference(bridge.compiled(graph(number))(*bridge.placed(*inputs)), graph(number)(*inputs))
+    )
     found = sorted(bridge.counts().since(before).recipes)
-    return {"graph": number, "keys": found, "error": error, "problem": problem}
+    return {"graph": number, "keys": found, "error": error or 0.0, "problem": problem}
 
 
 def copy_recipes(source: Path, target: Path) -> None:
@@ -315,8 +305,8 @@ def copy_recipes(source: Path, target: Path) -> None:
 def options(bridge: Bridge) -> Mapping[str, str]:
     """Compiles with each option. Returns which were refused, and why."""
     inputs, refused = bridge.placed(*bridge.random()), {}
-    for name, value in PASSED_OPTIONS.items():
+    for name, value in COMPILE_OPTIONS.items():
         bridge.forget()
         run = bridge.compiled(graph(2), **{name: value})
-        refused[name] = refusal(lambda run=run: run(*inputs))  # type: ignore[misc]
+        refused[name] = refusal(run, *inputs)
     return {name: problem for name, problem in refused.items() if problem}

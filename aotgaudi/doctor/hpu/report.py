@@ -23,10 +23,11 @@ import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
 from aotgaudi.doctor.hpu import device, lowering, recipes, whole
 from aotgaudi.doctor.hpu.contract import LINES, Mark
-from aotgaudi.doctor.hpu.lab import ABSENT, HpuCheck, Lab, LineFinding, Outcome, Verdict
+from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, Verdict
 from aotgaudi.document import Document, Value
 from aotgaudi.errors import SpecError, UnexaminedError
 from aotgaudi.files import write_atomic
+from aotgaudi.gaudi.environment import ABSENT
 from aotgaudi.gaudi.identity import PLUGIN, DeviceType, device_type_of, python_version
 from aotgaudi.manifest.schema import rendered_schema
 

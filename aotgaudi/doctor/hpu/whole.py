@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, difference, recipe_directory
+from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, difference
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, check, judged
+from aotgaudi.gaudi.environment import recipe_directory
 
 CHECKS: list[HpuCheck] = []
 

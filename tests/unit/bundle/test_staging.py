@@ -22,6 +22,12 @@ def directory(path: Path, text: str) -> Path:
     return path
 
 
+def replace(out: Path, text: str) -> None:
+    with building_directory(out) as building:
+        (building / "file").write_text(text)
+        exchange_directory(building, out)
+
+
 def names(root: Path) -> set[str]:
     return {path.name for path in root.iterdir()}
 
@@ -39,7 +45,7 @@ def test_there_is_something_at_the_place_at_every_moment(tmp_path: Path) -> None
     watcher = threading.Thread(target=watch)
     watcher.start()
     for number in range(300):
-        exchange_directory(directory(tmp_path / "new", str(number)), out)
+        replace(out, str(number))
     is_done.set()
     watcher.join()
 
@@ -50,7 +56,7 @@ def test_without_an_exchange_two_renames_do(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", lambda *_: False)
     out = directory(tmp_path / "out", "old")
 
-    exchange_directory(directory(tmp_path / "new", "new"), out)
+    replace(out, "new")
 
     assert (out / "file").read_text() == "new"
     assert names(tmp_path) == {"out"}

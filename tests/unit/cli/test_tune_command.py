@@ -115,7 +115,7 @@ def test_without_a_number_there_are_as_many_entries_as_today(spec: Path, trace: 
     found = document(tune(trace, "--from", spec, "--json"))
 
     today = Manifest.of(load_spec(spec))
-    assert found["budget"] == len(today.of_kind("prompt")) + len(today.of_kind("decode"))
+    assert found["max_entries"] == len(today.of_kind("prompt")) + len(today.of_kind("decode"))
 
 
 def test_a_faster_trace_runs_more_at_once(spec: Path, trace: Path) -> None:

@@ -127,7 +127,7 @@ def test_a_server_that_does_not_fit_into_the_memory_exits_with_5_and_what_would_
 ) -> None:
     bundle = seal(Manifest.of(spec_of(config=SMALL_CONFIG, limits=ONE_SEQUENCE)), tmp_path)
     assert run(bundle).exit_code == 0
-    monkeypatch.setattr("aotgaudi.cli.verify.available_memory", lambda: Memory(1 << 30, 4096))
+    monkeypatch.setattr("aotgaudi.bundle.verify.available_memory", lambda: Memory(1 << 30, 4096))
 
     result = run(bundle)
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
+from aotgaudi.bucketing.padding import prompt_measure
 from aotgaudi.bucketing.proof import decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.report.heat_map import MAX_BINS, MAX_BUCKETS, Axis, HeatMap, decode_map, prompt_map
+from aotgaudi.report.heat_map import MAX_BINS, MAX_BUCKETS, Axis, Cell, HeatMap, decode_map, prompt_map
 from aotgaudi.report.traffic import Use
 from aotgaudi.spec.limits import ServingLimits
 
 CONTEXTS = ("any", "blocks", "none")
+
+Step = tuple[int, int]
 
 
 @st.composite
@@ -70,56 +77,63 @@ def test_decode_cells_add_up_to_the_proof(limits, entries, contiguous) -> None:
     assert sum(cell.num_uncovered for cell in heat_map.cells) == uncovered
 
 
-@given(limits=limits(), entries=prompt_entries(1))
-def test_a_prompt_cell_counts_what_a_walk_over_it_counts(limits, entries) -> None:
-    prompts, table = ReachablePrompts(limits), BucketTable(entries, ())
-    heat_map = prompt_map(prompts, table)
-
+def walks(heat_map: HeatMap, is_step: Callable[[Step], bool]) -> Iterator[tuple[Cell, list[Step]]]:
+    """Some of the cells, each with all of its steps."""
     for cell in heat_map.cells[:: max(1, len(heat_map.cells) // 20)]:
-        walked = [
-            (ctx, row)
-            for ctx in span_of(heat_map, "x", cell.x)
-            for row in span_of(heat_map, "y", cell.y)
-            if ctx <= prompts.max_ctx_blocks and 0 < row <= prompts.row_of(prompts.longest_query(ctx))
-        ]
-        lacking = [
-            step
-            for step in walked
-            if not any(
-                entry.num_ctx_blocks >= step[0]
-                and entry.query_len >= min(prompts.row_query(step[1]), prompts.longest_query(step[0]))
-                for entry in entries
-            )
-        ]
+        yield (
+            cell,
+            list(filter(is_step, product(*(span_of(heat_map, name, getattr(cell, name)) for name in "xy")))),
+        )
+
+
+def require_walked(
+    heat_map: HeatMap, is_step: Callable[[Step], bool], is_covered: Callable[[Step], bool]
+) -> None:
+    for cell, walked in walks(heat_map, is_step):
+        lacking = [step for step in walked if not is_covered(step)]
         assert (cell.num_steps, cell.num_uncovered) == (len(walked), len(lacking))
         assert (cell.padding is None) <= bool(lacking or not walked)
 
 
+def is_prompt(prompts: ReachablePrompts, step: Step) -> bool:
+    return step[0] <= prompts.max_ctx_blocks and 0 < step[1] <= prompts.row_of(prompts.longest_query(step[0]))
+
+
+@given(limits=limits(), entries=prompt_entries(1))
+def test_a_prompt_cell_counts_what_a_walk_over_it_counts(limits, entries) -> None:
+    prompts = ReachablePrompts(limits)
+
+    def is_covered(step: Step) -> bool:
+        query_len = min(prompts.row_query(step[1]), prompts.longest_query(step[0]))
+        return any(entry.num_ctx_blocks >= step[0] and entry.query_len >= query_len for entry in entries)
+
+    heat_map = prompt_map(prompts, BucketTable(entries, ()))
+
+    require_walked(heat_map, partial(is_prompt, prompts), is_covered)
+
+
 @given(limits=limits(), entries=decode_entries(), contiguous=st.booleans())
 def test_a_decode_cell_counts_what_a_walk_over_it_counts(limits, entries, contiguous) -> None:
-    decodes, table = ReachableDecodes(limits, contiguous), BucketTable((), entries)
-    heat_map = decode_map(decodes, table)
+    decodes = ReachableDecodes(limits, contiguous)
 
-    for cell in heat_map.cells[:: max(1, len(heat_map.cells) // 20)]:
-        walked = [
-            (batch, blocks)
-            for batch in span_of(heat_map, "x", cell.x)
-            for blocks in span_of(heat_map, "y", cell.y)
-            if batch <= decodes.max_batch_size and batch <= blocks <= decodes.most_blocks(batch)
-        ]
-        lacking = [
-            s for s in walked if not any(e.batch_size >= s[0] and e.num_blocks >= s[1] for e in entries)
-        ]
-        assert (cell.num_steps, cell.num_uncovered) == (len(walked), len(lacking))
+    heat_map = decode_map(decodes, BucketTable((), entries))
+
+    require_walked(
+        heat_map,
+        lambda step: step[0] <= decodes.max_batch_size and step[0] <= step[1] <= decodes.most_blocks(step[0]),
+        lambda step: any(entry.batch_size >= step[0] and entry.num_blocks >= step[1] for entry in entries),
+    )
 
 
 @given(limits=limits(), entries=prompt_entries(1))
 def test_padding_of_a_cell_is_between_one_and_the_worst(limits, entries) -> None:
-    heat_map = prompt_map(ReachablePrompts(limits), BucketTable(entries, ()))
+    prompts, table = ReachablePrompts(limits), BucketTable(entries, ())
+    measure = prompt_measure(prompts, table)
 
-    factors = [cell.padding for cell in heat_map.cells if cell.padding is not None]
-
-    assert all(factor >= 1 for factor in factors)
+    for cell, walked in walks(prompt_map(prompts, table), partial(is_prompt, prompts)):
+        if cell.padding is not None:
+            worst = max(found[0] for found in map(measure, walked) if found is not None)
+            assert 1 <= cell.padding <= round(worst, 4)
 
 
 @given(limits=limits(), entries=prompt_entries())

@@ -435,7 +435,7 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
         assert pulled.statement is not None
         assert files(pulled.path) == files(sealed.path)
         return
-    with pytest.raises(UntrustedError, match="is not signed" if signer is None else "trusted keys that have"):
+    with pytest.raises(UntrustedError, match="is not signed" if signer is None else "no trusted key has"):
         pull_image(f"oci:{tmp_path / 'image'}", tmp_path / "out", policy)
     assert files(tmp_path / "out") == before
 

@@ -53,8 +53,8 @@ def test_a_store_that_is_small_enough_loses_nothing(store: Store) -> None:
 
     outcome = collect(store, EVERYTHING)
 
-    assert outcome.plan.evicted == outcome.plan.orphans == ()
-    assert outcome.plan.bytes_before == outcome.plan.bytes_after > 0
+    assert outcome.evicted == outcome.orphans == ()
+    assert outcome.bytes_before == outcome.bytes_after > 0
     assert numbers(store) == [1]
 
 
@@ -84,7 +84,7 @@ def test_a_use_that_is_noted_saves_a_record(store: Store) -> None:
 def test_an_object_that_another_record_names_stays(store: Store) -> None:
     add(store, 1, b"shared", b"own", used=100.0)
     add(store, 2, b"shared", used=200.0)
-    size = collect(store, EVERYTHING, dry_run=True).plan.bytes_before
+    size = collect(store, EVERYTHING, dry_run=True).bytes_before
 
     collect(store, size - 1)
 
@@ -102,7 +102,7 @@ def test_a_root_keeps_its_records_with_their_objects_and_its_objects(store: Stor
 
     assert numbers(store) == [1]
     assert set(store.objects.digests()) == {kept, alone}
-    assert outcome.plan.bytes_after == outcome.kept_bytes > 0
+    assert outcome.bytes_after == outcome.kept_bytes > 0
 
     store.roots.remove("prod")
     collect(store, 0)
@@ -116,7 +116,7 @@ def test_orphans_go_whatever_the_size(store: Store) -> None:
 
     outcome = collect(store, EVERYTHING)
 
-    assert outcome.plan.orphans == (orphan,)
+    assert outcome.orphans == (orphan,)
     assert list(store.objects.digests()) == [Digest.of(b"named")]
 
 
@@ -127,7 +127,7 @@ def test_a_dry_run_removes_nothing_and_says_the_same(store: Store) -> None:
     with store.in_use():
         told = collect(store, 1000, dry_run=True)
     assert numbers(store) == [0, 1, 2, 3]
-    assert collect(store, 1000).plan == told.plan
+    assert collect(store, 1000) == told
 
 
 def test_a_root_that_cannot_be_read_stops_it_before_anything_goes(store: Store) -> None:
@@ -283,7 +283,7 @@ def test_the_limit_counts_logs_and_tool_caches(store: Store) -> None:
     scratch(store, "toolcache/toolchains/avx2-1", 2000, time.time())
     scratch(store, "logs/unit.log", 300, time.time())
 
-    plan = collect(store, EVERYTHING).plan
+    plan = collect(store, EVERYTHING)
 
     record_bytes = store.actions.records.path(key(1)).stat().st_size
     assert plan.bytes_after == digest.size_bytes + record_bytes + 2000 + 300
@@ -326,7 +326,7 @@ def test_what_the_caller_keeps_stays_as_under_a_root(store: Store) -> None:
 
     assert numbers(store) == [1]
     assert outcome is not None
-    assert outcome.plan.bytes_after == outcome.kept_bytes > 0
+    assert outcome.bytes_after == outcome.kept_bytes > 0
     assert store.roots.names() == ()
 
 

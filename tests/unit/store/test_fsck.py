@@ -132,6 +132,17 @@ def test_what_does_not_belong_where_objects_and_records_lie_is_removed(store: St
     assert check_store(store).is_clean
 
 
+def test_a_directory_with_a_name_of_others_is_told_and_stays(store: Store) -> None:
+    names = ["objects/sha256/ab/mine", "objects/sha256/lost+found", "records/mine"]
+    for name in names:
+        (store.root / name / "inner").mkdir(parents=True)
+
+    damage = check_store(store).damage
+
+    assert sorted((item.path, item.is_removed) for item in damage) == [(name, False) for name in names]
+    assert all((store.root / name / "inner").is_dir() for name in names)
+
+
 def test_a_dry_run_and_a_read_only_store_remove_nothing(store: Store) -> None:
     path = object_path(store.root, DIGEST)
     rewrite(path, b"?" * len(DATA))

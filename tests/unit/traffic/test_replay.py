@@ -1,4 +1,4 @@
-"""What a trace says of a manifest's entries: where its steps run, and which limits most of its requests fit."""
+"""Replays a trace: which steps run, in which entries, and which requests fit the limits."""
 
 from __future__ import annotations
 

@@ -122,6 +122,7 @@ HEADER = "time,prompt_tokens,generated_tokens\n"
         (f"{HEADER}0,5,5\n2023-12-01 00:00:00,5,5\n", ", line 3: has the time '2023-12-01 00:00:00' (as in"),
         (f"{HEADER}2,5,5\n1,5,5\n", ", line 3: has a time before that of the request before it (sort it"),
         (f"{HEADER}0,5,5\n0,5\n", ", line 3: has 2 of 3 columns"),
+        (f"\n \n{HEADER}0,5\n", ", line 4: has 2 of 3 columns"),
         ('{"time": 0, "prompt_tokens": 5}\n', ", line 1: has no generated tokens among its keys"),
         ('{"time": 0, "prompt_tokens": true, "generated_tokens": 1}\n', ", line 1: has true prompt tokens"),
         ('{"time": 0, "prompt_tokens": 1, "generated_tokens": NaN}\n', ", line 1: has NaN generated tokens"),

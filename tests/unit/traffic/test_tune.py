@@ -48,8 +48,12 @@ def tuner() -> Tuner:
     return Tuner(spec, traffic(300), work_of(spec))
 
 
+def table_of(spec: BuildSpec) -> BucketTable:
+    return BucketTable.from_entries(enumerate_entries(spec))
+
+
 def num_steps(spec: BuildSpec) -> int:
-    table = BucketTable.from_entries(enumerate_entries(spec))
+    table = table_of(spec)
     return len(table.prompt) + len(table.decode)
 
 
@@ -64,14 +68,15 @@ def test_a_tuned_spec_is_closed_within_its_budget(tuner: Tuner, num_entries: int
 def test_it_pads_less_than_the_public_table_of_as_many_entries(tuner: Tuner) -> None:
     num_entries = num_steps(tuner.spec)
 
-    today, tuned = tuner.predicted(tuner.spec, "today"), tuner.predicted(tuner.tuned(num_entries), "tuned")
+    today = tuner.predicted(table_of(tuner.spec), "today")
+    tuned = tuner.predicted(table_of(tuner.tuned(num_entries)), "tuned")
 
     assert tuned.needed == today.needed
     assert tuned.work - tuned.needed < 0.7 * (today.work - today.needed)
 
 
 def test_more_entries_never_cost_more(tuner: Tuner) -> None:
-    works = [tuner.predicted(tuner.tuned(num), "tuned").work for num in (2, 4, 8, 16, 32, 64)]
+    works = [tuner.predicted(table_of(tuner.tuned(num)), "tuned").work for num in (2, 4, 8, 16, 32, 64)]
 
     assert works == sorted(works, reverse=True)
 
@@ -92,10 +97,10 @@ def test_a_tuned_spec_is_written_and_read_back(tuner: Tuner) -> None:
 def test_what_is_replayed_in_the_tuned_table_is_near_what_was_predicted(tuner: Tuner) -> None:
     tuned = tuner.tuned(30)
 
-    replayed, _ = tuner.replayed(tuned, "replayed")
+    replayed, _ = tuner.replayed(table_of(tuned), "replayed")
 
     assert replayed.num_entries == num_steps(tuned)
-    assert replayed.work == pytest.approx(tuner.predicted(tuned, "predicted").work, rel=0.1)
+    assert replayed.work == pytest.approx(tuner.predicted(table_of(tuned), "predicted").work, rel=0.1)
 
 
 @pytest.mark.parametrize("num_entries", [1, 401])
@@ -140,7 +145,7 @@ def test_no_traffic_forms_a_step_without_an_entry(
     spec, first = served(**limits), traffic(20, seed)
     assume(min(first.prompt_tokens) < limits["max_model_len"])
     tuned = Tuner(spec, first, work_of(spec), query_step).tuned(num_entries)
-    table = BucketTable.from_entries(enumerate_entries(tuned))
+    table = table_of(tuned)
 
     assert coverage_of(Manifest.of(tuned)).is_closed
     other = traffic(60, seed + 1)
