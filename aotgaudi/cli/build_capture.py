@@ -34,7 +34,7 @@ _SHOWN_RESIDUALS = 3
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How a server is captured: warm-up requests, repairs, where it sees its caches, how long it may take."""
+    """How a server is captured: warm-up requests, repairs, where its caches lie, how long it may take."""
 
     exercise: tuple[str, ...] = option(
         "What the server is asked once it serves, so that it compiles that, too: none, smoke, sampler or"
@@ -51,7 +51,7 @@ class CaptureSettings:
         metavar="SPEC",
     )
     sandbox_root: Path = option(
-        "Where the server sees its caches, now and wherever it runs: its files hold this path.",
+        "Where the server's caches lie, now and wherever it runs: its files hold this path.",
         "--root",
         default=DEFAULT_ROOT,
         metavar="DIR",

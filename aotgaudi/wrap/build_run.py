@@ -67,7 +67,7 @@ class Setting:
 
     Attributes:
         found, launch: What is started.
-        root: The sandbox's root, as the server sees it.
+        root: The sandbox's root.
         objects: The store of captured bytes.
         log: Where the server's output goes.
         ready_seconds: How long the server may take until it serves.
