@@ -21,7 +21,6 @@ pytestmark = pytest.mark.process
 
 ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.backends.hpu.frontend": ["result.json"],
-    "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],
     "aotgaudi.compile.ray": ["1"],
     "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],
     "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json"],
