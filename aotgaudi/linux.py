@@ -75,7 +75,7 @@ _CALLS: Mapping[str, str] = {
         clone 220 clone3 435 execve 221 execveat 281 seccomp 277 ptrace 117 process_vm_readv 270
         process_vm_writev 271 pidfd_getfd 438 io_uring_setup 425 io_uring_enter 426 io_uring_register 427""",
 }
-"""Machine -> its system calls, each with its number. aarch64 has neither ``fork`` nor ``vfork``."""
+"""Machine -> its system calls, each with its number. x86_64 has them all, aarch64 neither ``fork`` nor ``vfork``."""
 _AUDIT_ARCHS = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _FIRST_FOREIGN = 0x40000000
 """Numbers from this one on belong to another ABI (x32)."""
@@ -113,6 +113,8 @@ def install_filter(answers: Mapping[str, int], flags: int, *, foreign: int, thre
     steps = [(_LOAD, 0, 0, _ARCH_AT), (_EQUALS, 1, 0, arch), (_RETURN, 0, 0, foreign)]
     steps += [(_LOAD, 0, 0, _NUMBER_AT), (_AT_LEAST, 0, 1, _FIRST_FOREIGN), (_RETURN, 0, 0, foreign)]
     for call, answer in answers.items():
+        if call not in _CALLS["x86_64"].split():
+            raise ValueError(f"no number is known of a call {call!r}")
         if call in numbers:
             steps += [(_EQUALS, 0, 1, numbers[call]), (_RETURN, 0, 0, answer)]
     if threads_only != ALLOW:
@@ -234,8 +236,8 @@ def inotify_events(data: bytes) -> Iterator[tuple[int, int, str]]:
 
 
 def dlopen(library: str | os.PathLike[str]) -> None:
-    """Loads a library, which stays. Unlike ``ctypes.CDLL``, this releases the interpreter's lock. Failure is ignored."""
-    function = ctypes.CDLL(None).dlopen
+    """Loads a library, which stays. Unlike loading by ctypes, this releases the interpreter's lock. Failure is ignored."""
+    function = _LIBC.dlopen
     function.argtypes, function.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
     function(os.fsencode(library), os.RTLD_NOW)
 

@@ -1,4 +1,4 @@
-"""The cores and the memory that this process may use, within the limits of its control groups (cgroups(7)).
+"""The cores and the memory that this process may use, within the limits of its control groups (cgroups(7)); addresses.
 
 A container that is limited to 2 CPUs on a machine with 64 sees 64 cores. If it ran a thread on each, the kernel would stop
 all of them for most of every period.
@@ -106,13 +106,19 @@ def in_threads(
         return list(pool.map(function, values))
 
 
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Returns the address that `host` is; None for a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    except ValueError:
+        return None
+
+
 def is_loopback(host: str) -> bool:
     """Returns whether `host` (a name or an address) can be reached from this machine only."""
-    name = host.strip("[]").partition("%")[0]
-    try:
-        address = ipaddress.ip_address(name)
-    except ValueError:
-        return name.rstrip(".").lower() == "localhost"
+    address = address_of(host)
+    if address is None:
+        return host.strip("[]").partition("%")[0].rstrip(".").lower() == "localhost"
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 

@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--guest", type=Path, required=True, help="the interpreter of a vLLM")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--root", type=Path, help="where the server sees its caches [default: WORK/place]")
+    parser.add_argument("--root", type=Path, help="where the server's caches lie [default: WORK/place]")
     parser.add_argument("--store", type=Path, help="[default: WORK/store]")
     parser.add_argument("--parts", default=",".join(PARTS))
     args = parser.parse_args()

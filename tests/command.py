@@ -5,9 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 from aotgaudi.cli.main import cli
+
+
+def keep_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that serves does not give this process's rights away, which would be for good."""
+    monkeypatch.setattr("aotgaudi.server.launch.leave_others_alone", lambda: False)
 
 
 class Command:

@@ -26,6 +26,8 @@ _TURNS_KEY = pytest.StashKey[str]()
 _TESTS = Path(__file__).parent
 _WITHOUT_PROCESSES = frozenset({"unit", "property", "golden", "transcripts"})
 """Folders whose tests start no process, unless they are marked `process`; all tests of other folders are."""
+_MARKS = frozenset({"process", "smoke", "slow", "hostile", "nightly"})
+"""Of tests that may start processes: `ci/test` without arguments runs none of them except `smoke`."""
 _LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
 
 
@@ -121,15 +123,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Fails a test that started a process and is not marked `process`, in a run that leaves such tests out."""
+    """Fails a test that started a process and has no mark that says so."""
     result = yield
-    is_left_out = "not (process" in item.config.option.markexpr
-    if (
-        _processes.started
-        and is_left_out
-        and not any(item.iter_markers("process"))
-        and not any(item.iter_markers("smoke"))
-    ):
+    if _processes.started and not _MARKS.intersection(mark.name for mark in item.iter_markers()):
         pytest.fail(f"it starts a process ({_processes.started}): mark it `process`", pytrace=False)
     return result
 

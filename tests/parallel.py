@@ -57,9 +57,8 @@ class ProcessWatch:
     def __init__(self) -> None:
         self.started, self._pid, self._fork_exec = "", os.getpid(), _posixsubprocess.fork_exec
         sys.addaudithook(self._on_audit)
-        _posixsubprocess.fork_exec = (
-            self._noting_fork_exec
-        )  # By which multiprocessing spawns, without an event.
+        # By which multiprocessing spawns, without an event.
+        _posixsubprocess.fork_exec = self._noting_fork_exec
 
     def forget(self) -> None:
         """Forgets what was started."""

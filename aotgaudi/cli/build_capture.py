@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import click
 from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.child import python_command
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
 from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
 from aotgaudi.cli.progress import CaptureDisplay
@@ -35,7 +33,7 @@ _SHOWN_RESIDUALS = 3
 
 @dataclass(frozen=True)
 class CaptureSettings:
-    """How a server is captured: warm-up requests, repairs, where it sees its caches, how long it may take."""
+    """How a server is captured: warm-up requests, repairs, where its caches lie, how long it may take."""
 
     exercise: tuple[str, ...] = option(
         "What the server is asked once it serves, so that it compiles that, too: none, smoke, sampler or"
@@ -52,7 +50,7 @@ class CaptureSettings:
         metavar="SPEC",
     )
     sandbox_root: Path = option(
-        "Where the server sees its caches, now and wherever it runs: its files hold this path.",
+        "Where the server's caches lie, now and wherever it runs: its files hold this path.",
         "--root",
         default=DEFAULT_ROOT,
         metavar="DIR",
@@ -97,25 +95,10 @@ class CaptureSettings:
         if not has_output and self.shard is None:
             raise click.UsageError("Missing option '-o' / '--output'.")
 
-    def sharding(self, place: StorePlace, words: Sequence[str]) -> Sharding | None:
-        """Returns how several servers share the first start of the command `words`."""
-        if self.shards is None:
-            return None
-        command = None if self.merge else partial(self._shard_command, place, words)
-        return Sharding(self.shards, command, dict(os.environ))
-
-    def _shard_command(self, place: StorePlace, words: Sequence[str], name: str) -> Sequence[str]:
-        given = [
-            "--shard",
-            name,
-            "--root",
-            str(self.sandbox_root),
-            "--ready-timeout",
-            str(self.ready_seconds),
-        ]
-        given += [] if self.shapes is None else ["--shapes", str(self.shapes)]
-        given += ["--no-repairs"] if self.no_repairs else []
-        return python_command("aotgaudi.cli.main", "build", "capture", *given, *place.words(), "--", *words)
+    @property
+    def sharding(self) -> Sharding | None:
+        """How several servers share the first start."""
+        return None if self.shards is None else Sharding(self.shards, runs=not self.merge)
 
     def own_requests(self) -> tuple[WarmUpRequest, ...]:
         """Returns the requests in the user's files. Raises SpecError."""
@@ -172,7 +155,7 @@ def capture(
         signing=signing,
         ready_seconds=settings.ready_seconds,
         given=shaped.files,
-        sharding=settings.sharding(place, words),
+        sharding=settings.sharding,
         live_graphs=shaped.live_graphs(launch.exercise),
     )
     try:

@@ -51,7 +51,7 @@ class Supervision:
     no_exercise: bool = option("Be ready without asking what was asked in the build.", default=False)
     no_repairs: bool = option("Mend no defect of the server.", default=False)
     root: Path | None = option(
-        "Where the server sees its caches  [default: as in the build]", default=None, metavar="DIR"
+        "Where the server's caches lie  [default: as in the build]", default=None, metavar="DIR"
     )
     listen: str = option(
         "Where /ready, /live, /metrics and /report are answered.", default=str(Listen()), metavar="HOST:PORT"

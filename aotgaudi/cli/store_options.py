@@ -29,11 +29,6 @@ class StorePlace:
         default=False,
     )
 
-    def words(self) -> list[str]:
-        """Returns the options that name this place."""
-        lower = [word for path in self.lower for word in ("--lower", str(path))]
-        return ["--store", str(self.root), *lower, *(["--allow-unsafe-store"] if self.trust_others else [])]
-
     def open(self, *, create: bool = True) -> Store:
         """Opens the store. It is read-only if we cannot write to it, which is enough while nothing is missing.
 

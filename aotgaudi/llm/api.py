@@ -82,7 +82,7 @@ class LLM:
     ``guard="process"``, nothing in the whole process may start a process or import a compiler until `close`, as in the
     server. With ``guard="kernel"``, the kernel also refuses to start processes, for any code, until the process ends. Two
     settings affect the whole process: freed memory is kept (glibc's ``mallopt``), and the limit of open files grows by the
-    number of the bundle's objects, which stay open until the process ends.
+    number of the bundle's objects, which are open while it loads.
 
     Args:
         bundle: Directory of the sealed bundle.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from aotgaudi.backends.base import Runtime
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.mhc_splits import StepSplits
@@ -81,9 +82,11 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         if spec.model.generates and spec.sampler.signature.constraints:
             grammars = LaterGrammars(model, tokenizer, spec.model.vocab_size)
 
-    guard, executables = Guard(), ExecutableTable()
-    _load(options, observers.phases, pinned, executables, guard)
+    executables = ExecutableTable()
+    runtime = _load(observers.phases, pinned, executables)
     splits = _prewarmed(manifest, executables, observers.phases)
+    guard = Guard()  # Counts from here on: nobody may arm it.
+    guard.watch("backend", runtime.num_compiled)
     runner = ProgramRunner(
         executables,
         spec.limits.block_size,
@@ -134,21 +137,12 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
     )
 
 
-def _load(
-    options: ModelOptions,
-    phases: Phases,
-    pinned: Pinned,
-    executables: ExecutableTable,
-    guard: Guard,
-) -> None:
-    """Loads every entry into `executables`."""
+def _load(phases: Phases, pinned: Pinned, executables: ExecutableTable) -> Runtime:
+    """Loads every entry into `executables`, and returns what runs them."""
     bundle, verified = pinned.bundle, pinned.verified.result()
     entries, receipt = bundle.manifest.entries, bundle.require_programs()
-    with phases.time("warm_checks"):
-        verified.report.raise_if_bad(options.bundle)
-        declare_samplers(entries, executables)
+    declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
-    guard.watch("backend", runtime.num_compiled)
     pinned.prefetched.result()
     limits = bundle.manifest.spec.limits
     loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result(), limits.num_tail_pages)
@@ -157,6 +151,7 @@ def _load(
     verified.objects.close()
     with phases.time("rehearsal"):
         loader.rehearse(executables, limits.block_size)
+    return runtime
 
 
 def _prewarmed(manifest: Manifest, executables: ExecutableTable, phases: Phases) -> SplitCounter:

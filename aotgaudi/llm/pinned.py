@@ -44,6 +44,7 @@ def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool
         with phases.time("verify"):
             held = hold_bundle(bundle, hashes=hashes)
             try:
+                held.report.raise_if_bad(bundle.path)
                 require_memory(manifest, held.report)
             except BaseException:
                 held.objects.close()

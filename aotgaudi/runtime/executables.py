@@ -165,7 +165,6 @@ class ExecutableTable:
     def declare_sampler(self, entry: SamplerEntry) -> None:
         """Declares that `entry` serves its batch size and signature. If several entries do, the first is used."""
         self._samplers.setdefault((entry.batch_size, entry.signature), entry)
-        self._serving.clear()
 
     def get(self, entry: Entry) -> BoundProgram | None:
         """Returns the program, or None if the entry is not warm."""

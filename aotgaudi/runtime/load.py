@@ -154,7 +154,6 @@ class Loader:
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
         self._constants: dict[Digest, Mapping[str, Tensor]] = {}
-        self._bound: dict[Digest, BoundProgram] = {}
 
     def load(
         self,
@@ -163,16 +162,12 @@ class Loader:
         table: ExecutableTable,
         phases: Phases | None = None,
     ) -> None:
-        """Adds the entries with a program in the receipt to `table`, and times it in `phases`. The others stay cold."""
+        """Adds the entries, which all have a program, to `table`, and times it in `phases`. Called once."""
         phases = phases or Phases()
-        found = [
-            (entry, artifacts.receipt.programs[entry.id])
-            for entry in entries
-            if entry.id in artifacts.receipt.programs
-        ]
-        fresh = {digest: entry for entry, digest in found if digest not in self._bound}
+        digests = {entry: artifacts.receipt.programs[entry.id] for entry in entries}
         programs = {
-            digest: placed(artifacts.program(entry.id), artifacts.receipt) for digest, entry in fresh.items()
+            digest: placed(artifacts.program(entry.id), artifacts.receipt)
+            for digest, entry in {digest: entry for entry, digest in digests.items()}.items()
         }
         with phases.time("layouts"):
             self._runtime.restore(_files(programs.values(), artifacts))
@@ -183,19 +178,16 @@ class Loader:
         with phases.time("units"):
             self._add_units(programs.values(), artifacts)
         with phases.time("bind_programs"):
-            for digest, program in programs.items():
-                self._bound[digest] = self._bind(program, artifacts)
-            for entry, digest in found:
-                table.add(entry, self._bound[digest])
+            bound = {digest: self._bind(program, artifacts) for digest, program in programs.items()}
+            for entry, digest in digests.items():
+                table.add(entry, bound[digest])
 
     def rehearse(self, table: ExecutableTable, block_size: int) -> None:
         """Runs every program of `table` as far as the device needs it before serving. See `Runtime.rehearse`."""
         placement = self._runtime.placement
         self._runtime.rehearse({str(entry): program.run_on_zeros for entry, program in table.programs()})
-        for cache in [
-            *table.caches,
-            *table.tail_caches,
-        ]:  # A rehearsal may leave NaN in block 0, which padding reads.
+        # A rehearsal may leave NaN in block 0, which padding reads.
+        for cache in [*table.caches, *table.tail_caches]:
             placement.clear(cache, [0], block_size)
 
     def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:
@@ -227,20 +219,19 @@ class Loader:
 
     def _add_weights(self, programs: Collection[Program]) -> None:
         specs = {spec.name: spec for program in programs for spec in program.weights}
-        fresh = [binding for binding in weight_bindings(programs) if binding.text not in self._tensors]
-        if fresh:
-            wanted = {name: specs[name] for binding in fresh for name in binding.names}
+        bindings = list(weight_bindings(programs))
+        if bindings:
+            wanted = {name: specs[name] for binding in bindings for name in binding.names}
             stored = load_weights(self._weights, wanted.values())
-            bound, put = bind_weights(fresh, stored, self._runtime.prepare), self._runtime.placement.put
+            bound, put = bind_weights(bindings, stored, self._runtime.prepare), self._runtime.placement.put
             while bound:  # One by one, so that only one is in memory twice.
                 text, tensor = bound.popitem()
                 self._tensors[text] = put(tensor)
 
     def _add_caches(self, programs: Iterable[Program], table: ExecutableTable) -> None:
-        """Makes zeroed caches for layers without one. Padding reads block 0, so it must not hold NaN."""
+        """Makes zeroed caches. Padding reads block 0, so it must not hold NaN."""
         specs = {spec.name: spec for program in programs for spec in program.caches}
-        missing = [spec for name, spec in specs.items() if f"kv:{name}" not in self._tensors]
-        for spec in missing:
+        for spec in specs.values():
             cache = self._tensors[f"kv:{spec.name}"] = self._runtime.placement.put(self._cache(spec))
             (table.tail_caches if spec.has_pages else table.caches).append(cache)
 

@@ -19,7 +19,6 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -31,7 +30,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.document import ForeignValue, first_problem, load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.machine import available_cores
+from aotgaudi.machine import in_threads
 from aotgaudi.runtime.memory import new_pages
 
 DTYPES: Mapping[str, str] = MappingProxyType(
@@ -52,7 +51,6 @@ _CHUNK_BYTES = 8 << 20
 """Large, because after each piece a thread waits for the interpreter, which is busy importing torch."""
 _BUFFER_BYTES = 1 << 20
 """Small tensors are read together, for the same reason."""
-_MAX_THREADS = 8
 _LENGTH_BYTES = 8
 
 
@@ -97,9 +95,8 @@ class ShardReader:
     def _read(self, wanted: Mapping[str, TensorSpec]) -> dict[str, StoredTensor]:
         names = self.model.weight_files(wanted)
         found: dict[str, StoredTensor] = {}
-        with ThreadPoolExecutor(max(1, min(_MAX_THREADS, available_cores(), len(names)))) as pool:
-            for tensors in pool.map(lambda name: self._read_file(name, wanted), names):
-                found |= tensors
+        for tensors in in_threads(lambda name: self._read_file(name, wanted), names):
+            found |= tensors
         missing = sorted(wanted.keys() - found.keys())
         if missing:
             problem = f"holds no tensor {missing[0]!r} ({len(missing)} missing in all)"

@@ -10,7 +10,6 @@ Starlette's TrustedHostMiddleware supports neither IPv6 addresses nor "any addre
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from aotgaudi.machine import is_loopback
+from aotgaudi.machine import address_of, is_loopback
 from aotgaudi.server.http import error_body
 
 _ANY = "*"
@@ -46,7 +45,7 @@ class AllowedHosts:
 
         A server on all interfaces allows every name unless `extra` is given.
         """
-        address = _address(host)
+        address = address_of(host)
         if (address is None and not host) or (address is not None and address.is_unspecified):
             return cls(frozenset(map(_normal, extra)) or frozenset({_ANY}))
         own = {"localhost"} if is_loopback(host) else set()
@@ -62,8 +61,7 @@ class AllowedHosts:
         name = _normal(found["name"])
         if name in self.names:
             return True
-        address = _address(name)
-        if address is not None and (self.all_addresses or address.is_loopback):
+        if address_of(name) is not None and (self.all_addresses or is_loopback(name)):
             return True
         return any(name.endswith(known[1:]) for known in self.names if known.startswith("*."))
 
@@ -73,13 +71,6 @@ ANY_HOST = AllowedHosts()
 
 def _normal(name: str) -> str:
     return name.strip("[]").rstrip(".").lower()
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return None
 
 
 class HostCheck:

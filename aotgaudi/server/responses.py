@@ -365,6 +365,7 @@ class ChunkWriter:
         """`prompt_lens` has the length of each choice's prompt."""
         self._format, self._prompt_lens, self._usage_in = answer_format, prompt_lens, usage_in
         self._num_output_tokens: Counter[int] = Counter()
+        self._is_plain = answer_format.is_plain and usage_in != "every"
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._is_open = False
 
@@ -385,9 +386,9 @@ class ChunkWriter:
             self._is_open = True
             openings = [self._written(i, self._format.opening(i)) for i in range(len(self._prompt_lens))]
             return b"".join([*openings, self.chunk(index, event)])
-        self._num_output_tokens[index] += len(event.token_ids)
-        is_plain = self._format.is_plain and self._usage_in != "every"
-        if not is_plain or event.logprobs or event.finish_reason is not None or not event.text:
+        if self._usage_in == "every":
+            self._num_output_tokens[index] += len(event.token_ids)
+        if not self._is_plain or event.logprobs or event.finish_reason is not None or not event.text:
             return self._written(index, self._format.chunks(index, event))
         before, after = self._frames.get(index) or self._frame(index)
         return before + escape_line_ends(encode_basestring(event.text)).encode() + after

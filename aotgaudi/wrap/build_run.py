@@ -67,7 +67,7 @@ class Setting:
 
     Attributes:
         found, launch: What is started.
-        root: The sandbox's root, as the server sees it.
+        root: The sandbox's root.
         objects: The store of captured bytes.
         log: Where the server's output goes.
         ready_seconds: How long the server may take until it serves.
@@ -75,7 +75,6 @@ class Setting:
         secrets: Values that must not be shown if the server prints them.
         asks: Whether the launch's warm-up requests are sent.
         asks_all: Whether a start must send those, too, that only the build would send.
-        placed: Adapts the plan of a server that runs next to others; returns it unchanged for a single server.
     """
 
     found: Found
@@ -88,7 +87,6 @@ class Setting:
     secrets: tuple[Secret, ...] = ()
     asks: bool = True
     asks_all: bool = False
-    placed: Callable[[Plan], Plan] = lambda plan: plan
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ def build_run(
         link_model(setting.found, setting.launch, sandbox)
         before(sandbox)
         sealed = {file.path: file.digest for file in files}
-        plan = setting.placed(plan_for(setting.found, setting.launch, sandbox, kind, sealed=sealed))
+        plan = plan_for(setting.found, setting.launch, sandbox, kind, sealed=sealed)
         for step in setting.found.adapter.build_steps(setting.launch) if kind == "cold" else ():
             _run_step(setting, plan, sandbox, step)
         ran = _run(setting, plan, sandbox, kind)

@@ -49,7 +49,7 @@ from aotgaudi.wrap.exercise import exercise, not_exercised
 from aotgaudi.wrap.launch import Found, features_of, find_server, weights_stamp
 from aotgaudi.wrap.prove import Cold, Proved, prove, proved_by
 from aotgaudi.wrap.sandbox import Sandbox
-from aotgaudi.wrap.shards import Sharding, placed_beside_others, run_shards, shards_of, union
+from aotgaudi.wrap.shards import Shard, Sharding, shards_of, union
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
@@ -174,8 +174,7 @@ def build_shard(order: Order, number: int, num: int, store: Store, progress: Pro
         store.require_writable()
         with _log(store, shard.key) as log:
             rules = _rules(order, progress)
-            alone = _setting(order, store, log, progress, rules)
-            setting = replace(alone, asks=False, placed=placed_beside_others)
+            setting = replace(_setting(order, store, log, progress, rules), asks=False)
             row, _ = _started(replace(order, given=shard.files), setting, rules, f"shard {shard.name}")
         record_unproven(store, shard.key, row)
         return row
@@ -196,10 +195,10 @@ def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFil
     if sharding is None:
         return ()
     shards = shards_of(order.found, order.launch, order.given, sharding.num)
-    progress.begin(counted(sharding.num, "shard"))
     missing = [shard for shard in shards if find_unproven(store, shard.key) is None]
-    if missing and sharding.command is not None:
-        run_shards(missing, sharding.command, sharding.environ, store.root / "logs", progress)
+    if sharding.runs:
+        build_shards(order, missing, store, progress)
+    progress.begin(counted(sharding.num, "shard"))
     rows = [row for row in (find_unproven(store, shard.key) for shard in shards) if row is not None]
     if len(rows) < len(shards):
         names = ", ".join(shard.name for shard in shards if find_unproven(store, shard.key) is None)
@@ -214,6 +213,22 @@ def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFil
         for path, text in order.given.items()
     ]
     return tuple(sorted((*made, *given), key=lambda file: file.path))
+
+
+def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: Progress) -> None:
+    """Runs `shards` one after another, since they have one root.
+
+    Raises like `build_shard`, but CaptureError only after all have run, with what each one that failed said.
+    """
+    failed: list[str] = []
+    for shard in shards:
+        try:
+            build_shard(order, shard.number, shard.num, store, progress)
+        except CaptureError as error:
+            failed.append(f"  shard {shard.name}: {error}")
+    if failed:
+        others = "; the others are recorded, and are not run again" if len(failed) < len(shards) else ""
+        raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
 
 
 def _setting(order: Order, store: Store, log: IO[Any], progress: Progress, rules: Rules) -> Setting:

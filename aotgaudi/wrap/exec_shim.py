@@ -1,8 +1,8 @@
 """The program that becomes the wrapped server, after it has set up what must hold before the server's first instruction.
 
-The arguments of ``main`` are PARENT [SOCKET] -- WORDS. It makes the process end with its parent. It restores the default
-signals. If there is a SOCKET, it has the kernel ask us about programs that are started (`aotgaudi.wrap.programs`). Then it
-becomes WORDS. It uses the standard library only, and it is a separate program because no code of ours may run between fork
+The arguments of ``main`` are PARENT SOCKET -- WORDS. It makes the process end with its parent. It restores the default
+signals. It has the kernel ask us about programs that are started, by the SOCKET (`aotgaudi.wrap.programs`). Then it becomes
+WORDS. It uses the standard library only, and it is a separate program because no code of ours may run between fork
 and exec in a process with threads.
 """
 
@@ -22,15 +22,12 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
 def main() -> None:
     """Becomes the wrapped server, or exits with one line on standard error."""
-    at = sys.argv.index("--")
-    parent, *asker = sys.argv[1:at]
-    words = sys.argv[at + 1 :]
+    parent, asker, _, *words = sys.argv[1:]
     die_with_parent(int(parent), signal.SIGTERM)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and exec keeps what is ignored.
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    for socket_descriptor in asker:
-        send_listener(int(socket_descriptor))
+    send_listener(int(asker))
     try:
         os.execvp(words[0], words)  # noqa: S606 - becoming what the user asked for is the point
     except FileNotFoundError:
@@ -48,12 +45,10 @@ def _ask_about_programs() -> int:
         return -1
     try:
         linux.set_no_new_privs()
-        return linux.install_filter(
-            dict.fromkeys(("execve", "execveat"), linux.ASK),
-            linux.NEW_LISTENER
-            | linux.SPEC_ALLOW,  # Before 5.16, Linux slows down filtered processes otherwise.
-            foreign=linux.ALLOW,
-        )
+        # SPEC_ALLOW: before 5.16, Linux slows down filtered processes otherwise.
+        flags = linux.NEW_LISTENER | linux.SPEC_ALLOW
+        answers = dict.fromkeys(("execve", "execveat"), linux.ASK)
+        return linux.install_filter(answers, flags, foreign=linux.ALLOW)
     except OSError:
         return -1
 

@@ -263,9 +263,8 @@ class Watcher:
         directory = self._directories.get(watch)
         if directory is None or mask & linux.IN_IGNORED:
             return
-        if mask & (
-            linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
-        ):  # No watch covers a top's parent or other places.
+        # No watch covers a top's parent or other places.
+        if mask & (linux.IN_DELETE_SELF | linux.IN_MOVE_SELF):
             self._lose(directory)
             return
         if mask & linux.IN_ISDIR:

@@ -99,16 +99,15 @@ class ProgramWatch(threading.Thread):
         waiting = select.poll()
         waiting.register(listener, select.POLLIN)
         waiting.register(self._ending, select.POLLIN)
-        last = None
+        execveat, last = linux.call_numbers()["execveat"], None
         while True:
             events = dict(waiting.poll())
             if self._ending in events or not events.get(listener, 0) & select.POLLIN:
                 return
             with suppress(OSError):  # The process has gone.
                 call = linux.next_call(listener)
-                is_at = call.number == linux.call_numbers()["execveat"]
                 try:
-                    start = _start(call.pid, call.arguments[2 if is_at else 1])
+                    start = _start(call.pid, call.arguments[2 if call.number == execveat else 1])
                 except PermissionError:  # Another user's, or no ptrace: it goes on, unseen.
                     start, self.is_watching = None, False
                 if start is not None and start != last:  # execvp tries each folder of PATH.

@@ -67,11 +67,11 @@ class Sandbox:
 
     Attributes:
         root: Its path.
-        descriptors: The descriptors that hold the lock. Every process that has them open holds it, too.
+        descriptor: The one that holds the lock. Every process that has it open holds it, too.
     """
 
     root: Path
-    descriptors: tuple[int, ...] = ()
+    descriptor: int | None = None
 
     def folder(self, name: str) -> Path:
         """Returns the path of one of its folders or files."""
@@ -164,7 +164,7 @@ def _take(root: Path, stack: contextlib.ExitStack, wait_seconds: float) -> Sandb
         descriptor = _lock(root)
         if descriptor is not None:
             stack.callback(os.close, descriptor)
-            return Sandbox(root, (descriptor,))
+            return Sandbox(root, descriptor)
         if time.monotonic() >= deadline:
             raise SpecError(
                 f"--root {root}",
@@ -213,14 +213,15 @@ def _lock(root: Path) -> int | None:
         raise store_error("lock", root, error) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()}".encode("ascii"), 0)
     except BlockingIOError:
         os.close(descriptor)
         return None
     except OSError as error:
         os.close(descriptor)
         raise store_error("lock", root, error) from error
+    with contextlib.suppress(OSError):  # A full disk: the run goes on, and its lock has no name.
+        os.truncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()}".encode("ascii"), 0)
     return descriptor
 
 
@@ -392,6 +393,6 @@ def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> 
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         start_new_session=True,
-        pass_fds=sandbox.descriptors,
+        pass_fds=() if sandbox.descriptor is None else (sandbox.descriptor,),
         bufsize=0,
     )

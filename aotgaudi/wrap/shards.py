@@ -1,31 +1,22 @@
 """Shards of a capture's cold run: several servers, each warming up a slice of the shapes.
 
-A server gets the files of its slice instead of those of all shapes, its own port, and no requests. The files that it leaves
-are recorded in the store. A shard that died is therefore run again alone, a shard with a record is not run again, and
-containers that share a store run shards at the same time (``--shard I/N``, then ``--merge``). The capture's cold run begins
-with the files of all shards. It warms up all shapes, gets all requests, and compiles what no shard compiled.
-
-Each shard is a process of ours, because servers are watched, signalled and reaped by process.
+A server gets the files of its slice instead of those of all shapes, and no requests. The files that it leaves are recorded
+in the store. A shard that died is therefore run again alone, a shard with a record is not run again, and containers that
+share a store run shards at the same time (``--shard I/N``, then ``--merge``). The capture's cold run begins with the files
+of all shards. It warms up all shapes, gets all requests, and compiles what no shard compiled.
 """
 
 from __future__ import annotations
 
-import socket
-import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.errors import CaptureError, SpecError, counted, store_error
-from aotgaudi.files import make_directories
-from aotgaudi.wrap.build_run import Progress
+from aotgaudi.errors import SpecError
 from aotgaudi.wrap.capture_records import UnprovenRow, shard_key
 from aotgaudi.wrap.launch import Found
-from aotgaudi.wrap.output import last_line, tail_of
-from aotgaudi.wrap.session import Plan
 
 MAX_SHARDS = 1024
 """Limits the damage of a typing error."""
@@ -52,13 +43,11 @@ class Sharding:
 
     Attributes:
         num: How many shards there are.
-        command: Returns the command that runs the shard of a name, ``2/3``; None: all records must be in the store.
-        environ: The environment of these commands.
+        runs: Whether shards without a record in the store are run.
     """
 
     num: int
-    command: Callable[[str], Sequence[str]] | None
-    environ: Mapping[str, str] = field(default_factory=dict)
+    runs: bool
 
 
 def parse_shard(text: str) -> tuple[int, int]:
@@ -75,63 +64,6 @@ def shards_of(found: Found, launch: Launch, files: Mapping[str, str], num: int) 
     return tuple(
         Shard(number, num, given, shard_key(launch, given).hex) for number, given in enumerate(slices, 1)
     )
-
-
-def placed_beside_others(plan: Plan) -> Plan:
-    """Returns `plan` with a port that is free now, unless the server listens on a socket below its root."""
-    if plan.address.uds is not None:
-        return plan
-    with closing(socket.socket()) as probe:
-        probe.bind(("", 0))
-        port = int(probe.getsockname()[1])
-    return replace(plan, words=(*plan.words, "--port", str(port)), address=replace(plan.address, port=port))
-
-
-def run_shards(
-    shards: Sequence[Shard],
-    command: Callable[[str], Sequence[str]],
-    environ: Mapping[str, str],
-    logs: Path,
-    progress: Progress,
-) -> None:
-    """Runs `shards` one after another, since they have one root. Returns when all have succeeded.
-
-    Raises:
-        CaptureError: Shards failed. The others ran to their end, and their records stay. Names each failed shard with its
-        log. StoreError: A log cannot be written.
-    """
-    failed: list[str] = []
-    for number, shard in enumerate(shards):
-        progress.note(f"{number} of {counted(len(shards), 'shard')} ended")
-        log = _log_path(logs, shard)
-        status = _run(command(shard.name), environ, log)
-        if status != 0:
-            said = last_line(tail_of(log)) or "it said nothing"
-            failed.append(f"  shard {shard.name}: exit code {status}: {said} (all of it: {log})")
-    if failed:
-        others = "; the others are recorded, and are not run again" if len(failed) < len(shards) else ""
-        raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
-
-
-def _run(words: Sequence[str], environ: Mapping[str, str], log: Path) -> int:
-    try:
-        make_directories(log.parent)
-        with log.open("wb") as file:
-            process = subprocess.Popen(
-                words, env=dict(environ), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
-            )
-    except OSError as error:
-        raise store_error("start a shard with the log", log, error) from error
-    try:
-        return process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-
-
-def _log_path(logs: Path, shard: Shard) -> Path:
-    return logs / f"shard-{shard.number}-of-{shard.num}-{shard.key[:16]}.log"
 
 
 def union(rows: Iterable[UnprovenRow], given: Iterable[str]) -> tuple[CapturedFile, ...]:

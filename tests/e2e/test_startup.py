@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 PHASES = {
     *("process", "engine_process", "engine_import", "import", "bind", "intake"),
     *("open", "manifest", "verify", "weights", "kv_caches", "import_torch"),
-    *("tokenizer", "coverage", "warm_checks", "layouts", "units", "bind_programs", "rehearsal", "engine"),
+    *("tokenizer", "coverage", "layouts", "units", "bind_programs", "rehearsal", "engine"),
     *("guard", "listen"),
 }  # fmt: skip
 
@@ -49,14 +49,13 @@ def test_what_waits_for_another_phase_begins_after_it(server: Server) -> None:
         "coverage",
         "import_torch",
         "tokenizer",
-        "warm_checks",
         "layouts",
     )
     order = (*order, "units", "bind_programs", "rehearsal", "engine", "guard", "listen")
 
     for earlier, later in itertools.pairwise(order):
         assert phases[earlier].end <= phases[later].begin, (earlier, later)
-    for name in ("weights", "kv_caches", "warm_checks"):
+    for name in ("weights", "kv_caches", "layouts"):
         assert phases["verify"].end <= phases[name].begin, name
 
 

@@ -34,9 +34,10 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
-from aotgaudi.wrap import exercise
+from aotgaudi.wrap import capture, exercise
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
-from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, shaped_command
+from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, build_shard, shaped_command
+from aotgaudi.wrap.capture_records import UnprovenRow
 from aotgaudi.wrap.launch import describe
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
@@ -72,8 +73,6 @@ class Bench:
     ready_seconds: float = 240
 
     def __post_init__(self) -> None:
-        if self.folder.joinpath("bin").exists():  # A shard's process: others read these files now.
-            return
         here = Here(self.folder)
         here.install("vllm-gaudi", "0.27.0")
         here.install("vllm", "0.27.0")
@@ -132,19 +131,6 @@ class Bench:
 
     def build(self, **environ: str) -> Built:
         return build_capture(self.order(**environ), self.store, self.told)
-
-    def shard_command(self, name: str) -> list[str]:
-        """What runs one shard in another process, where a card has to be shown, too."""
-        code = (
-            "import sys\nfrom pathlib import Path\nfrom aotgaudi.backends.base import Target\n"
-            "from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi\n"
-            "from aotgaudi.wrap.capture import build_shard\nfrom aotgaudi.wrap.shards import parse_shard\n"
-            "from tests.hpu.test_vllm_gaudi import Bench\n"
-            "VllmGaudi.target = lambda *_: Target(backend='hpu', machine='gaudi2')\n"
-            "bench = Bench(Path(sys.argv[1]), Path(sys.argv[2]), level=sys.argv[4])\n"
-            "build_shard(bench.order(), *parse_shard(sys.argv[3]), bench.store, bench.told)\n"
-        )
-        return [sys.executable, "-c", code, str(self.folder), str(self.double), name, self.level]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -356,36 +342,36 @@ def test_a_server_that_counts_its_blocks_anew_is_not_sealed(
 
 
 def test_shards_are_run_and_their_union_is_proved(
-    captured: Bench, newest: Path, tmp_path_factory: pytest.TempPathFactory
+    captured: Bench, newest: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was killed costs only itself; the server that starts from the union compiles nothing that a shard did.
+    """One whose server died costs only itself; the server that starts from the union compiles nothing that a shard did.
 
     Nothing is requested: a batch with seeds would be a graph that no shard has.
     """
     bench = Bench(tmp_path_factory.mktemp("s"), newest, level="none")
-    environ = bench.environ({})
-    order = replace(bench.order(), sharding=Sharding(3, None))
+    order = replace(bench.order(), sharding=Sharding(3, runs=False))
     with pytest.raises(CaptureError, match=r"no record of the shards 1/3, 2/3, 3/3 \(build capture --shard"):
         build_capture(order, bench.store, bench.told)
+    order = replace(order, sharding=Sharding(3, runs=True))
+    asked: list[int] = []
 
-    def dying(name: str) -> list[str]:
-        return (
-            [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"] if name == "2/3" else started(name)
-        )
+    def dying(order: Order, number: int, *rest: Any) -> UnprovenRow:
+        asked.append(number)
+        if number == 2:  # Its server finds no module.
+            order = replace(
+                order, found=replace(order.found, environ={**order.found.environ, "PYTHONPATH": ""})
+            )
+        return build_shard(order, number, *rest)
 
-    asked: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "build_shard", dying)
+        with pytest.raises(CaptureError, match="1 shard failed; the others are recorded"):
+            build_capture(order, bench.store, bench.told)
+    assert asked == [1, 2, 3]
 
-    def started(name: str) -> list[str]:
-        asked.append(name)
-        return bench.shard_command(name)
+    built = build_capture(order, bench.store, bench.told)
 
-    with pytest.raises(CaptureError, match="1 shard failed; the others are recorded"):
-        build_capture(replace(order, sharding=Sharding(3, dying, environ)), bench.store, bench.told)
-    assert asked == ["1/3", "3/3"]
-
-    built = build_capture(replace(order, sharding=Sharding(3, started, environ)), bench.store, bench.told)
-
-    assert asked == ["1/3", "3/3", "2/3"]
+    assert len([line for line in bench.told.lines if line.startswith("shard ")]) == 3
     assert [line for line in bench.told.lines if line.startswith("3 shards: 1 run; ")]
     assert built.row.cold_counts.get("hpu", 0) == 0
     assert bench.told.lines[-1].endswith("; the shards' files are all that it takes, so this is the proof")

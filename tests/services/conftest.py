@@ -1,6 +1,6 @@
 """Real peers on the loopback address: docker-registry, skopeo, umoci, and an S3 server in this process.
 
-A binary that is not installed skips its tests; with AOTGAUDI_REQUIRE_SERVICES=1 (ci/test --services) it fails them.
+A binary that is not installed skips its tests; with AOTGAUDI_REQUIRE_SERVICES=1 (ci/test --all --services) it fails them.
 """
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ from click.testing import CliRunner, Result
 from aotgaudi.cli.main import cli
 
 _PROMPT, _INDENT = "  $ ", "  "
+_DIGEST = re.compile(
+    r"\b[0-9a-f]{64}\b|((?<=\bunit )|(?<=\bkey )|(?<=\bentry ))[0-9a-f]{12}\b|(?<=-)[0-9a-f]{12}(?=\.log)"
+)
+"""A digest or its first 12 digits. DIGEST1 is written for the first one that a shell prints, wherever it prints it."""
 _VARIES = (
-    (r"\b[0-9a-f]{64}\b", "DIGEST"),
-    (r"\b(unit|key|entry) [0-9a-f]{12}\b", r"\1 DIGEST"),
     (r"\b\d+\.\d+ s\b", "N s"),
     (r"\b(enumerate|plan|run|seal|tracing|compiling|idle) \d+\.\d\b", r"\1 N"),
     (r"about \d+ s on", "about N s on"),
@@ -31,7 +33,6 @@ _VARIES = (
     (r"\b\d+\.\d kB", "N kB"),
     (r"\(\d+ bytes\)", "(N bytes)"),
     (r"should have \d+", "should have N"),
-    (r"-[0-9a-f]{12}\.log", "-DIGEST.log"),
 )
 """What differs from run to run or between machines, and what is written in its place."""
 
@@ -72,6 +73,7 @@ class Shell:
         self._environ = environ
         self._known = {one.__name__.strip("_"): one for one in _BUILTINS} | dict(more or {})
         self._known["export"] = self._export
+        self._digests: dict[str, str] = {}
 
     def run(self, command: str) -> str:
         """Returns what a command prints. Standard error does not go into a file or a pipe, except by ``|&``."""
@@ -96,7 +98,16 @@ class Shell:
                 file.write(text)
             text = ""
         printed = [f"{aside}{text}".rstrip("\n"), f"[{code}]" if code else ""]
-        return _normal("\n".join(filter(None, printed)))
+        return self._normal("\n".join(filter(None, printed)))
+
+    def _normal(self, text: str) -> str:
+        text = _DIGEST.sub(
+            lambda found: self._digests.setdefault(found[0][:12], f"DIGEST{len(self._digests) + 1}"), text
+        )
+        text = text.replace(os.getcwd(), "$PWD")
+        for pattern, word in _VARIES:
+            text = re.sub(pattern, word, text)
+        return text
 
     def _export(self, arguments: list[str], _: str) -> str:
         """Sets variables; takes away one that is given without a value."""
@@ -113,13 +124,6 @@ def _aotgaudi(arguments: list[str]) -> Result:
     if not isinstance(result.exception, SystemExit | None):
         raise result.exception
     return result
-
-
-def _normal(text: str) -> str:
-    text = text.replace(os.getcwd(), "$PWD")
-    for pattern, word in _VARIES:
-        text = re.sub(pattern, word, text)
-    return text
 
 
 def _split(words: list[str]) -> Iterator[list[str]]:

@@ -11,10 +11,11 @@ import pytest
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
+from tests.command import keep_rights
 from tests.environment import ROOT
+from tests.sealing import damage, seal, target_of
 from tests.specs import ONE_SEQUENCE, spec_of
 from tests.transcripts.shell import Shell, replay
-from tests.unit.cli.test_verify_command import damage, seal, target_of
 from tests.workload import PoolInThisProcess, seed
 
 HERE = Path(__file__).parent
@@ -53,7 +54,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
     for name, value in {"AOTGAUDI_STORE": "store", "COLUMNS": "80", "PWD": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("aotgaudi.compile.cards.LocalPool", PoolInThisProcess)
-    monkeypatch.setattr("aotgaudi.server.launch.leave_others_alone", lambda: False)
+    keep_rights(monkeypatch)
     for path in (ROOT / "manifests", HERE / "data", ROOT / "tests" / "golden" / "data" / "hpu.target.json"):
         (tmp_path / path.name).symlink_to(path)
     return Shell(monkeypatch, {"traced": traced, "sealed": sealed, "damaged": damaged})

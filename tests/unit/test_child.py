@@ -14,19 +14,19 @@ import pytest
 
 import aotgaudi
 from aotgaudi.child import python_command
+from aotgaudi.wrap.programs import ProgramWatch
 from tests.planted import plant, sources
 
 pytestmark = pytest.mark.process
 
 ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.backends.hpu.frontend": ["result.json"],
-    "aotgaudi.cli.main": ["serve", "--bundle", ".", "--model", "."],
     "aotgaudi.compile.ray": ["1"],
     "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],
     "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json"],
     "aotgaudi.server.engine.main": ["{fd}", "0"],
     "aotgaudi.server.preprocess.worker": ["{fd}", "auto"],
-    "aotgaudi.wrap.exec_shim": ["{pid}", "--", "/bin/true"],
+    "aotgaudi.wrap.exec_shim": ["{pid}", "{fd}", "--", "/bin/true"],
     "aotgaudi.wrap.process_tree": ["{victim}", "mark", "0.1"],
 }
 """Every Python child that the product starts, and arguments with which it imports what it needs and ends."""
@@ -118,30 +118,40 @@ def test_a_child_runs_nothing_of_the_working_directory(module: str, tmp_path: Pa
 
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_child_runs_our_package_and_has_its_arguments(bare: bool, tmp_path: Path) -> None:
-    words = python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), "--", "echo", "a b", bare=bare)
+    assert printed("echo", "a b", cwd=tmp_path, bare=bare) == "a b\n"
 
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
 
-    assert done.stdout == "a b\n"
+def printed(*words: str, cwd: Path, bare: bool = False) -> str:
+    """What a command prints that a child of ours becomes."""
+    watch = ProgramWatch()
+    child = python_command(
+        "aotgaudi.wrap.exec_shim", str(os.getpid()), str(watch.descriptor), "--", *words, bare=bare
+    )
+    with subprocess.Popen(
+        child, cwd=cwd, pass_fds=(watch.descriptor,), stdout=subprocess.PIPE, text=True
+    ) as process:
+        watch.start()
+        found, _ = process.communicate(timeout=60)
+    watch.close()
+    assert process.returncode == 0
+    return found
 
 
 def test_what_a_child_starts_leaves_the_working_directory_out_too(tmp_path: Path) -> None:
     found = plant(tmp_path, tmp_path / "found")
     show = "import sys; print(sys.path); import tokenizers"
-    words = python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), "--", sys.executable, "-c", show)
 
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    shown = printed(sys.executable, "-c", show, cwd=tmp_path)
 
     if sys.version_info >= (3, 11):  # Older ones know no such variable.
-        assert "['', " not in done.stdout
+        assert "['', " not in shown
         assert not list(found.iterdir())
 
 
 def test_python_dash_m_takes_the_working_directory_off(tmp_path: Path) -> None:
     found = plant(tmp_path, tmp_path / "found")
-    for name in (
-        sys.stdlib_module_names
-    ):  # Python imports some of them, and a folder `aotgaudi`, before our first line.
+    # Python imports some of them, and a folder `aotgaudi`, before our first line.
+    for name in sys.stdlib_module_names:
         (tmp_path / f"{name}.py").unlink(missing_ok=True)
     shutil.rmtree(tmp_path / "aotgaudi")
 

@@ -169,6 +169,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.process
 def test_no_process_of_tests_that_are_stopped_is_left(pytestconfig: pytest.Config) -> None:
     """As `ci/test` runs them: a compiler without its builder is in a session of its own and ignores both signals."""
     command = [sys.executable, str(pytestconfig.rootpath / "ci" / "reaped.py"), "-c", STUBBORN]
@@ -184,6 +185,7 @@ def test_no_process_of_tests_that_are_stopped_is_left(pytestconfig: pytest.Confi
         assert not left.is_running()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("code", "ends"), [("raise SystemExit(5)", 5), ("import os; os.abort()", 134)])
 def test_tests_that_end_by_themselves_have_their_exit_code(
     pytestconfig: pytest.Config, code: str, ends: int

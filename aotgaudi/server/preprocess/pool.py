@@ -152,9 +152,8 @@ class PreprocessorPool:
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
         self._control.close()
-        end(
-            self._fork_server, _CLOSE_SECONDS if self._queues else 0
-        )  # Without workers it may still be loading.
+        # Without workers it may still be loading.
+        end(self._fork_server, _CLOSE_SECONDS if self._queues else 0)
 
     def __enter__(self) -> PreprocessorPool:
         return self

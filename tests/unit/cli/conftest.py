@@ -14,11 +14,12 @@ from aotgaudi.cli.serve import API_KEY_VARIABLES
 from aotgaudi.phases import Phases
 from aotgaudi.server.engine.channel import Begin
 from aotgaudi.server.launch import ServeOptions
+from tests.command import keep_rights
 
 
 @pytest.fixture(autouse=True)
 def _rights_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aotgaudi.server.launch.leave_others_alone", lambda: False)
+    keep_rights(monkeypatch)
 
 
 def model_directory(path: Path) -> Path:

@@ -409,10 +409,13 @@ def test_what_is_not_the_bundle_is_refused_and_the_one_that_is_there_stays(
 
     wrong = {}
     for name, (layer, index_bytes, reason) in cases.items():
-        with pytest.raises(CorruptError) as caught:
+        try:
             pull_image(image_of(tmp_path / name, layer, index_bytes), tmp_path / "out")
-        if reason not in str(caught.value) or files(tmp_path / "out") != before:
-            wrong[name] = str(caught.value)
+            said = "pulled"
+        except CorruptError as error:
+            said = str(error)
+        if reason not in said or files(tmp_path / "out") != before:
+            wrong[name] = said
 
     assert wrong == {}
     assert not list(tmp_path.glob(".out*"))

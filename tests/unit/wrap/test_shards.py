@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -16,67 +12,35 @@ from hypothesis import strategies as st
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CaptureError, SpecError
+from aotgaudi.store.store import Store
+from aotgaudi.wrap import capture
 from aotgaudi.wrap.capture_records import UnprovenRow
-from aotgaudi.wrap.shards import Shard, parse_shard, run_shards, union
+from aotgaudi.wrap.shards import Shard, parse_shard, union
 from tests.guests.capturing import Told
 
 
-def shards(num: int) -> tuple[Shard, ...]:
-    return tuple(Shard(number, num, {}, f"{number:064x}") for number in range(1, num + 1))
+def test_each_shard_runs_once_and_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing, asked = {2: "no card"}, []
 
+    def build_shard(order: object, number: int, num: int, *_: object) -> None:
+        asked.append((order, number, num))
+        if number in failing:
+            raise CaptureError(failing[number])
 
-class Commands:
-    """Programs that say that they ran."""
+    monkeypatch.setattr(capture, "build_shard", build_shard)
+    order, store = cast("capture.Order", "order"), cast("Store", "store")
+    shards = [Shard(number, 3, {}, "") for number in (1, 2, 3)]
 
-    def __init__(self, folder: Path, failing: Sequence[str] = ()) -> None:
-        self.told, self._failing = folder / "told", failing
+    with pytest.raises(CaptureError) as caught:
+        capture.build_shards(order, shards, store, Told())
 
-    def __call__(self, name: str) -> Sequence[str]:
-        if name in self._failing:
-            return [sys.executable, "-S", "-c", "raise SystemExit('no card')"]
-        return [sys.executable, "-S", "-c", f"print({name!r}, file=open({str(self.told)!r}, 'a'))"]
-
-    @property
-    def lines(self) -> list[str]:
-        return self.told.read_text().splitlines()
-
-
-@pytest.mark.process
-def test_each_shard_runs_once(tmp_path: Path) -> None:
-    commands = Commands(tmp_path)
-
-    run_shards(shards(3), commands, os.environ, tmp_path / "logs", Told())
-
-    assert commands.lines == ["1/3", "2/3", "3/3"]
-
-
-@pytest.mark.process
-def test_a_shard_that_fails_is_named_and_the_others_are_run(tmp_path: Path) -> None:
-    commands = Commands(tmp_path, failing=["2/3"])
-
-    with pytest.raises(CaptureError, match=r"^1 shard failed; the others are recorded") as caught:
-        run_shards(shards(3), commands, os.environ, tmp_path, Told())
-
-    assert "shard 2/3: exit code 1: no card (all of it: " in str(caught.value)
-    assert commands.lines == ["1/3", "3/3"]
-
-
-@pytest.mark.process
-def test_a_build_that_is_interrupted_ends_its_shard(tmp_path: Path) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupted)
-    began = time.monotonic()
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_shards(shards(2), lambda _: ["/bin/sleep", "60"], os.environ, tmp_path, Told())
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-    assert time.monotonic() - began < 30
+    others = "; the others are recorded, and are not run again"
+    assert str(caught.value) == f"1 shard failed{others}:\n  shard 2/3: no card"
+    with pytest.raises(CaptureError, match=r"^1 shard failed:\n  shard 2/3: no card$"):
+        capture.build_shards(order, shards[1:2], store, Told())
+    failing.clear()
+    capture.build_shards(order, shards[1:2], store, Told())
+    assert asked == [(order, number, 3) for number in (1, 2, 3, 2, 2)]
 
 
 @pytest.mark.parametrize("text", ["", "0/3", "4/3", "1", "1/", "/3", "a/b", "1/2/3", "-1/3", "1/1025"])
