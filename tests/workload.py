@@ -111,8 +111,12 @@ def execute(
     on_progress: Callable[[Progress], None] = lambda _: None,
     timeout_seconds: float = UNIT_TIMEOUT_SECONDS,
 ) -> BuildOutcome:
-    """Runs a plan of `spec`, by default `tiny_spec`, with processes of this machine."""
-    pool = LocalPool(workers, store.root / "toolcache", timeout_seconds=timeout_seconds)
+    """Runs a plan of `spec`, by default `tiny_spec`, with processes of this machine; with 0 `workers`, in this process."""
+    pool = (
+        PoolInThisProcess(1)
+        if not workers
+        else LocalPool(workers, store.root / "toolcache", timeout_seconds=timeout_seconds)
+    )
     return run_plan(plan, spec or tiny_spec(), store, pool, Watch(on_progress, should_stop))
 
 

@@ -28,7 +28,7 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def built_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = Store.open(tmp_path_factory.mktemp("built") / "store")
-    execute(store, seeded_plan(store, LABELS), 1)
+    execute(store, seeded_plan(store, LABELS), 0)
     return store.root
 
 
@@ -42,7 +42,6 @@ def plan_of(store: Store, spec: BuildSpec | None = None) -> Plan:
     return make_plan(ENTRIES, spec or tiny_spec(), probe(), store)
 
 
-@pytest.mark.process
 def test_what_is_built_is_complete(built: Store) -> None:
     plan = plan_of(built)
 
@@ -105,14 +104,13 @@ def test_a_malformed_row_is_a_miss(built: Store, damage: Callable[[Row], object]
     assert [state.entries for state in plan.untraced] == [(DefragEntry(2),)]
 
 
-@pytest.mark.process
 def test_a_unit_whose_object_is_gone_is_a_miss_and_is_built_again(built: Store) -> None:
     artifact = plan_of(built).units[key_of("layer b")].artifact
     built.objects.discard(artifact["unit.bin"])
 
     plan = plan_of(built)
     assert plan.missing_units == {key_of("layer b"): "layer b"}
-    (row,) = execute(built, plan, 1).compiled
+    (row,) = execute(built, plan, 0).compiled
     assert row.artifact == artifact
 
 
