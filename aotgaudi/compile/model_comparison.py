@@ -49,7 +49,7 @@ from aotgaudi.spec.parse import json_floats
 from aotgaudi.spec.quantization import WeightsDtype
 
 TOLERANCE = 1e-4
-"""The largest error allowed in a row of logits (or in an embedding), relative to the row's largest value, which is about 5.
+"""The largest error allowed in a row of logits, relative to the row's largest value, which is about 5.
 Rounding of float32 gives some 1e-6."""
 
 _CHOOSING = ("aten.topk.", "aten.argmax.", "aotgaudi.choose_entries.")
@@ -212,8 +212,7 @@ class _Case:
             num_tail_pages=num_blocks if has_tail_pages else None,
         )
         fresh, chunk = PromptEntry(1, _FRESH, 0), PromptEntry(2, _CHUNK, len(sequences[0].table))
-        decodes = [DecodeEntry(_NUM_ROWS, 1, num_blocks)] if model.generates else []
-        entries: tuple[PromptEntry | DecodeEntry, ...] = (fresh, chunk, *decodes)
+        entries = fresh, chunk, DecodeEntry(_NUM_ROWS, 1, num_blocks)
         programs = {entry: trace(entry, model, limits, dialect) for entry in entries}
         return cls(model, programs, limits, sequences)
 
@@ -229,31 +228,15 @@ class _Case:
         model = transformers_model(self.model.config)
         fill(model, seed)
         runner = self._runner(model)
-        expected = [self._expected(model, torch.tensor([each.tokens])) for each in self.sequences]
+        tokens = (torch.tensor([each.tokens]) for each in self.sequences)
+        expected = [model(input_ids=ids, use_cache=False).logits[0].float() for ids in tokens]
         found = [_Difference(0.0, 0.0, "")]
         for name, step, spans in self._steps():
-            for row, (number, start, end) in zip(runner.logits(step), spans, strict=False):
-                wanted = self._wanted(expected[number], start, end)
+            for row, (number, _, end) in zip(runner.logits(step), spans, strict=False):
+                wanted = expected[number][end - 1]
                 error, largest = (row.float() - wanted).abs().amax(), wanted.abs().amax()
                 found.append(_Difference(error.item(), TOLERANCE * largest.item(), name))
         return max(found, key=lambda each: each.ratio)
-
-    def _expected(self, model: Any, ids: Tensor) -> Tensor:
-        """Returns what transformers computes of a whole sequence: logits, or hidden states where these are pooled."""
-        if self.model.generates:
-            logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
-            return logits.float()
-        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        return hidden.float()
-
-    def _wanted(self, expected: Tensor, start: int, end: int) -> Tensor:
-        """Returns what a row of a step gives (graphs/pooler.py)."""
-        kind = None if self.model.pooler is None else self.model.pooler.pooling_type
-        if kind == "MEAN":
-            return expected[start:end].sum(0)
-        if kind == "CLS":
-            return expected[0] if start == 0 else torch.zeros_like(expected[0])
-        return expected[end - 1]
 
     def _runner(self, model: Any) -> ProgramRunner:
         """Returns a runner over the weights of `model`. If graphs take packed ones, `model` gets what these stand for."""
@@ -278,9 +261,8 @@ class _Case:
     def _steps(self) -> Iterator[tuple[str, Step, list[Span]]]:
         """Yields steps with their names, and what their rows have. Batch-invariant chunks begin with a block."""
         is_uneven = not self.model.batch_invariant
-        fresh, chunk, *decodes = self.programs  # In the order of `of`.
-        num_decodes = _NUM_DECODES if decodes else 0
-        ends = [len(each.tokens) - num_decodes for each in self.sequences]
+        fresh, chunk, decode = self.programs  # In the order of `of`.
+        ends = [len(each.tokens) - _NUM_DECODES for each in self.sequences]
         at = [0 for _ in ends]
         at[0] = _FRESH - 5 * is_uneven
         yield "a prompt", self._prompt(fresh, [(0, 0, at[0])]), [(0, 0, at[0])]
@@ -289,9 +271,9 @@ class _Case:
             yield "a prompt's chunk", self._prompt(chunk, spans), spans
             for n, _, end in spans:
                 at[n] = end
-        for number in range(num_decodes):
+        for number in range(_NUM_DECODES):
             spans = [(n, end + number, end + number + 1) for n, end in enumerate(ends)]
-            yield "a decode", self._decode(decodes[0], spans), spans
+            yield "a decode", self._decode(decode, spans), spans
 
     def _prompt(self, entry: Any, spans: list[Span]) -> PromptStep:
         rows = []

@@ -185,8 +185,6 @@ class EngineCore:
                 self._runner.clear(*self.scheduler.discard(request))
             for row, values in result.prompt_logprobs.items():
                 scheduled.requests[row].prompt_logprobs += values
-            for row, vector in result.pooled.items():
-                scheduled.requests[row].pooled = vector
             self._refuse_rows(scheduled, result)
             sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # A failed step must not end the engine.
@@ -197,10 +195,6 @@ class EngineCore:
         logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
         for request in sampled:
             self._tell(self._streams[request], logprobs.get(request))
-        for row in result.pooled:
-            request = scheduled.requests[row]
-            if request.finish_reason == "stop" and request in self._streams:
-                self._emit(self._streams[request], self._streams[request].embedding_event())
         self._refuse_to_sample(invalid)
 
     def _refuse_rows(self, scheduled: Scheduled, result: StepResult) -> None:
@@ -212,11 +206,9 @@ class EngineCore:
 
     def _refuse_to_sample(self, requests: Sequence[Request]) -> None:
         """Fails requests for which the model computed NaN. Logs only the first, since a damaged model fails all requests."""
-        wanted = "logits for this request: no token can be chosen"
-        if any(request.pooling is not None for request in requests):
-            wanted = "numbers for this request's embedding"
         error = RequestError(
-            f"The model computed NaN or infinite {wanted}. Its weights are damaged, or too large for their data type",
+            "The model computed NaN or infinite logits for this request: no token can be chosen. Its weights are damaged, "
+            "or too large for their data type",
             http_status=500,
         )
         if requests and not self._num_invalid_logits:

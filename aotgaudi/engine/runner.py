@@ -18,7 +18,6 @@ from torch import Tensor
 from aotgaudi.engine.blocks import PADDING_BLOCK
 from aotgaudi.engine.closing_windows import ClosingWindows
 from aotgaudi.engine.constraints import MaskMaker
-from aotgaudi.engine.pooling import Pooler
 from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.scoring import Scorer
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
@@ -38,11 +37,8 @@ class ProgramRunner:
         table: ExecutableTable,
         block_size: int,
         num_threads: int | None = None,
-        pooler: Pooler | None = None,
     ) -> None:
-        """With `pooler`, the programs are those of a pooling model.
-
-        `num_threads` is how many threads matrix products use. The thread that runs the first step sets it.
+        """`num_threads` is how many threads matrix products use. The thread that runs the first step sets it.
 
         OpenMP keeps a pool for each thread that ever computed in parallel. Once all pools together outnumber the cores,
         every parallel region pays for sleeping and waking. With pools of both the loading thread and the engine's thread, a
@@ -53,12 +49,12 @@ class ProgramRunner:
         self._table = table
         self._block_size = block_size
         self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
-        self._masks, self._pooler = MaskMaker(), pooler
+        self._masks = MaskMaker()
 
     @property
     def scores_prompts(self) -> bool:
         """Whether the warm programs can compute log-probabilities of prompts."""
-        return self._pooler is None and self._table.has_heads
+        return self._table.has_heads
 
     def run(self, step: Step) -> StepResult:
         """Runs a step and samples the rows that ask for it. NaN in one row does not spoil the results of other rows."""
@@ -66,8 +62,6 @@ class ProgramRunner:
         return self._isolated(step, result) if result.invalid_rows else result
 
     def _run(self, step: Step) -> StepResult:
-        if self._pooler is not None and isinstance(step, PromptStep):
-            return self._pooler.pool(self.logits(step), step.rows)
         rows = [row.sampling for row in step.rows]
         self._masks.begin([row.constraint for row in rows if row and row.constraint])
         if isinstance(step, DecodeStep) or not step.scores:
@@ -103,8 +97,6 @@ class ProgramRunner:
                 joint.prompt_logprobs[r] = alone.prompt_logprobs[0]
             if 0 in alone.refused_rows:
                 joint.refused_rows[r] = alone.refused_rows[0]
-            if 0 in alone.pooled:
-                joint.pooled[r] = alone.pooled[0]
         self.clear([PADDING_BLOCK], [PADDING_BLOCK])
         return replace(joint, invalid_rows=invalid_rows)
 
@@ -116,7 +108,7 @@ class ProgramRunner:
             self._table.placement.clear(cache, pages, self._block_size)
 
     def logits(self, step: Step) -> Tensor:
-        """Runs a step without sampling. Returns logits [entry.batch_size, vocab], or a pooling model's vectors."""
+        """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
         program, inputs = self._prepared(step)
         return program.run(inputs)[0]
 

@@ -22,7 +22,6 @@
 * With tail pages, a request holds the pages of the blocks that its next tokens read through the model's window, and during
   a step also those of the blocks that the step writes to. A hit may only end where the pages still exist
   (aotgaudi/engine/tail_pages.py).
-* A request for an embedding ends with its last chunk.
 """
 
 from __future__ import annotations
@@ -210,8 +209,6 @@ class Scheduler:
             if self.prefixes is not None:
                 self.prefixes.keep(request)
             self._cover(request, request.num_computed_tokens, request.num_computed_tokens)
-            if isinstance(row, PromptRow) and row.pooling is not None and row.pooling.is_last:
-                self.finish(request, "stop")
             if row.sampling is None or token_id is None:
                 continue
             request.append_token(token_id)
@@ -344,9 +341,8 @@ class Scheduler:
             start=chunk.start,
             block_table=blocks,
             pages=self._pages(blocks),
-            sampling=request.sampling if end == request.num_tokens and request.pooling is None else None,
+            sampling=request.sampling if end == request.num_tokens else None,
             scoring=request.scoring(chunk.start, end),
-            pooling=request.pooling_row(end),
         )
 
     # Decode

@@ -45,7 +45,7 @@ class Form(Protocol):
     """Whether padding is embedded as zeros, because the device skips rows of zeros."""
 
     def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool, pools: bool
+        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
     ) -> None:
         """Raises SpecError for a model, of a transformers config, or a mode in which the form was not shown to be right."""
         ...
@@ -97,10 +97,10 @@ class AtenForm:
     pads_with_zeros = True
 
     def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool, pools: bool
+        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
     ) -> None:
         """Raises SpecError for a mode that the model's family does not have."""
-        del config, pools
+        del config
         require_modes(model, is_invariant=is_invariant, has_packed_weights=has_packed_weights)
 
     def caches(self, model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:

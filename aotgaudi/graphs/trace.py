@@ -41,7 +41,6 @@ from aotgaudi.graphs.step_inputs import TAIL, MaskKind, in_pages, sampler_inputs
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.pooler import PoolingType
 from aotgaudi.spec.quantization import WeightsDtype
 
 _PROLOGUE = "prologue"
@@ -84,14 +83,8 @@ def trace(
 def _trace_step(
     entry: StepEntry, model: ModelSpec, limits: ServingLimits, dialect: Dialect, n_splits: int
 ) -> TracedProgram:
-    pooling_type = None if model.pooler is None else model.pooler.pooling_type
     tracer = _tracer(
-        json.dumps(model.config),
-        model.dtype,
-        model.batch_invariant,
-        model.weights_dtype,
-        dialect,
-        pooling_type,
+        json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype, dialect
     )
     form, split = tracer.form, tracer.split(entry, limits, n_splits)
     caches = _caches(model, limits, form)
@@ -232,9 +225,8 @@ class _StepTracer:
         form: Form,
         is_invariant: bool,
         quantization: Quantization | None,
-        pooling_type: PoolingType | None = None,
     ) -> None:
-        self.module, self.form, self._pooling_type = module, form, pooling_type
+        self.module, self.form = module, form
         self._is_invariant, self._quantization = is_invariant, quantization
         self._stored = stored_names(module)
         self._can_reuse: dict[tuple[type[StepEntry], bool], bool] = {}
@@ -258,13 +250,8 @@ class _StepTracer:
             is_invariant=self._is_invariant,
             n_splits=n_splits,
             form=self.form,
-            pooling_type=self._pooling_type,
         )
-        step = split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
-        if self._pooling_type is None:
-            return step
-        pieces = (replace(piece, label="pooler") if piece.label == "head" else piece for piece in step.pieces)
-        return replace(step, pieces=tuple(pieces))
+        return split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
 
     def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         with reusing_layers(self.module):
@@ -278,7 +265,6 @@ def _tracer(
     is_invariant: bool,
     weights_dtype: WeightsDtype | None,
     dialect: Dialect,
-    pooling_type: PoolingType | None,
 ) -> _StepTracer:
     """Returns the tracer of a model. A build needs one; the second is for tests."""
     quantization = None if weights_dtype is None else QUANTIZATIONS[weights_dtype]
@@ -289,9 +275,8 @@ def _tracer(
         described_by(config, dtype),
         is_invariant=is_invariant,
         has_packed_weights=quantization is not None,
-        pools=pooling_type is not None,
     )
-    return _StepTracer(module, form, is_invariant, quantization, pooling_type)
+    return _StepTracer(module, form, is_invariant, quantization)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

@@ -18,7 +18,7 @@ layers. A step has T tokens in r rows, and sees K keys in all::
     activations   T * (2 * H + max((2 * h + 2 * k) * d, 3 * I)) * e   residual, normed, and the widest sublayer
     keys, values  2 * K * k * d * c                                   gathered for one layer
     masks         M * e                                               as a fused attention adds them
-    logits        r * V * 4                                           in float32, of the vocabulary; with pooling r * H * 4
+    logits        r * V * 4                                           in float32, of the vocabulary
 
 With latent attention (MLA) a token's row is one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers, whole on every rank,
 instead of 2 * k * d (``spec/cache_rows.py``). Only one layer runs at a time, and all share their buffers. Weights, adapters,
@@ -269,7 +269,7 @@ class _Factors:
             per_token=(2 * model.hidden_size + wide) * dtype_bytes,
             per_key=kv_bytes_per_token(spec),
             per_pair=dtype_bytes,
-            per_row=(model.vocab_size if model.generates else model.hidden_size) * _LOGIT_BYTES,
+            per_row=model.vocab_size * _LOGIT_BYTES,
         )
 
     def buffers(self, entry: SizedEntry) -> StepBuffers:

@@ -111,7 +111,6 @@ class BuildSpec(SpecValue):
         check_parallel(self.parallel, self.model)
         self._check_batch_invariant()
         self._check_mhc()
-        self._check_pooling()
         self._check_short_queries()
         self._check_tuned()
         self._check_tail_pages()
@@ -164,30 +163,6 @@ class BuildSpec(SpecValue):
                 " is true",
                 'rule = "one", or batch_invariant = false',
             )
-
-    def _check_pooling(self) -> None:
-        """Only our own server pools; it neither samples nor exchanges blocks then."""
-        if self.model.pooler is None:
-            return
-        if (self.scheduler.engine, self.target.backend) not in (("aotgaudi", "cpu"), ("aotgaudi", "fake")):
-            raise SpecError(
-                "model.runner",
-                f'is "pooling", with engine {self.scheduler.engine!r} and backend {self.target.backend!r}',
-                'engine = "aotgaudi" and backend = "cpu", or runner = "generate"',
-            )
-        if HyperConnections.of(self.model) is not None:
-            raise SpecError(
-                "model.runner",
-                f'is "pooling", but {self.model.model_type!r} has hyper-connections, whose streams are not pooled',
-                "another model",
-            )
-        plain = SamplerSpec(settings=default_settings("aotgaudi"))
-        exchanges = DefragSpec(enabled=self.defrag.enabled)
-        for name, value, default in (("sampler", self.sampler, plain), ("defrag", self.defrag, exchanges)):
-            if value != default:
-                raise SpecError(
-                    name, 'is given, but model.runner is "pooling", which has no use for it', "leave it out"
-                )
 
     def _check_short_queries(self) -> None:
         """Only our own scheduler looks its steps up in nothing but the manifest's entries."""

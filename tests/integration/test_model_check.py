@@ -87,17 +87,6 @@ def test_batch_invariant_graphs_agree() -> None:
     assert compared(spec_of(reference("llama"), batch_invariant=True).model).layers
 
 
-@pytest.mark.parametrize("pooling_type", ["LAST", "CLS", "MEAN"])
-def test_embeddings_agree(pooling_type: str) -> None:
-    config = model_of("llama").config
-    model = ModelSpec.model_validate(
-        {"name": "x", "dtype": "bfloat16", "config": config, "runner": "pooling"}
-        | {"pooler": {"pooling_type": pooling_type}}
-    )
-
-    assert compared(model).layers
-
-
 def _mixer(monkeypatch: pytest.MonkeyPatch) -> None:
     softcapped = uniform._attend_dense
 

@@ -155,7 +155,6 @@ IN_KEY = {
     "limits.num_tail_pages": "limits.has_tail_pages",
     "model.dtype": "model.model.dtype",
     "model.batch_invariant": "model.model.batch_invariant",
-    "model.pooler": "model.model.pooler.pooling_type",
     "limits.block_size": "limits.block_size",
     "target.execution_mode": "spec.target.execution_mode",
     **{
