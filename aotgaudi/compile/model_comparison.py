@@ -66,10 +66,10 @@ Span = tuple[int, int, int]
 """A sequence's number, the first token that a row has of it, and the one after the last."""
 
 
-def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -> ModelCheck:
+def compare_model(model: ModelSpec, dialect: Dialect) -> ModelCheck:
     """Returns what was compared. Raises ModelDiffersError, and SpecError like `trace`."""
     try:
-        return _smallest(model, dialect, has_tail_pages)
+        return _smallest(model, dialect)
     except ModelDiffersError:
         raise
     except Exception:
@@ -78,22 +78,22 @@ def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -
         raise
 
 
-def _smallest(model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> ModelCheck:
+def _smallest(model: ModelSpec, dialect: Dialect) -> ModelCheck:
     small = reduced_model(model, transformers_model, MOST_PARAMETERS)
     try:
-        return _compared(small, dialect, has_tail_pages)
+        return _compared(small, dialect)
     except ModelDiffersError:
         raise
     except Exception:  # Perhaps the model does not work in sizes as small as these.
         larger = reduced_model(model, transformers_model, _MOST_PARAMETERS_AGAIN)
         if larger.reduced == small.reduced:
             raise
-    return _compared(larger, dialect, has_tail_pages)
+    return _compared(larger, dialect)
 
 
-def _compared(small: ReducedModel, dialect: Dialect, has_tail_pages: bool) -> ModelCheck:
+def _compared(small: ReducedModel, dialect: Dialect) -> ModelCheck:
     model = small.model
-    difference = _difference(model, dialect, has_tail_pages)
+    difference = _difference(model, dialect)
     if difference is None:
         return ModelCheck(
             transformers=version_of("transformers"),
@@ -103,7 +103,7 @@ def _compared(small: ReducedModel, dialect: Dialect, has_tail_pages: bool) -> Mo
         )
     number = len(small.layers) - 1
     for num_layers in range(1, len(small.layers)):
-        found = _difference(small.first(num_layers), dialect, has_tail_pages)
+        found = _difference(small.first(num_layers), dialect)
         if found is not None:
             number, difference = num_layers - 1, found
             break
@@ -172,9 +172,9 @@ class _Difference:
         return math.inf if math.isnan(ratio) else ratio
 
 
-def _difference(model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> _Difference | None:
+def _difference(model: ModelSpec, dialect: Dialect) -> _Difference | None:
     """Returns the largest difference between graphs and model; None if a right graph could differ as much."""
-    case, found = _Case.of(model, dialect, has_tail_pages), None
+    case, found = _Case.of(model, dialect), None
     for seed in _SEEDS if case.chooses else _SEEDS[:1]:
         found = case.worst(seed)
         if found.ratio <= 1:
@@ -190,7 +190,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Case:
-    """A model's traced programs, and sequences to run through them. Every block has a tail page of its number."""
+    """A model's traced programs, and sequences to run through them."""
 
     model: ModelSpec
     programs: Mapping[PromptEntry | DecodeEntry, TracedProgram]
@@ -198,7 +198,7 @@ class _Case:
     sequences: tuple[_Sequence, ...]
 
     @classmethod
-    def of(cls, model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> _Case:
+    def of(cls, model: ModelSpec, dialect: Dialect) -> _Case:
         """Traces the steps. Raises like `trace`."""
         bounds, size = _bounds(model)
         sequences = tuple(_sequences(model, bounds, size))
@@ -209,7 +209,6 @@ class _Case:
             max_model_len=len(sequences[0].table) * size,
             block_size=size,
             num_blocks=num_blocks,
-            num_tail_pages=num_blocks if has_tail_pages else None,
         )
         fresh, chunk = PromptEntry(1, _FRESH, 0), PromptEntry(2, _CHUNK, len(sequences[0].table))
         entries = fresh, chunk, DecodeEntry(_NUM_ROWS, 1, num_blocks)
@@ -252,7 +251,7 @@ class _Case:
                     {f"const:{name}": each for name, each in load_tensors(traced.constants).items()}
                 )
             for cache in traced.caches:
-                sizes = cache.sizes(self.limits.num_blocks, self.limits.num_tail_pages)
+                sizes = cache.sizes(self.limits.num_blocks)
                 zeros = torch.zeros(sizes, dtype=getattr(torch, cache.dtype))
                 tensors.setdefault(f"kv:{cache.name}", zeros)
             table.add(entry, BoundProgram(programs[entry], units, tensors))
@@ -279,18 +278,15 @@ class _Case:
         rows = []
         for number, start, end in spans:
             each = self.sequences[number]
-            rows.append(PromptRow(each.tokens[start:end], start, each.table, None, pages=self._pages(each)))
+            rows.append(PromptRow(each.tokens[start:end], start, each.table, None))
         return PromptStep(entry, tuple(rows))
 
     def _decode(self, entry: Any, spans: list[Span]) -> DecodeStep:
         rows = []
         for number, at, _ in spans:
             each = self.sequences[number]
-            rows.append(DecodeRow(each.tokens[at], at, each.table, GREEDY_ROW, self._pages(each)))
+            rows.append(DecodeRow(each.tokens[at], at, each.table, GREEDY_ROW))
         return DecodeStep(entry, tuple(rows))
-
-    def _pages(self, sequence: _Sequence) -> tuple[int, ...]:
-        return () if self.limits.num_tail_pages is None else sequence.table
 
 
 def _bounds(model: ModelSpec) -> tuple[list[int], int]:

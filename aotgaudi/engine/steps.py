@@ -64,9 +64,8 @@ class Scoring:
 class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
-    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens. `pages` has
-    the tail page of each block, 0 for a block without one. It is empty if the server has no tail pages. `sampling` is set
-    only if the chunk ends with the last known token, so that the next token must be sampled. `scoring` is set if
+    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens. `sampling`
+    is set only if the chunk ends with the last known token, so that the next token must be sampled. `scoring` is set if
     log-probabilities of the prompt are wanted.
     """
 
@@ -75,18 +74,16 @@ class PromptRow:
     block_table: tuple[int, ...]
     sampling: SamplingRow | None
     scoring: Scoring | None = None
-    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One sequence's newest token, at `position`. `block_table` covers positions 0..position; `pages` as in `PromptRow`."""
+    """One sequence's newest token, at `position`. `block_table` covers positions 0..position."""
 
     token_id: int
     position: int
     block_table: tuple[int, ...]
     sampling: SamplingRow
-    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +210,6 @@ class StepRunner(Protocol):
         """Exchanges block contents."""
         ...
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Clears blocks and tail pages, so that their next owner reads no NaN."""
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Clears blocks, so that their next owner reads no NaN."""
         ...

@@ -43,7 +43,6 @@ from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
-from aotgaudi.spec.cache_rows import tail_reach
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
 
@@ -137,7 +136,7 @@ def _load(phases: Phases, pinned: Pinned, executables: ExecutableTable) -> Runti
     runtime = make_runtime(receipt.target)
     pinned.prefetched.result()
     limits = bundle.manifest.spec.limits
-    loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result(), limits.num_tail_pages)
+    loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(entries, artifacts, executables, phases)
     verified.objects.close()
@@ -201,7 +200,6 @@ def make_engine(
         policy=policy or spec.scheduler.policy,
         whole_blocks=spec.model.batch_invariant,
         is_contiguous=spec.reads_contiguous_blocks,
-        tail_reach=None if spec.limits.num_tail_pages is None else tail_reach(spec.model),
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
-from aotgaudi.spec.cache_rows import fewest_tail_pages, tail_reach
 from aotgaudi.spec.defrag import DefragSpec, defragments_by_default
 from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
@@ -113,7 +112,6 @@ class BuildSpec(SpecValue):
         self._check_mhc()
         self._check_short_queries()
         self._check_tuned()
-        self._check_tail_pages()
         self._check_front_end()
         limits = self.limits
         positions = None if limits.allow_long_max_model_len else self.model.max_position_embeddings
@@ -187,32 +185,6 @@ class BuildSpec(SpecValue):
                 "bucketing.strategy",
                 f"is 'tuned', with engine {self.scheduler.engine!r}",
                 'strategy = "file": `aotgaudi tune --bucket-file` writes the file',
-            )
-
-    def _check_tail_pages(self) -> None:
-        """Only our own engine maps blocks to pages, in graphs that leave the number of blocks open."""
-        pages = self.limits.num_tail_pages
-        if pages is None:
-            return
-        if (self.scheduler.engine, self.target.backend) not in (("aotgaudi", "cpu"), ("aotgaudi", "fake")):
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {pages}, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
-                'engine = "aotgaudi" and backend = "cpu", or leave it out',
-            )
-        if not self.model.states("sliding_window"):
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {pages}, but the model's config has no sliding_window",
-                "a model with one, or leave it out",
-            )
-        reach = tail_reach(self.model)
-        fewest = fewest_tail_pages(self.limits, reach)
-        if not fewest <= pages <= self.limits.num_blocks:
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {pages}, with {self.limits.num_blocks} blocks and a window of {reach} tokens",
-                f"at least {fewest}, so that no request waits for a page, and at most num_blocks",
             )
 
     def to_json(self) -> dict[str, Any]:

@@ -49,8 +49,8 @@ def model_of(architecture: str, **others: Any) -> ModelSpec:
     return spec_of(reference(architecture, **others)).model
 
 
-def compared(model: ModelSpec, dialect: Dialect = ATEN, *, has_tail_pages: bool = False) -> ModelCheck:
-    return compare_model(model, dialect, has_tail_pages=has_tail_pages)
+def compared(model: ModelSpec, dialect: Dialect = ATEN) -> ModelCheck:
+    return compare_model(model, dialect)
 
 
 @pytest.mark.parametrize(
@@ -71,10 +71,6 @@ def test_a_window_of_no_tokens_is_none() -> None:
 @pytest.mark.parametrize("dialect", [Dialect("hpu"), Dialect("hpu", is_contiguous=True)])
 def test_graphs_of_a_gaudi_agree(dialect: Dialect) -> None:
     assert compared(model_of("llama"), dialect).layers
-
-
-def test_graphs_over_tail_pages_agree() -> None:
-    assert compared(model_of("gemma3_text"), has_tail_pages=True).layers
 
 
 def test_weights_in_8_bits_are_compared_with_what_they_stand_for() -> None:

@@ -152,7 +152,6 @@ def dotted(path: tuple[Step, ...]) -> str:
 
 PATHS = [path for path in leaves(SPEC) if path != ("model", "config")]
 IN_KEY = {
-    "limits.num_tail_pages": "limits.has_tail_pages",
     "model.dtype": "model.model.dtype",
     "model.batch_invariant": "model.model.batch_invariant",
     "limits.block_size": "limits.block_size",
