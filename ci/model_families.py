@@ -93,9 +93,7 @@ def examine(family: str, channel: Connection) -> None:
         channel.send((NO_CONFIG, f"{type(error).__name__}: {one_line(error)}", 0.0))
         return
     try:
-        found = compare_model(
-            ModelSpec(name=family, dtype="float32", config=config), ATEN, has_tail_pages=False
-        )
+        found = compare_model(ModelSpec(name=family, dtype="float32", config=config), ATEN)
         result = RIGHT, "; ".join(dict.fromkeys(found.layers))
     except ModelDiffersError as error:
         result = REFUSED, str(error)

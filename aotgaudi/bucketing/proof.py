@@ -16,7 +16,6 @@ steps can be formed:
   several sequences of a step counts once for each, so the total may exceed N. Our scheduler then takes fewer sequences into
   the step until an entry covers it; a single sequence is always covered. We claim nothing about such steps of vLLM.
 * **Speculative decode**, of vLLM: `bucketing.speculation`.
-* A pooling model forms prompts only.
 
 **The proof.** An entry that covers a step covers every smaller one. So the longest covered query after c context blocks
 falls as c grows, and changes only at the contexts that entries have. Between two of these, the uncovered steps form a
@@ -80,11 +79,9 @@ class ReachableSteps:
         limits: ServingLimits,
         bucketing: BucketingSpec = _OWN_BUCKETING,
         scheduler: SchedulerSpec = _OWN_SCHEDULER,
-        *,
-        generates: bool = True,
     ) -> ReachableSteps:
-        """Returns what `scheduler` can form. Our own does not speculate. With a pooling model, only prompts are formed."""
-        decodes = ReachableDecodes(limits, bucketing.contiguous_pa, generates)
+        """Returns what `scheduler` can form. Our own does not speculate."""
+        decodes = ReachableDecodes(limits, bucketing.contiguous_pa)
         speculates = scheduler.engine == "vllm"
         return cls(
             prompts=ReachablePrompts.of(limits, bucketing, scheduler),
@@ -226,10 +223,8 @@ def prove_steps(steps: ReachableSteps, table: BucketTable) -> Coverage:
     speculative = tuple(steps.speculative.holes(table.decode))
     phases = [
         PhaseCoverage("prompt", "cells", steps.prompts.num_cells, sum(hole.num_cells for hole in prompt)),
+        PhaseCoverage("decode", "steps", steps.decodes.num_steps, sum(hole.num_steps for hole in decode)),
     ]
-    if steps.decodes.generates:
-        num_uncovered = sum(hole.num_steps for hole in decode)
-        phases.append(PhaseCoverage("decode", "steps", steps.decodes.num_steps, num_uncovered))
     if steps.speculative.num_steps:
         num_uncovered = sum(run.num_steps for run in speculative)
         phases.append(PhaseCoverage("speculative", "steps", steps.speculative.num_steps, num_uncovered))

@@ -130,23 +130,21 @@ class ReachableDecodes:
     """One token for each of ``1 .. min(S, N)`` sequences, over any total of blocks that they can have.
 
     They have at least one block per sequence, and at most ``min(N, batch_size * ceil(M / B))``. Under `contiguous_pa` the
-    total is the highest block id in use, up to N for any batch. `generates`: False for a pooling model, which decodes
-    nothing.
+    total is the highest block id in use, up to N for any batch.
     """
 
     limits: ServingLimits
     contiguous_pa: bool = False
-    generates: bool = True
 
     @property
     def max_batch_size(self) -> int:
         """The most sequences of a step."""
-        return min(self.limits.max_num_seqs, self.limits.num_blocks) if self.generates else 0
+        return min(self.limits.max_num_seqs, self.limits.num_blocks)
 
     @property
     def num_steps(self) -> int:
         """The number of pairs (batch size, total of blocks)."""
-        return 0 if not self.generates else self.steps_above(0, 1, self.max_batch_size)
+        return self.steps_above(0, 1, self.max_batch_size)
 
     def most_blocks(self, batch_size: int) -> int:
         """Returns the largest total of a batch."""

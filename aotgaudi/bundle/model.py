@@ -67,8 +67,6 @@ def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
     choices = {  # Made by the builder; no config.json has them.
         "batch_invariant": spec.model.batch_invariant,
         "quantization": spec.model.quantization,
-        "runner": spec.model.runner,
-        "pooler": spec.model.pooler,
     }
     found = model_spec(model, spec.model.dtype).model_copy(update=choices)
     differences = spec.model.signature().differences(found.signature())

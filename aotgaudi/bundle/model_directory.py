@@ -44,9 +44,6 @@ MAX_TOKENIZER_BYTES = 256 << 20
 _PIECE_BYTES = 1 << 20
 _LENGTH_BYTES = 8
 
-BASE_PREFIX = "model."
-"""The prefix of the names of a decoder's weights. Checkpoints of models without a head (embeddings) leave it out."""
-
 WEIGHTS_REMEDY = "convert it with: aotgaudi model import SOURCE DIR"
 
 
@@ -191,8 +188,7 @@ class ModelDirectory:
         weight_map = load_foreign_object(data, where).get("weight_map")
         if not isinstance(weight_map, dict):
             raise SpecError(where, "is not a safetensors index: it has no object weight_map")
-        names = weight_map if wanted is None else [_stored_name(name, weight_map) for name in wanted]
-        names = [name for name in names if name in weight_map]
+        names = weight_map if wanted is None else [name for name in wanted if name in weight_map]
         files = {weight_map[name] for name in names if _is_file_name(name, weight_map[name], where)}
         return sorted(files)
 
@@ -208,10 +204,6 @@ def safetensors_size(file: FileIO) -> int:
         return _LENGTH_BYTES + length + max(ends, default=0)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return 0
-
-
-def _stored_name(name: str, weight_map: Mapping[str, object]) -> str:
-    return name if name in weight_map else name.removeprefix(BASE_PREFIX)
 
 
 def _is_file_name(tensor: str, value: object, where: str) -> bool:

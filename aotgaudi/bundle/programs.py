@@ -24,7 +24,6 @@ from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.graphs.program import (
     ANY_NUM_BLOCKS,
-    ANY_NUM_PAGES,
     CacheSpec,
     Call,
     Program,
@@ -32,13 +31,11 @@ from aotgaudi.graphs.program import (
     weight_names,
 )
 from aotgaudi.graphs.step_inputs import (
-    TAIL,
     MaskKind,
     decode_inputs,
     hpu_inputs,
     prompt_inputs,
     sampler_inputs,
-    with_tails,
 )
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.spec.build_spec import BuildSpec
@@ -143,11 +140,7 @@ class ProgramChecks:
                 num_slots = (limits.num_blocks + 1) * limits.block_size
                 is_sound, wanted = len(shape) == 3 and shape[0] == num_slots, f"[{num_slots}, heads, width]"
             else:
-                is_sound = len(shape) == 5 and shape[1] in (
-                    ANY_NUM_BLOCKS,
-                    limits.num_blocks + 1,
-                    *(() if limits.num_tail_pages is None else (ANY_NUM_PAGES,)),
-                )
+                is_sound = len(shape) == 5 and shape[1] in (ANY_NUM_BLOCKS, limits.num_blocks + 1)
                 is_sound = is_sound and _takes_slots(cache, have_tokens, limits.block_size)
                 wanted = f"[planes, {ANY_NUM_BLOCKS!r}, heads, {limits.block_size} rows, width]"
             if not is_sound:
@@ -297,14 +290,12 @@ def _interface(
         inputs = sampler_inputs(entry.batch_size, entry.signature, vocab_size, spec.model.dtype, dialect)
     else:
         return None, None
-    if any(cache.has_pages for cache in program.caches):
-        inputs = with_tails(inputs)
     return {given.name: given for given in inputs}, num_outputs
 
 
 def _compressions(program: Program, kinds: Iterable[MaskKind], block_size: int) -> tuple[Compression, ...]:
     """Returns how layers compress, from the program's masks and windows. The caches' rows decide what an indexer is for."""
-    shapes = {given.name.removeprefix(TAIL): given.shape for given in program.inputs}
+    shapes = {given.name: given.shape for given in program.inputs}
     found = (
         (kind.every, kind.window, shapes.get(f"windows_r{kind.every}", ()))
         for kind in kinds

@@ -89,7 +89,6 @@ class ModelCheckJob:
     key: Key
     model: ModelSpec
     dialect: Dialect
-    has_tail_pages: bool
     store_root: Path
     log_path: Path
     lower: tuple[Path, ...] = ()
@@ -226,7 +225,7 @@ def run_model_check(job: ModelCheckJob) -> ModelCheckRow:
 
         _one_thread()
         started = time.monotonic()
-        check = compare_model(job.model, job.dialect, has_tail_pages=job.has_tail_pages)
+        check = compare_model(job.model, job.dialect)
         return ModelCheckRow(
             check=check, seconds=time.monotonic() - started, components=dict(job.key.components)
         )

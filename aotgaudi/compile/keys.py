@@ -55,7 +55,6 @@ LIMITS_EXCLUDED = {
     "max_num_batched_tokens": "bounds which entries exist",
     "max_model_len": "bounds which entries exist",
     "num_blocks": "bounds which entries exist; graphs leave it open, but for the backends in FIXED_NUM_BLOCKS",
-    "num_tail_pages": "graphs leave it open; that there are any is in the key as limits.has_tail_pages",
     "allow_long_max_model_len": "decides whether a max_model_len is refused",
 }
 
@@ -137,14 +136,13 @@ def unit_key_of_graph(sha256: str, target: Target) -> Key:
 
 
 def model_check_key(spec: BuildSpec) -> Key:
-    """Returns the key of the comparison of a spec's graphs with its model. Of the limits, only tail pages change graphs."""
+    """Returns the key of the comparison of a spec's graphs with its model."""
     dialect = dialect_of(spec)
     return Key.of(
         [
             ("schema", "aotgaudi.model-check/1"),
             *((f"model.{name}", value) for name, value in spec.model.signature().components),
             ("dialect", f"{dialect.name}{' contiguous' if dialect.is_contiguous else ''}"),
-            *([("limits.has_tail_pages", "true")] if spec.limits.num_tail_pages is not None else []),
             *_builder_components(None),
             ("toolchain.torch", version_of("torch")),
         ]
@@ -177,8 +175,6 @@ def _spec_components(spec: BuildSpec, target: Target) -> Iterator[tuple[str, str
     for name, value in sorted(spec.limits.model_dump().items()):
         if name not in LIMITS_EXCLUDED or (name == "num_blocks" and target.backend in FIXED_NUM_BLOCKS):
             yield f"limits.{name}", str(value)
-    if spec.limits.num_tail_pages is not None:
-        yield "limits.has_tail_pages", "true"
     sections = BuildSpec.model_fields.keys() - SPEC_EXCLUDED.keys()
     for section, table in sorted(spec.model_dump(mode="json", include=sections).items()):
         rows = table if isinstance(table, dict) else {"": table}

@@ -49,7 +49,7 @@ from aotgaudi.spec.parse import json_floats
 from aotgaudi.spec.quantization import WeightsDtype
 
 TOLERANCE = 1e-4
-"""The largest error allowed in a row of logits (or in an embedding), relative to the row's largest value, which is about 5.
+"""The largest error allowed in a row of logits, relative to the row's largest value, which is about 5.
 Rounding of float32 gives some 1e-6."""
 
 _CHOOSING = ("aten.topk.", "aten.argmax.", "aotgaudi.choose_entries.")
@@ -66,10 +66,10 @@ Span = tuple[int, int, int]
 """A sequence's number, the first token that a row has of it, and the one after the last."""
 
 
-def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -> ModelCheck:
+def compare_model(model: ModelSpec, dialect: Dialect) -> ModelCheck:
     """Returns what was compared. Raises ModelDiffersError, and SpecError like `trace`."""
     try:
-        return _smallest(model, dialect, has_tail_pages)
+        return _smallest(model, dialect)
     except ModelDiffersError:
         raise
     except Exception:
@@ -78,22 +78,22 @@ def compare_model(model: ModelSpec, dialect: Dialect, *, has_tail_pages: bool) -
         raise
 
 
-def _smallest(model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> ModelCheck:
+def _smallest(model: ModelSpec, dialect: Dialect) -> ModelCheck:
     small = reduced_model(model, transformers_model, MOST_PARAMETERS)
     try:
-        return _compared(small, dialect, has_tail_pages)
+        return _compared(small, dialect)
     except ModelDiffersError:
         raise
     except Exception:  # Perhaps the model does not work in sizes as small as these.
         larger = reduced_model(model, transformers_model, _MOST_PARAMETERS_AGAIN)
         if larger.reduced == small.reduced:
             raise
-    return _compared(larger, dialect, has_tail_pages)
+    return _compared(larger, dialect)
 
 
-def _compared(small: ReducedModel, dialect: Dialect, has_tail_pages: bool) -> ModelCheck:
+def _compared(small: ReducedModel, dialect: Dialect) -> ModelCheck:
     model = small.model
-    difference = _difference(model, dialect, has_tail_pages)
+    difference = _difference(model, dialect)
     if difference is None:
         return ModelCheck(
             transformers=version_of("transformers"),
@@ -103,7 +103,7 @@ def _compared(small: ReducedModel, dialect: Dialect, has_tail_pages: bool) -> Mo
         )
     number = len(small.layers) - 1
     for num_layers in range(1, len(small.layers)):
-        found = _difference(small.first(num_layers), dialect, has_tail_pages)
+        found = _difference(small.first(num_layers), dialect)
         if found is not None:
             number, difference = num_layers - 1, found
             break
@@ -172,9 +172,9 @@ class _Difference:
         return math.inf if math.isnan(ratio) else ratio
 
 
-def _difference(model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> _Difference | None:
+def _difference(model: ModelSpec, dialect: Dialect) -> _Difference | None:
     """Returns the largest difference between graphs and model; None if a right graph could differ as much."""
-    case, found = _Case.of(model, dialect, has_tail_pages), None
+    case, found = _Case.of(model, dialect), None
     for seed in _SEEDS if case.chooses else _SEEDS[:1]:
         found = case.worst(seed)
         if found.ratio <= 1:
@@ -190,7 +190,7 @@ class _Sequence:
 
 @dataclass(frozen=True)
 class _Case:
-    """A model's traced programs, and sequences to run through them. Every block has a tail page of its number."""
+    """A model's traced programs, and sequences to run through them."""
 
     model: ModelSpec
     programs: Mapping[PromptEntry | DecodeEntry, TracedProgram]
@@ -198,7 +198,7 @@ class _Case:
     sequences: tuple[_Sequence, ...]
 
     @classmethod
-    def of(cls, model: ModelSpec, dialect: Dialect, has_tail_pages: bool) -> _Case:
+    def of(cls, model: ModelSpec, dialect: Dialect) -> _Case:
         """Traces the steps. Raises like `trace`."""
         bounds, size = _bounds(model)
         sequences = tuple(_sequences(model, bounds, size))
@@ -209,11 +209,9 @@ class _Case:
             max_model_len=len(sequences[0].table) * size,
             block_size=size,
             num_blocks=num_blocks,
-            num_tail_pages=num_blocks if has_tail_pages else None,
         )
         fresh, chunk = PromptEntry(1, _FRESH, 0), PromptEntry(2, _CHUNK, len(sequences[0].table))
-        decodes = [DecodeEntry(_NUM_ROWS, 1, num_blocks)] if model.generates else []
-        entries: tuple[PromptEntry | DecodeEntry, ...] = (fresh, chunk, *decodes)
+        entries = fresh, chunk, DecodeEntry(_NUM_ROWS, 1, num_blocks)
         programs = {entry: trace(entry, model, limits, dialect) for entry in entries}
         return cls(model, programs, limits, sequences)
 
@@ -229,31 +227,15 @@ class _Case:
         model = transformers_model(self.model.config)
         fill(model, seed)
         runner = self._runner(model)
-        expected = [self._expected(model, torch.tensor([each.tokens])) for each in self.sequences]
+        tokens = (torch.tensor([each.tokens]) for each in self.sequences)
+        expected = [model(input_ids=ids, use_cache=False).logits[0].float() for ids in tokens]
         found = [_Difference(0.0, 0.0, "")]
         for name, step, spans in self._steps():
-            for row, (number, start, end) in zip(runner.logits(step), spans, strict=False):
-                wanted = self._wanted(expected[number], start, end)
+            for row, (number, _, end) in zip(runner.logits(step), spans, strict=False):
+                wanted = expected[number][end - 1]
                 error, largest = (row.float() - wanted).abs().amax(), wanted.abs().amax()
                 found.append(_Difference(error.item(), TOLERANCE * largest.item(), name))
         return max(found, key=lambda each: each.ratio)
-
-    def _expected(self, model: Any, ids: Tensor) -> Tensor:
-        """Returns what transformers computes of a whole sequence: logits, or hidden states where these are pooled."""
-        if self.model.generates:
-            logits: Tensor = model(input_ids=ids, use_cache=False).logits[0]
-            return logits.float()
-        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        return hidden.float()
-
-    def _wanted(self, expected: Tensor, start: int, end: int) -> Tensor:
-        """Returns what a row of a step gives (graphs/pooler.py)."""
-        kind = None if self.model.pooler is None else self.model.pooler.pooling_type
-        if kind == "MEAN":
-            return expected[start:end].sum(0)
-        if kind == "CLS":
-            return expected[0] if start == 0 else torch.zeros_like(expected[0])
-        return expected[end - 1]
 
     def _runner(self, model: Any) -> ProgramRunner:
         """Returns a runner over the weights of `model`. If graphs take packed ones, `model` gets what these stand for."""
@@ -269,7 +251,7 @@ class _Case:
                     {f"const:{name}": each for name, each in load_tensors(traced.constants).items()}
                 )
             for cache in traced.caches:
-                sizes = cache.sizes(self.limits.num_blocks, self.limits.num_tail_pages)
+                sizes = cache.sizes(self.limits.num_blocks)
                 zeros = torch.zeros(sizes, dtype=getattr(torch, cache.dtype))
                 tensors.setdefault(f"kv:{cache.name}", zeros)
             table.add(entry, BoundProgram(programs[entry], units, tensors))
@@ -278,9 +260,8 @@ class _Case:
     def _steps(self) -> Iterator[tuple[str, Step, list[Span]]]:
         """Yields steps with their names, and what their rows have. Batch-invariant chunks begin with a block."""
         is_uneven = not self.model.batch_invariant
-        fresh, chunk, *decodes = self.programs  # In the order of `of`.
-        num_decodes = _NUM_DECODES if decodes else 0
-        ends = [len(each.tokens) - num_decodes for each in self.sequences]
+        fresh, chunk, decode = self.programs  # In the order of `of`.
+        ends = [len(each.tokens) - _NUM_DECODES for each in self.sequences]
         at = [0 for _ in ends]
         at[0] = _FRESH - 5 * is_uneven
         yield "a prompt", self._prompt(fresh, [(0, 0, at[0])]), [(0, 0, at[0])]
@@ -289,26 +270,23 @@ class _Case:
             yield "a prompt's chunk", self._prompt(chunk, spans), spans
             for n, _, end in spans:
                 at[n] = end
-        for number in range(num_decodes):
+        for number in range(_NUM_DECODES):
             spans = [(n, end + number, end + number + 1) for n, end in enumerate(ends)]
-            yield "a decode", self._decode(decodes[0], spans), spans
+            yield "a decode", self._decode(decode, spans), spans
 
     def _prompt(self, entry: Any, spans: list[Span]) -> PromptStep:
         rows = []
         for number, start, end in spans:
             each = self.sequences[number]
-            rows.append(PromptRow(each.tokens[start:end], start, each.table, None, pages=self._pages(each)))
+            rows.append(PromptRow(each.tokens[start:end], start, each.table, None))
         return PromptStep(entry, tuple(rows))
 
     def _decode(self, entry: Any, spans: list[Span]) -> DecodeStep:
         rows = []
         for number, at, _ in spans:
             each = self.sequences[number]
-            rows.append(DecodeRow(each.tokens[at], at, each.table, GREEDY_ROW, self._pages(each)))
+            rows.append(DecodeRow(each.tokens[at], at, each.table, GREEDY_ROW))
         return DecodeStep(entry, tuple(rows))
-
-    def _pages(self, sequence: _Sequence) -> tuple[int, ...]:
-        return () if self.limits.num_tail_pages is None else sequence.table
 
 
 def _bounds(model: ModelSpec) -> tuple[list[int], int]:

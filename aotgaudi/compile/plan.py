@@ -40,7 +40,6 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
         "layer": 7.0,
         "embedding": 5.0,
         "head": 5.0,
-        "pooler": 5.0,
         "sampler": 6.0,
         "swap": 4.0,
         "defrag": 4.0,

@@ -477,9 +477,8 @@ class _Run:
         return CompileJob(key, source.text, source.label, self._plan.target, *place)
 
     def _check_job(self, key: Key, spec: BuildSpec) -> ModelCheckJob:
-        has_tail_pages = spec.limits.num_tail_pages is not None
         place = self._place(f"compare {spec.model.model_type} with transformers", key.hex)
-        return ModelCheckJob(key, spec.model, dialect_of(spec), has_tail_pages, *place)
+        return ModelCheckJob(key, spec.model, dialect_of(spec), *place)
 
     def _trace_job(self, state: ProgramState, spec: BuildSpec) -> TraceJob:
         entry = state.entries[0]

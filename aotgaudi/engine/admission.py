@@ -28,35 +28,6 @@ from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
 
 if TYPE_CHECKING:  # The preprocessor pool imports this module too, and needs no requests of the engine.
     from aotgaudi.engine.request import NewRequest
-    from aotgaudi.engine.steps import PoolingParams
-
-
-@dataclass(frozen=True, slots=True)
-class EmbeddingRules:
-    """The embeddings of a pooling model: `size` numbers, or only the first ones.
-
-    `sizes` lists how many first numbers a request may ask for; None allows any count.
-    """
-
-    size: int
-    sizes: tuple[int, ...] | None = ()
-
-    def check(self, params: PoolingParams) -> None:
-        """Raises RequestError if the model's embeddings cannot be cut to the requested number of dimensions."""
-        asked = params.dimensions
-        if asked is None or asked == self.size:
-            return
-        if self.sizes is None and 1 <= asked <= self.size:
-            return
-        if self.sizes == ():
-            raise RequestError(
-                f"dimensions must be {self.size}: the model's config has neither is_matryoshka nor matryoshka_dimensions, "
-                "so the first numbers of its embeddings mean nothing by themselves",
-                param="dimensions",
-            )
-        if asked not in (self.sizes or ()):
-            known = f"1 to {self.size}" if self.sizes is None else f"one of {', '.join(map(str, self.sizes))}"
-            raise RequestError(f"dimensions must be {known}, not {asked}", param="dimensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +39,12 @@ class RequestRules:
         vocab_size: Token ids from `vocab_size` on are refused. None refuses only negative ids.
         sampler: What the sampler was built for. Requests that need more are refused.
         scores_prompts: Whether the model's graphs can compute log-probabilities of prompts.
-        embeddings: The embeddings of a pooling model; None if the model generates tokens.
     """
 
     limits: ServingLimits
     vocab_size: int | None = None
     sampler: SamplerSpec = SamplerSpec()  # noqa: RUF009 - a frozen value
     scores_prompts: bool = True
-    embeddings: EmbeddingRules | None = None
-
-    def require(self, *, embeds: bool) -> None:
-        """Raises RequestError (404) unless the model computes embeddings (`embeds`) or generates tokens (otherwise)."""
-        if embeds and self.embeddings is None:
-            raise RequestError(
-                'This server gives no embeddings: its bundle\'s model generates text. runner = "pooling" in the [model] of '
-                "its spec makes a bundle for embeddings",
-                http_status=404,
-            )
-        if not embeds and self.embeddings is not None:
-            raise RequestError(
-                "This server generates no text: its bundle's model gives embeddings, at /v1/embeddings. The [model] of its "
-                'spec has runner = "pooling"',
-                http_status=404,
-            )
-
-    def check_pooling(self, prompt_token_ids: Sequence[int], params: PoolingParams) -> None:
-        """Raises RequestError, as `check` does, if the prompt's embedding cannot be computed."""
-        check_token_ids(prompt_token_ids, self.vocab_size)
-        num, limits = len(prompt_token_ids), self.limits
-        if num == 0:
-            raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
-        if num > limits.max_model_len:
-            raise RequestError(
-                f"the prompt has {num} tokens; max_model_len = {limits.max_model_len}", param="prompt"
-            )
-        _check_blocks(f"the prompt has {num} tokens", num, limits, param="prompt")
-        if self.embeddings is not None:
-            self.embeddings.check(params)
 
     def check(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> int:
         """Returns how many tokens the request may generate, at least 1.
@@ -143,16 +83,9 @@ class RequestRules:
         return [
             request
             if request.max_tokens is not None
-            else replace(request, max_tokens=self._resolved(request))
+            else replace(request, max_tokens=self.check(request.prompt_token_ids, request.params))
             for request in requests
         ]
-
-    def _resolved(self, request: NewRequest) -> int:
-        self.require(embeds=request.pooling is not None)
-        if request.pooling is None:
-            return self.check(request.prompt_token_ids, request.params)
-        self.check_pooling(request.prompt_token_ids, request.pooling)
-        return 0
 
 
 class Admission:

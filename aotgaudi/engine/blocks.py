@@ -123,10 +123,6 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def has_key(self, block: int) -> bool:
-        """Returns whether `block` has a key."""
-        return block in self._keys
-
     def share(self, blocks: Iterable[int]) -> None:
         """Hands out used or kept blocks to one more sequence. Raises ValueError if a block is empty or given twice."""
         blocks = list(blocks)

@@ -4,7 +4,7 @@
 
     scheduled = scheduler.schedule()            choose requests and an entry
     result = runner.run(scheduled.step)         compute on the device
-    runner.clear(*scheduler.discard(...))       drop requests with NaN
+    runner.clear(scheduler.discard(...))        drop requests with NaN
     sampled = scheduler.complete(...)           append tokens, end requests, free blocks
     stream.on_event(stream.token_event())       send text to the owner of each request that got a token, then `flush`
     runner.exchange(plan_step(...))             defragment, if due
@@ -137,7 +137,7 @@ class EngineCore:
 
     def status(self) -> EngineStats:
         """Returns a snapshot without `counters`, which any thread may read. Cheap, since it is called after every step."""
-        scheduler, prefixes, tails = self.scheduler, self.scheduler.prefixes, self.scheduler.tails
+        scheduler, prefixes = self.scheduler, self.scheduler.prefixes
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -152,9 +152,6 @@ class EngineCore:
             num_invalid_logits=self._num_invalid_logits,
             num_blocks_kept=scheduler.pool.num_kept,
             num_blocks_evicted=scheduler.pool.num_evicted,
-            num_tail_pages_used=0 if tails is None else tails.num_held,
-            num_tail_pages_free=0 if tails is None else tails.num_pages - tails.num_held,
-            num_tail_pages_kept=0 if tails is None else tails.num_kept,
             num_prefix_queries=0 if prefixes is None else prefixes.num_queries,
             num_prefix_hits=0 if prefixes is None else prefixes.num_hits,
             max_block_used=scheduler.pool.max_used,
@@ -182,11 +179,9 @@ class EngineCore:
             rows = (scheduled.requests[row] for row in sorted(result.invalid_rows))
             invalid = [request for request in rows if not request.is_finished]
             for request in invalid:
-                self._runner.clear(*self.scheduler.discard(request))
+                self._runner.clear(self.scheduler.discard(request))
             for row, values in result.prompt_logprobs.items():
                 scheduled.requests[row].prompt_logprobs += values
-            for row, vector in result.pooled.items():
-                scheduled.requests[row].pooled = vector
             self._refuse_rows(scheduled, result)
             sampled = self.scheduler.complete(scheduled, result.token_ids)
         except Exception as error:  # A failed step must not end the engine.
@@ -197,10 +192,6 @@ class EngineCore:
         logprobs = {scheduled.requests[row]: values for row, values in result.logprobs.items()}
         for request in sampled:
             self._tell(self._streams[request], logprobs.get(request))
-        for row in result.pooled:
-            request = scheduled.requests[row]
-            if request.finish_reason == "stop" and request in self._streams:
-                self._emit(self._streams[request], self._streams[request].embedding_event())
         self._refuse_to_sample(invalid)
 
     def _refuse_rows(self, scheduled: Scheduled, result: StepResult) -> None:
@@ -212,11 +203,9 @@ class EngineCore:
 
     def _refuse_to_sample(self, requests: Sequence[Request]) -> None:
         """Fails requests for which the model computed NaN. Logs only the first, since a damaged model fails all requests."""
-        wanted = "logits for this request: no token can be chosen"
-        if any(request.pooling is not None for request in requests):
-            wanted = "numbers for this request's embedding"
         error = RequestError(
-            f"The model computed NaN or infinite {wanted}. Its weights are damaged, or too large for their data type",
+            "The model computed NaN or infinite logits for this request: no token can be chosen. Its weights are damaged, "
+            "or too large for their data type",
             http_status=500,
         )
         if requests and not self._num_invalid_logits:

@@ -159,7 +159,6 @@ class Engine:
             seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
             arrived_at=self._clock(),
             cache_salt=new.cache_salt,
-            pooling=new.pooling,
         )
 
     def abort(self, *request_ids: str) -> None:

@@ -43,9 +43,9 @@ class TokenEvent:
 
     `text` may be empty while `token_ids` is not, since text is held back until it is certain. `logprobs` has one item per
     token if the request asked for log-probabilities, and is empty otherwise. `finish_reason` and `usage` are set on the last
-    event only. `prompt` is set on the first event, if the request asked for its prompt's log-probabilities. `embedding` is
-    the answer to a request for an embedding, float32 in this machine's byte order, and empty otherwise. `stop_reason` is the
-    stop string, or the id of the stop token, that ended the output; None if something else did, such as an end of sequence.
+    event only. `prompt` is set on the first event, if the request asked for its prompt's log-probabilities. `stop_reason`
+    is the stop string, or the id of the stop token, that ended the output; None if something else did, such as an end of
+    sequence.
     """
 
     request_id: str
@@ -56,7 +56,6 @@ class TokenEvent:
     stop_reason: str | int | None = None
     usage: Usage | None = None
     prompt: ScoredPrompt | None = None
-    embedding: bytes = b""
 
     @classmethod
     def joined(cls, events: Sequence[TokenEvent]) -> TokenEvent:
@@ -71,7 +70,6 @@ class TokenEvent:
             stop_reason=last.stop_reason,
             usage=last.usage,
             prompt=events[0].prompt,
-            embedding=last.embedding,
         )
 
 
@@ -138,17 +136,6 @@ class OutputStream:
             stop_reason=self._stops.found or request.stop_token_id,
             usage=None if reason is None else self._usage(),
             prompt=self._scored_prompt() if request.num_output_tokens == 1 else None,
-        )
-
-    def embedding_event(self) -> TokenEvent:
-        """Returns the only event of a request for an embedding. The request must have ended."""
-        return TokenEvent(
-            request_id=self.request.request_id,
-            text="",
-            token_ids=(),
-            finish_reason=self.request.finish_reason,
-            usage=self._usage(),
-            embedding=self.request.pooled,
         )
 
     def abort_event(self) -> TokenEvent:

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from aotgaudi.digest import framed
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.request import Request
-from aotgaudi.engine.tail_pages import TailPages
 
 _SCHEMA = "aotgaudi.prefix/1"
 _ID_CODE = "q"
@@ -48,16 +47,13 @@ class PrefixCache:
     request that was preempted is not counted again.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, tails: TailPages | None = None) -> None:
+    def __init__(self, pool: BlockPool, block_size: int) -> None:
         self.num_queries = 0
         self.num_hits = 0
-        self._pool, self._block_size, self._tails = pool, block_size, tails
+        self._pool, self._block_size = pool, block_size
 
     def find(self, request: Request) -> list[int]:
-        """Returns the blocks that hold the beginning of the request's known tokens, without the last token.
-
-        With tail pages, a hit may only end where `TailPages.ends` allows it.
-        """
+        """Returns the blocks that hold the beginning of the request's known tokens, without the last token."""
         num_blocks = (request.num_tokens - 1) // self._block_size
         extend_keys(request.block_keys, request.token_ids, self._block_size, request.cache_salt)
         return self._pool.find(request.block_keys[:num_blocks])
@@ -76,10 +72,5 @@ class PrefixCache:
             return
         extend_keys(request.block_keys, request.token_ids, self._block_size, request.cache_salt)
         for i in range(request.num_named_blocks, num_full):
-            block, key = request.block_table[i], request.block_keys[i]
-            if self._tails is not None:
-                # Otherwise a block that has lost its page would keep its key, and no hit could end with this block.
-                others = self._pool.find([key])
-                self._pool.forget(other for other in others if not any(self._tails.of([other])))
-            self._pool.name(block, key)
+            self._pool.name(request.block_table[i], request.block_keys[i])
         request.num_named_blocks = num_full

@@ -20,8 +20,6 @@ from typing import Literal
 from aotgaudi.engine.constraints import Constraint
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import (
-    PoolingParams,
-    PoolingRow,
     SamplingRow,
     Scoring,
     TokenHistory,
@@ -35,8 +33,7 @@ FinishReason = Literal["stop", "length", "abort"]
 class NewRequest:
     """One sequence to be generated. The caller chooses `request_id`. Only requests with equal `cache_salt` share prefixes.
 
-    `max_tokens` is how many tokens admission lets the request generate; None before admission. With `pooling`, the request
-    is for the prompt's embedding, `params` are ignored, and `max_tokens` is 0.
+    `max_tokens` is how many tokens admission lets the request generate; None before admission.
     """
 
     request_id: str
@@ -44,7 +41,6 @@ class NewRequest:
     params: SamplingParams
     cache_salt: str = ""
     max_tokens: int | None = None
-    pooling: PoolingParams | None = None
 
 
 class RequestState(Enum):
@@ -73,8 +69,6 @@ class Request:
         prompt_logprobs: Log-probabilities of its prompt's tokens from the second on, as far as known, if it asks for them.
         num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
         constraint: The tokens that it may get. Set before it is queued.
-        pooling: The parameters of its embedding; None if it generates tokens. `pooled` is its embedding once it has ended
-            with "stop"; before, it is the sum that its next chunk carries.
     """
 
     request_id: str
@@ -84,7 +78,6 @@ class Request:
     seed: int
     arrived_at: float = 0.0
     cache_salt: str = ""
-    pooling: PoolingParams | None = None
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = field(default=None, init=False)
@@ -103,7 +96,6 @@ class Request:
     block_keys: list[bytes] = field(default_factory=list, init=False, repr=False)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list, init=False, repr=False)
     constraint: Constraint | None = field(default=None, init=False, repr=False)
-    pooled: bytes = field(default=b"", init=False, repr=False)
     _generator: Random | None = field(default=None, init=False, repr=False)
     _noise: float | None = field(default=None, init=False, repr=False)
     _history: TokenHistory | None = field(default=None, init=False, repr=False)
@@ -160,12 +152,6 @@ class Request:
             first - start, tuple(self.token_ids[first + 1 : last + 1]), self.params.prompt_logprobs
         )
 
-    def pooling_row(self, end: int) -> PoolingRow | None:
-        """Returns how a chunk that ends before token `end` is pooled."""
-        if self.pooling is None:
-            return None
-        return PoolingRow(self.pooling, self.num_tokens, self.pooled, is_last=end == self.num_tokens)
-
     @property
     def sampling(self) -> SamplingRow:
         """How the next token is sampled. The value stays the same until that token is appended."""
@@ -181,7 +167,7 @@ class Request:
     def preempt(self) -> list[int]:
         """RUNNING -> WAITING. Keeps the tokens, gives up the blocks and returns them."""
         self._require(RequestState.RUNNING)
-        self.state, self.num_computed_tokens, self.pooled = RequestState.WAITING, 0, b""
+        self.state, self.num_computed_tokens = RequestState.WAITING, 0
         self.num_preemptions += 1
         return self._release()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import chain, repeat
 from typing import ClassVar, Protocol
 
@@ -18,7 +17,6 @@ from torch import Tensor
 from aotgaudi.engine.blocks import PADDING_BLOCK
 from aotgaudi.engine.closing_windows import ClosingWindows
 from aotgaudi.engine.constraints import MaskMaker
-from aotgaudi.engine.pooling import Pooler
 from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.scoring import Scorer
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
@@ -26,7 +24,7 @@ from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
 from aotgaudi.graphs.masks import decode_mask, prompt_mask, with_new_entries
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.graphs.step_inputs import TAIL, MaskKind, entries_input, num_closing
+from aotgaudi.graphs.step_inputs import MaskKind, entries_input, num_closing
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 
@@ -38,11 +36,8 @@ class ProgramRunner:
         table: ExecutableTable,
         block_size: int,
         num_threads: int | None = None,
-        pooler: Pooler | None = None,
     ) -> None:
-        """With `pooler`, the programs are those of a pooling model.
-
-        `num_threads` is how many threads matrix products use. The thread that runs the first step sets it.
+        """`num_threads` is how many threads matrix products use. The thread that runs the first step sets it.
 
         OpenMP keeps a pool for each thread that ever computed in parallel. Once all pools together outnumber the cores,
         every parallel region pays for sleeping and waking. With pools of both the loading thread and the engine's thread, a
@@ -53,12 +48,12 @@ class ProgramRunner:
         self._table = table
         self._block_size = block_size
         self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
-        self._masks, self._pooler = MaskMaker(), pooler
+        self._masks = MaskMaker()
 
     @property
     def scores_prompts(self) -> bool:
         """Whether the warm programs can compute log-probabilities of prompts."""
-        return self._pooler is None and self._table.has_heads
+        return self._table.has_heads
 
     def run(self, step: Step) -> StepResult:
         """Runs a step and samples the rows that ask for it. NaN in one row does not spoil the results of other rows."""
@@ -66,8 +61,6 @@ class ProgramRunner:
         return self._isolated(step, result) if result.invalid_rows else result
 
     def _run(self, step: Step) -> StepResult:
-        if self._pooler is not None and isinstance(step, PromptStep):
-            return self._pooler.pool(self.logits(step), step.rows)
         rows = [row.sampling for row in step.rows]
         self._masks.begin([row.constraint for row in rows if row and row.constraint])
         if isinstance(step, DecodeStep) or not step.scores:
@@ -91,7 +84,7 @@ class ProgramRunner:
         """
         invalid_rows: set[int] = set()
         for r in sorted(joint.invalid_rows):
-            self.clear([PADDING_BLOCK], [PADDING_BLOCK])
+            self.clear([PADDING_BLOCK])
             alone = joint if len(step.rows) == 1 else self._run(_with_one_row(step, r))
             if alone.invalid_rows:
                 invalid_rows.add(r)
@@ -103,20 +96,16 @@ class ProgramRunner:
                 joint.prompt_logprobs[r] = alone.prompt_logprobs[0]
             if 0 in alone.refused_rows:
                 joint.refused_rows[r] = alone.refused_rows[0]
-            if 0 in alone.pooled:
-                joint.pooled[r] = alone.pooled[0]
-        self.clear([PADDING_BLOCK], [PADDING_BLOCK])
+        self.clear([PADDING_BLOCK])
         return replace(joint, invalid_rows=invalid_rows)
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Fills blocks with zeros in every layer, and tail pages in the caches that have them."""
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Fills blocks with zeros in every layer."""
         for cache in self._table.caches:
             self._table.placement.clear(cache, blocks, self._block_size)
-        for cache in self._table.tail_caches:
-            self._table.placement.clear(cache, pages, self._block_size)
 
     def logits(self, step: Step) -> Tensor:
-        """Runs a step without sampling. Returns logits [entry.batch_size, vocab], or a pooling model's vectors."""
+        """Runs a step without sampling. Returns logits [entry.batch_size, vocab]."""
         program, inputs = self._prepared(step)
         return program.run(inputs)[0]
 
@@ -166,17 +155,9 @@ class _PromptInputs:
         self._block_size, self._entry = block_size, step.entry
         empty = PromptRow(token_ids=(), start=0, block_table=(), sampling=None)
         self._rows = [*step.rows, *[empty] * (step.entry.batch_size - len(step.rows))]
-        self._step = step
-
-    @cached_property
-    def _in_pages(self) -> _PromptInputs:
-        rows = tuple(replace(row, block_table=row.pages) for row in self._step.rows)
-        return _PromptInputs(replace(self._step, rows=rows), self._block_size)
 
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
-        if spec.name.startswith(TAIL):
-            return self._in_pages.tensor(_untailed(spec))
         if kind := MaskKind.of(spec.name):
             return self._mask(kind)
         if found := entries_input(spec.name):
@@ -240,17 +221,9 @@ class _DecodeInputs:
     def __init__(self, step: DecodeStep, block_size: int) -> None:
         self._block_size, self._entry, self._rows = block_size, step.entry, step.rows
         self._num_blocks = [row.position // block_size + 1 for row in step.rows]
-        self._step = step
-
-    @cached_property
-    def _in_pages(self) -> _DecodeInputs:
-        rows = tuple(replace(row, block_table=row.pages) for row in self._step.rows)
-        return _DecodeInputs(replace(self._step, rows=rows), self._block_size)
 
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
-        if spec.name.startswith(TAIL):
-            return self._in_pages.tensor(_untailed(spec))
         if spec.name == "row_blocks":
             owners = to_ids(_padded(self._owners(), self._entry.num_blocks, -1))
             return owners == torch.arange(self._entry.batch_size)[:, None]
@@ -328,10 +301,6 @@ class _DecodeInputs:
         "pool_rows": _pool_rows,
         "pool_ends": _pool_ends,
     }
-
-
-def _untailed(spec: TensorSpec) -> TensorSpec:
-    return spec.model_copy(update={"name": spec.name.removeprefix(TAIL)})
 
 
 def _padded(values: Sequence[int], size: int, padding: int = 0) -> list[int]:

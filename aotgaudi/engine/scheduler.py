@@ -19,10 +19,6 @@
 * With prefix caching, a request shares the blocks that hold the beginning of its tokens, and its first chunk starts after
   them. It shares only as many as leave a rest that entries cover, so no request depends on the cache. Full blocks get
   their key when the step that filled them is complete (aotgaudi/engine/prefix_cache.py).
-* With tail pages, a request holds the pages of the blocks that its next tokens read through the model's window, and during
-  a step also those of the blocks that the step writes to. A hit may only end where the pages still exist
-  (aotgaudi/engine/tail_pages.py).
-* A request for an embedding ends with its last chunk.
 """
 
 from __future__ import annotations
@@ -38,7 +34,6 @@ from aotgaudi.engine.interleaving import Interleaving, StepCosts
 from aotgaudi.engine.prefix_cache import PrefixCache
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
-from aotgaudi.engine.tail_pages import TailPages
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
@@ -82,11 +77,9 @@ class Scheduler:
             need.
         is_contiguous: Whether decodes read contiguous blocks. Each block then belongs to one request, so `prefix_caching`
             is impossible (ValueError).
-        tail_reach: How many tokens back layers with tail pages read; None if no layer has them. `limits` has the number of
-            pages.
     """
 
-    def __init__(  # noqa: PLR0913 - one argument a setting
+    def __init__(
         self,
         limits: ServingLimits,
         table: StepTable,
@@ -97,16 +90,12 @@ class Scheduler:
         policy: Policy = "latency",
         whole_blocks: bool = False,
         is_contiguous: bool = False,
-        tail_reach: int | None = None,
     ) -> None:
         if is_contiguous and prefix_caching:
             raise ValueError("a block that is read in place belongs to one request: no prefix caching")
         self._is_contiguous = is_contiguous
         self.limits, self.table, self.pool = limits, table, pool
-        self.tails: TailPages | None = None
-        if tail_reach is not None and limits.num_tail_pages is not None:
-            self.tails = TailPages(pool, limits.num_tail_pages, tail_reach, limits.block_size)
-        self.prefixes = PrefixCache(pool, limits.block_size, self.tails) if prefix_caching else None
+        self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
         self._waiting: OrderedDict[Request, None] = OrderedDict()  # The next one first; removal is O(1).
@@ -157,20 +146,17 @@ class Scheduler:
             del self._waiting[request]
         elif request.state is RequestState.RUNNING:
             self._running.remove(request)
-            self._drop_tails(request)
         self.pool.free(request.finish(reason))
 
-    def discard(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def discard(self, request: Request) -> tuple[int, ...]:
         """Aborts a running request whose blocks hold invalid values, which no other request may see.
 
-        Returns those of its blocks that no other request holds, and the tail pages of these blocks.
+        Returns those of its blocks that no other request holds.
         """
         blocks = tuple(request.block_table)
-        pages = self._pages(blocks)
         self.pool.forget(blocks)
         self.finish(request, "abort")
-        alone = [i for i, block in enumerate(blocks) if not self.pool.num_users(block)]
-        return tuple(blocks[i] for i in alone), tuple(pages[i] for i in alone if pages and pages[i])
+        return tuple(block for block in blocks if not self.pool.num_users(block))
 
     def schedule(self) -> Scheduled | None:
         """Returns the next step, or None if no request waits or runs.
@@ -209,9 +195,6 @@ class Scheduler:
             request.num_computed_tokens += len(row.token_ids) if isinstance(row, PromptRow) else 1
             if self.prefixes is not None:
                 self.prefixes.keep(request)
-            self._cover(request, request.num_computed_tokens, request.num_computed_tokens)
-            if isinstance(row, PromptRow) and row.pooling is not None and row.pooling.is_last:
-                self.finish(request, "stop")
             if row.sampling is None or token_id is None:
                 continue
             request.append_token(token_id)
@@ -225,8 +208,6 @@ class Scheduler:
         """Updates pool and block tables after the moves ``(source, destination)`` of block contents."""
         mapping = dict(moves)
         self.pool.relocate(mapping)
-        if self.tails is not None:
-            self.tails.relocate(mapping)
         for request in self._running:
             request.block_table = _renamed(request.block_table, mapping)
 
@@ -243,8 +224,6 @@ class Scheduler:
             raise RuntimeError(f"block tables hold {sorted(held.elements())}, the pool says {users}")
         if any(request.block_table for request in self._waiting):
             raise RuntimeError("a waiting request holds blocks")
-        if self.tails is not None:
-            self.tails.check_integrity(self._running)
 
     # Prefill
 
@@ -314,7 +293,6 @@ class Scheduler:
         request.admit([*cached, *new], len(cached) * block_size)
         request.num_named_blocks = len(cached)
         self._running.append(request)
-        self._cover(request, request.num_computed_tokens, request.num_computed_tokens)
 
     def _cached_blocks(self, request: Request) -> list[int]:
         """Returns the cached blocks that a waiting request would share. Entries cover the rest of its tokens.
@@ -324,8 +302,7 @@ class Scheduler:
         if self.prefixes is None or not request.is_scored:
             return []
         blocks = self.prefixes.find(request)
-        ends = range(len(blocks), 0, -1) if self.tails is None else self.tails.ends(blocks)
-        size = self.limits.block_size
+        ends, size = range(len(blocks), 0, -1), self.limits.block_size
         return blocks[: next((end for end in ends if self._chunker.covers_rest(request, end * size)), 0)]
 
     def _next_chunk(self, request: Request, num_left: int, seconds: float | None) -> Chunk:
@@ -337,16 +314,12 @@ class Scheduler:
 
     def _prompt_row(self, chunk: Chunk) -> PromptRow:
         request, end = chunk.request, chunk.end
-        self._cover(request, chunk.start, end)
-        blocks = tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)])
         return PromptRow(
             token_ids=tuple(request.token_ids[chunk.start : end]),
             start=chunk.start,
-            block_table=blocks,
-            pages=self._pages(blocks),
-            sampling=request.sampling if end == request.num_tokens and request.pooling is None else None,
+            block_table=tuple(request.block_table[: num_blocks_for(end, self.limits.block_size)]),
+            sampling=request.sampling if end == request.num_tokens else None,
             scoring=request.scoring(chunk.start, end),
-            pooling=request.pooling_row(end),
         )
 
     # Decode
@@ -375,7 +348,6 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
-        self._drop_tails(request)
         self.pool.free(request.preempt())
         self._waiting[request] = None
         self._waiting.move_to_end(request, last=False)
@@ -399,28 +371,12 @@ class Scheduler:
         return max(map(max, tables)) if self._is_contiguous else sum(map(len, tables))
 
     def _decode_row(self, request: Request) -> DecodeRow:
-        position, blocks = request.num_computed_tokens, tuple(request.block_table)
-        self._cover(request, position, position + 1)
         return DecodeRow(
             token_id=request.last_token_id,
-            position=position,
-            block_table=blocks,
+            position=request.num_computed_tokens,
+            block_table=tuple(request.block_table),
             sampling=request.sampling,
-            pages=self._pages(blocks),
         )
-
-    # Tail pages
-
-    def _cover(self, request: Request, start: int, end: int) -> None:
-        if self.tails is not None:
-            self.tails.cover(request, start, end)
-
-    def _drop_tails(self, request: Request) -> None:
-        if self.tails is not None:
-            self.tails.drop(request)
-
-    def _pages(self, blocks: Sequence[int]) -> tuple[int, ...]:
-        return () if self.tails is None else self.tails.of(blocks)
 
     # Ends
 

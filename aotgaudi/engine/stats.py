@@ -180,8 +180,6 @@ class EngineStats:
         num_finished: Requests by finish reason, or "error".
         num_invalid_logits: Requests for which the model computed NaN.
         num_blocks_kept: Free blocks that hold cached prefixes. `num_blocks_evicted` counts those given up for new contents.
-        num_tail_pages_used: Tail pages that running requests hold. `num_tail_pages_free` counts all others, of which
-            `num_tail_pages_kept` hold cached prefixes. All are 0 without tail pages.
         num_prefix_queries: Prompt tokens looked up in the prefix cache. `num_prefix_hits` of them were found.
         max_block_used: The highest block id in use.
         counters: Counters of finished steps, by entry.
@@ -203,9 +201,6 @@ class EngineStats:
     num_invalid_logits: int = 0
     num_blocks_kept: int = 0
     num_blocks_evicted: int = 0
-    num_tail_pages_used: int = 0
-    num_tail_pages_free: int = 0
-    num_tail_pages_kept: int = 0
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
     max_block_used: int = 0

@@ -61,34 +61,12 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolingParams:
-    """The parameters of an embedding. `dimensions` is how many of its first numbers are kept; None keeps all."""
-
-    dimensions: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PoolingRow:
-    """How a chunk of a prompt of `num_tokens` tokens is pooled.
-
-    `carried` is the runner's result for the chunks before it (float32 as bytes), empty for the first chunk. The chunk that
-    `is_last` gives the embedding.
-    """
-
-    params: PoolingParams
-    num_tokens: int
-    carried: bytes
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
 class PromptRow:
     """One chunk of one sequence: `token_ids` are new, `start` tokens are already in the cache.
 
-    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens. `pages` has
-    the tail page of each block, 0 for a block without one. It is empty if the server has no tail pages. `sampling` is set
-    only if the chunk ends with the last known token, so that the next token must be sampled. `scoring` is set if
-    log-probabilities of the prompt are wanted, `pooling` if its embedding is wanted.
+    `block_table` holds the block ids of the sequence from position 0, enough for start + len(token_ids) tokens. `sampling`
+    is set only if the chunk ends with the last known token, so that the next token must be sampled. `scoring` is set if
+    log-probabilities of the prompt are wanted.
     """
 
     token_ids: tuple[int, ...]
@@ -96,19 +74,16 @@ class PromptRow:
     block_table: tuple[int, ...]
     sampling: SamplingRow | None
     scoring: Scoring | None = None
-    pooling: PoolingRow | None = None
-    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRow:
-    """One sequence's newest token, at `position`. `block_table` covers positions 0..position; `pages` as in `PromptRow`."""
+    """One sequence's newest token, at `position`. `block_table` covers positions 0..position."""
 
     token_id: int
     position: int
     block_table: tuple[int, ...]
     sampling: SamplingRow
-    pages: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +140,6 @@ class StepResult:
 
     `invalid_rows` are the rows whose logits have no finite maximum (NaN, or only infinities). `refused_rows` are the rows
     whose constraint has failed, with the reason. The token ids of both mean nothing.
-
-    `pooled` has the result of a row's `pooling`, float32 in this machine's byte order: the embedding, or the vector that the
-    next chunk carries.
     """
 
     token_ids: list[int | None]
@@ -175,7 +147,6 @@ class StepResult:
     invalid_rows: set[int] = field(default_factory=set)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     refused_rows: dict[int, RequestError] = field(default_factory=dict)
-    pooled: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +210,6 @@ class StepRunner(Protocol):
         """Exchanges block contents."""
         ...
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Clears blocks and tail pages, so that their next owner reads no NaN."""
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Clears blocks, so that their next owner reads no NaN."""
         ...

@@ -4,14 +4,13 @@ The text holds everything that decides what a graph computes, and nothing else: 
 lines, no weights. Equal graphs have equal text, whatever layer, bucket or model they come from. The text
 alone rebuilds the graph, so a unit can be compiled anywhere.
 
-Grammar (one JSON value a line)::
+Grammar, version 2 (one JSON value a line)::
 
     text    = header { input } { call } output
-    header  = "aotgaudi.graph/2" | "aotgaudi.graph/3"
+    header  = "aotgaudi.graph/2"
     input   = ["input", dtype, [size...], [stride...]]
-    open    = "N" | "M"
-    size    = integer | open
-    stride  = integer | "<integer>*<open>"
+    size    = integer | "N"
+    stride  = integer | "<integer>*N"
     call    = ["call", target, [argument...], {name: argument}]
     output  = ["output", [argument...]]
 
@@ -19,8 +18,7 @@ Inputs and calls are numbered from 0 in order of their lines. A target is ``name
 torch.ops, or ``getitem``. An argument is a JSON scalar, a list, or a tagged object: ``{"%": n}`` the value
 of line n, ``{"dtype": name}``, ``{"device": name}``, ``{"layout": name}``, ``{"memory_format": name}``,
 ``{"float": "inf" | "-inf" | "nan"}``. Lists and tuples are the same. ``N`` is a size that the graph leaves open: the
-number of a cache's blocks, at least 2, or of tokens, at least 1. A graph over blocks and tail pages has two such sizes:
-``N`` is the one that its inputs name first, ``M`` the other. Texts with an ``M`` have version 3, all others version 2.
+number of a cache's blocks, at least 2, or of tokens, at least 1. A graph has at most one.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Union
 
 import torch
@@ -36,17 +34,16 @@ from torch import fx
 
 from aotgaudi.errors import CompileError
 
-GRAPH_HEADERS = ("aotgaudi.graph/2", "aotgaudi.graph/3")
-"""The first line of a text with at most one open size, and of one with two."""
+GRAPH_HEADER = "aotgaudi.graph/2"
 
 Size = Union[int, str]
-"""A number, or the grammar's form of an open size, or of a stride with one."""
+"""A number, or the grammar's form of a size or stride with an open ``N``."""
 
 InputSpec = tuple[str, list[Size], list[Size]]
 """dtype name, sizes, strides."""
 
-OPEN_SIZES = ("N", "M")
-"""How the grammar writes the sizes that a graph leaves open, in the order in which its inputs name them."""
+OPEN_SIZE = "N"
+"""How the grammar writes a size that a graph leaves open."""
 
 _DROPPED = frozenset({"aten._assert_tensor_metadata.default"})
 _TAGS: dict[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "memory_format"}
@@ -86,12 +83,12 @@ def _writes(node: fx.Node) -> bool:
 def to_text(graph: fx.Graph) -> str:
     """Returns the canonical text. Placeholders need ``meta["val"]``. Raises CompileError for a node without one."""
     numbers: dict[fx.Node, int] = {}
-    open_sizes: dict[Any, str] = {}
-    lines: list[Any] = []
+    symbols: set[Any] = set()
+    lines: list[Any] = [GRAPH_HEADER]
     for node in graph.nodes:
         if node.op == "placeholder":
             value = node.meta["val"]
-            sizes = [[_size(size, open_sizes) for size in row] for row in (value.shape, value.stride())]
+            sizes = [[_size(size, symbols) for size in row] for row in (value.shape, value.stride())]
             lines.append(["input", _name(value.dtype), *sizes])
         elif node.op == "call_function":
             target = _target_name(node.target)
@@ -108,16 +105,14 @@ def to_text(graph: fx.Graph) -> str:
                 f"a graph has a node of kind {node.op!r} ({node.target}); expected calls of torch operators"
             )
         numbers[node] = len(numbers)
-    lines.insert(0, GRAPH_HEADERS[len(open_sizes) > 1])
     return "\n".join(json.dumps(line, separators=(",", ":"), allow_nan=False) for line in lines) + "\n"
 
 
 def from_text(text: str) -> tuple[fx.GraphModule, list[InputSpec]]:
     """Rebuilds the graph. Returns it and, for each input, ``(dtype name, sizes, strides)``. Raises CompileError."""
     header, *lines = [json.loads(line) for line in text.splitlines()]
-    if header not in GRAPH_HEADERS:
-        known = " and ".join(map(repr, GRAPH_HEADERS))
-        raise CompileError(f"a unit's text starts with {header!r}; this version reads {known}")
+    if header != GRAPH_HEADER:
+        raise CompileError(f"a unit's text starts with {header!r}; this version reads {GRAPH_HEADER!r}")
     graph, values, inputs = fx.Graph(), list[fx.Node](), list[InputSpec]()
     for line in lines:
         if line[0] == "input":
@@ -134,32 +129,30 @@ def from_text(text: str) -> tuple[fx.GraphModule, list[InputSpec]]:
 
 def is_open(spec: InputSpec) -> bool:
     """Whether an input has a size that the graph leaves open."""
-    return not set(OPEN_SIZES).isdisjoint(spec[1])
+    return OPEN_SIZE in spec[1]
 
 
-def closed(sizes: Iterable[Size], *numbers: int) -> list[int]:
-    """Returns sizes or strides with `numbers` for the open sizes, in the order of `OPEN_SIZES`."""
-    of = dict(zip(OPEN_SIZES, numbers, strict=False))
-    return [_times(size, of) if isinstance(size, str) else size for size in sizes]
+def closed(sizes: Iterable[Size], n: int) -> list[int]:
+    """Returns sizes or strides with `n` for the open size."""
+    return [_times(size, n) if isinstance(size, str) else size for size in sizes]
 
 
-def _times(size: str, of: Mapping[str, int]) -> int:
-    return math.prod(of[factor] if factor in of else int(factor) for factor in size.split("*"))
+def _times(size: str, n: int) -> int:
+    return math.prod(n if factor == OPEN_SIZE else int(factor) for factor in size.split("*"))
 
 
-def _size(size: Any, open_sizes: dict[Any, str]) -> Size:
-    """Returns the form of a size or stride, and adds to `open_sizes` what it names first.
+def _size(size: Any, symbols: set[Any]) -> Size:
+    """Returns the form of a size or stride, and adds its symbol to `symbols`, those of the graph.
 
-    Raises CompileError for a symbolic size that is not a multiple of one of two symbols.
+    Raises CompileError for a symbolic size that is not a multiple of the graph's only symbol.
     """
     if isinstance(size, int):
         return size
     factor, symbol = size.node.expr.as_coeff_Mul()
-    if symbol.is_Symbol and symbol not in open_sizes and len(open_sizes) < len(OPEN_SIZES):
-        open_sizes[symbol] = OPEN_SIZES[len(open_sizes)]
-    if symbol not in open_sizes:
+    symbols.add(symbol)
+    if not symbol.is_Symbol or len(symbols) > 1:
         raise CompileError(f"an input has the size {size}, which has no canonical form")
-    return open_sizes[symbol] if factor == 1 else f"{int(factor)}*{open_sizes[symbol]}"
+    return OPEN_SIZE if factor == 1 else f"{int(factor)}*{OPEN_SIZE}"
 
 
 def _target_name(target: Any) -> str:

@@ -9,14 +9,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from aotgaudi.entries import PromptEntry, StepEntry
-from aotgaudi.errors import SpecError
 from aotgaudi.graphs.dialect import Dialect
 from aotgaudi.graphs.hpu import HpuForm
 from aotgaudi.graphs.mixers.base import Mixer
 from aotgaudi.graphs.mixers.families import mixer_of, require_modes
-from aotgaudi.graphs.program import ANY_NUM_BLOCKS, ANY_NUM_PAGES, CacheSpec, TensorSpec
+from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
-from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs, with_tails
+from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs
 from aotgaudi.graphs.swap import SwapGraph
 from aotgaudi.spec.cache_rows import (
     Compression,
@@ -29,10 +28,9 @@ from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.sampler_signature import SamplerSignature
 
-_TRACED_BLOCKS, _TRACED_PAGES = 6, 5
+_TRACED_BLOCKS = 6
 _ANY_BLOCKS = {1: torch.export.Dim("num_blocks", min=2)}
-_ANY_PAGES = {1: torch.export.Dim("num_tail_pages", min=2)}
-"""A server has the padding block and at least one more, so no graph is made for 0 or 1 blocks. The same of pages."""
+"""A server has the padding block and at least one more, so no graph is made for 0 or 1 blocks."""
 
 Prologue = tuple[nn.Module, tuple[TensorSpec, ...]]
 """A module that makes inputs of a step's graph, and the inputs that it takes."""
@@ -45,7 +43,7 @@ class Form(Protocol):
     """Whether padding is embedded as zeros, because the device skips rows of zeros."""
 
     def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool, pools: bool
+        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
     ) -> None:
         """Raises SpecError for a model, of a transformers config, or a mode in which the form was not shown to be right."""
         ...
@@ -97,32 +95,22 @@ class AtenForm:
     pads_with_zeros = True
 
     def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool, pools: bool
+        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
     ) -> None:
         """Raises SpecError for a mode that the model's family does not have."""
-        del config, pools
+        del config
         require_modes(model, is_invariant=is_invariant, has_packed_weights=has_packed_weights)
 
     def caches(self, model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:
-        """Returns them as the model's rows say.
-
-        Raises SpecError for blocks that would end inside a row, and for tail pages of a model without a layer that has them.
-        """
-        has_pages, size = limits.num_tail_pages is not None, limits.block_size
-        kept = rows_of(model, has_tail_pages=has_pages)
+        """Returns them as the model's rows say. Raises SpecError for blocks that would end inside a row."""
+        kept, size = rows_of(model), limits.block_size
         require_block_size(kept, size)
-        if has_pages and all(cache.reach is None for cache in kept):
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {limits.num_tail_pages}, but every layer of {model.model_type!r} keeps what is always read",
-                "leave it out",
-            )
         return tuple(
             CacheSpec(
                 name=cache.name,
                 shape=(
                     cache.planes,
-                    ANY_NUM_PAGES if has_pages and cache.reach is not None else ANY_NUM_BLOCKS,
+                    ANY_NUM_BLOCKS,
                     cache.heads,
                     cache.rows_per_block(size),
                     cache.width,
@@ -133,9 +121,8 @@ class AtenForm:
         )
 
     def cache_to_trace(self, spec: CacheSpec) -> tuple[Tensor, dict[int, Any]]:
-        """Returns a small cache, whose number of blocks or pages the graph leaves open."""
-        tensor = torch.zeros(spec.sizes(_TRACED_BLOCKS, _TRACED_PAGES), dtype=getattr(torch, spec.dtype))
-        return tensor, _ANY_PAGES if spec.has_pages else _ANY_BLOCKS
+        """Returns a small cache, whose number of blocks the graph leaves open."""
+        return torch.zeros(spec.sizes(_TRACED_BLOCKS), dtype=getattr(torch, spec.dtype)), _ANY_BLOCKS
 
     def step_inputs(
         self, entry: StepEntry, limits: ServingLimits, windows: Sequence[Window], model: ModelSpec
@@ -145,10 +132,8 @@ class AtenForm:
         if family_of(model) == "compressed":
             compressions = [compression for compression in compressions_of(model) if compression]
         if isinstance(entry, PromptEntry):
-            inputs = prompt_inputs(entry, limits.block_size, windows, compressions)
-        else:
-            inputs = decode_inputs(entry, limits.block_size, windows, compressions)
-        return inputs if limits.num_tail_pages is None else with_tails(inputs)
+            return prompt_inputs(entry, limits.block_size, windows, compressions)
+        return decode_inputs(entry, limits.block_size, windows, compressions)
 
     def mixer(self, model: ModelSpec, limits: ServingLimits, *, is_invariant: bool) -> Mixer:
         """Returns the mixer of the model's family."""

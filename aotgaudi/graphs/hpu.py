@@ -51,7 +51,7 @@ class HpuForm:
         self._dialect, self._is_contiguous = dialect, dialect.is_contiguous
 
     def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool, pools: bool
+        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
     ) -> None:
         """Raises SpecError, naming it, for what is not built for hpu."""
         expected = "a dense decoder in bfloat16 or float32, or an aotgaudi capture of a vllm-gaudi server"
@@ -64,7 +64,7 @@ class HpuForm:
         experts = next((name for name in _EXPERTS if getattr(config, name, None)), None)
         if experts is not None:
             raise SpecError(f"model.config.{experts}", "mixtures of experts are not built for hpu", expected)
-        modes = (("batch_invariant", is_invariant), ("quantization", has_packed_weights), ("runner", pools))
+        modes = (("batch_invariant", is_invariant), ("quantization", has_packed_weights))
         for name, is_on in modes:
             if is_on:
                 raise SpecError(f"model.{name}", "is in a form that is not built for hpu", "leave it out")

@@ -25,24 +25,18 @@ def paged_decode(  # noqa: PLR0913, PLR0917 - an operator's arguments
     scaling: float,
     softcap: float,
     value_dim: int = 0,
-    more_cache: Optional[Tensor] = None,
-    more_list_n: Optional[Tensor] = None,
 ) -> Tensor:
     """Each row attends to its blocks of the cache ``[planes, num_blocks + 1, K, B, D]``. Returns [b, H, V].
 
     Keys lie in the first plane. Values are the first V = `value_dim` columns of the last plane (0: all D), so with one plane
     they are a part of the keys. Block n of `block_list_n` belongs to row ``block_rows_n[n]``; `seen_nB` says which of its
-    B rows that row sees. A block with no visible row is padding. `softcap` 0 means no cap. With a `more_cache` block n has
-    further rows there, in block n of `more_list_n`; `seen_nB` has them after the first cache's. Computed in float32,
-    returned in the query's dtype. This is the reference: units run the device's code.
+    B rows that row sees. A block with no visible row is padding. `softcap` 0 means no cap. Computed in float32, returned in
+    the query's dtype. This is the reference: units run the device's code.
     """
     (b, heads, size), kv_heads = query_bHD.shape, cache.shape[2]
     size = value_dim or size
-    parts = [cache.index_select(1, block_list_n)]
-    if more_cache is not None and more_list_n is not None:
-        parts.append(more_cache.index_select(1, more_list_n))
-    rows = torch.cat(parts, dim=3).float()
-    keys_nKBD, values_nKBV = rows[0], rows[-1][..., :size]
+    keys_nKBD = cache[0].index_select(0, block_list_n).float()
+    values_nKBV = cache[-1].index_select(0, block_list_n)[..., :size].float()
     query_nKGD = query_bHD.float().index_select(0, block_rows_n).unflatten(1, (kv_heads, heads // kv_heads))
     scores = torch.matmul(query_nKGD, keys_nKBD.transpose(2, 3)) * scaling
     if softcap:

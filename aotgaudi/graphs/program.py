@@ -11,8 +11,7 @@ source           what it names
 ``int8_scales``  the scales of these integers, float32, one per row
 ``const``        a tensor that follows from the model's configuration alone (``inv_freq``), in `constants`
 ``kv``           a cache of a layer, ``<layer>`` or ``<layer>.<part>``: ``[planes, num_blocks + 1, heads, rows a
-                 block, width]`` (`aotgaudi.spec.cache_rows`). With two planes, keys and values. A cache of a layer that
-                 reads through a window may have ``num_tail_pages + 1`` instead (`limits.num_tail_pages`)
+                 block, width]`` (`aotgaudi.spec.cache_rows`). With two planes, keys and values
 ``step``         an input of the step (see `inputs`)
 ``tmp``          an output of an earlier call
 ===============  ====================================================================================
@@ -40,10 +39,6 @@ PROGRAM_SCHEMA: Literal["aotgaudi.program/5"] = "aotgaudi.program/5"
 
 ANY_NUM_BLOCKS: Literal["num_blocks + 1"] = "num_blocks + 1"
 """Stands for the number of blocks where a program leaves it to the server."""
-
-ANY_NUM_PAGES: Literal["num_tail_pages + 1"] = "num_tail_pages + 1"
-"""The same in a cache that has rows only of blocks with a tail page. Calls bind `tail_` inputs with it
-(`aotgaudi.graphs.step_inputs`)."""
 
 
 WEIGHT = "weight"
@@ -83,27 +78,15 @@ class TensorSpec(Value):
 
 
 class CacheSpec(Value):
-    """A cache, named ``<layer>`` or ``<layer>.<part>``. The server chooses the number of blocks or pages if it is open."""
+    """A cache, named ``<layer>`` or ``<layer>.<part>``. The server chooses the number of blocks if it is open."""
 
     name: str
-    shape: tuple[Union[int, Literal["num_blocks + 1", "num_tail_pages + 1"]], ...]
+    shape: tuple[Union[int, Literal["num_blocks + 1"]], ...]
     dtype: str
 
-    @property
-    def has_pages(self) -> bool:
-        """Whether it has rows only of blocks with a tail page."""
-        return ANY_NUM_PAGES in self.shape
-
-    def sizes(self, num_blocks: int, num_tail_pages: int | None = None) -> tuple[int, ...]:
-        """Returns the shape in a server with `num_blocks` blocks, not counting the padding block.
-
-        `num_tail_pages` says how many tail pages there are, None: as many as blocks.
-        """
-        num = {
-            ANY_NUM_BLOCKS: num_blocks + 1,
-            ANY_NUM_PAGES: (num_blocks if num_tail_pages is None else num_tail_pages) + 1,
-        }
-        return tuple(num[size] if isinstance(size, str) else size for size in self.shape)
+    def sizes(self, num_blocks: int) -> tuple[int, ...]:
+        """Returns the shape in a server with `num_blocks` blocks, not counting the padding block."""
+        return tuple(num_blocks + 1 if size == ANY_NUM_BLOCKS else int(size) for size in self.shape)
 
 
 class Call(Value):

@@ -2,7 +2,7 @@
 
 The cut needs no code per model: every node's ``nn_module_stack`` says which ``layers.N`` it comes from. The nodes
 before the first layer (embedding, rope, masks) are one piece, each layer is one, and the nodes after the last layer
-(final norm, head or pooler) are one. A call of an operator that is a unit of its own (`OWN_UNITS`) is a piece, too, and cuts
+(final norm, head) are one. A call of an operator that is a unit of its own (`OWN_UNITS`) is a piece, too, and cuts
 its layer in two. Equal layers have equal text, hence one unit.
 """
 

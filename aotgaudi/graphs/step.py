@@ -7,9 +7,8 @@ No checkpoint is read. Parameters are allocated and never written.
 from __future__ import annotations
 
 import contextlib
-import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Union
 
 import torch
@@ -24,13 +23,11 @@ from aotgaudi.graphs.hyper_connections import splitting
 from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.mixers.base import ATTENTION_NAME, Masks, Mixer, paged_attention
 from aotgaudi.graphs.mixers.families import mixer_of, require_mixer
-from aotgaudi.graphs.pooler import pooled
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.step_inputs import Window, mask_name
 from aotgaudi.spec.cache_rows import CONFIG_KEYS
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.pooler import PoolingType
 
 StepEntry = Union[PromptEntry, DecodeEntry]
 
@@ -133,20 +130,17 @@ def export_step(
     is_invariant: bool = False,
     n_splits: int = 1,
     form: Form = _ATEN_FORM,
-    pooling_type: PoolingType | None = None,
 ) -> torch.export.ExportedProgram:
     """Exports the step of `entry`. Inputs: those of `step_inputs`, then the caches by name.
 
     `is_invariant`: in the batch-invariant form (`invariant.py`). `n_splits`: into how many partial sums hyper-connections
-    are split. `pooling_type`: a prompt step gives embeddings, not logits.
+    are split.
     """
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
     mixer = form.mixer(described_by(config, _dtype(model)), limits, is_invariant=is_invariant)
     zeros_below = limits.block_size if form.pads_with_zeros else 0
     wrapper = kind(model, mixer, _windows(config), zeros_below, is_invariant)
-    if pooling_type is not None:
-        wrapper.pool = functools.partial(pooled, kind=pooling_type, block_size=limits.block_size)
     specs = step_inputs(model, entry, limits, form)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
     traced = {
@@ -198,7 +192,6 @@ class _Step(nn.Module):
         super().__init__()
         self.model, self.mixer, self.windows = model, mixer, windows
         self.zeros_below, self.is_invariant = zeros_below, is_invariant
-        self.pool: Callable[[Tensor, Mapping[str, Tensor]], Tensor] | None = None
 
     def masks(self, inputs: dict[str, Tensor]) -> Masks:
         return {window: inputs.get(mask_name(window)) for window in self.windows}
@@ -214,17 +207,6 @@ class _Step(nn.Module):
             )
         logits: Tensor = out.logits[0]
         return logits.to(self.model.dtype) if self.is_invariant else logits
-
-    def hidden_states(self, inputs: dict[str, Tensor], paged: object) -> Tensor:
-        with batch_invariant() if self.is_invariant else contextlib.nullcontext():
-            out = self.model.base_model(
-                input_ids=inputs["input_ids"][None],
-                position_ids=inputs["positions"][None],
-                use_cache=False,
-                paged=paged,
-            )
-        hidden: Tensor = out.last_hidden_state[0]
-        return hidden
 
 
 @contextlib.contextmanager
@@ -247,11 +229,9 @@ def _zeros_for_padding(model: Any, is_real_T: Tensor) -> Iterator[None]:
 
 class _PromptStep(_Step):
     def forward(self, inputs: dict[str, Tensor], caches: dict[str, Tensor]) -> Tensor:
-        """Returns logits [b, vocab]; with `pool`, what it gives: [b, X] float32."""
+        """Returns logits [b, vocab]."""
         state = self.mixer.prompt_state(caches, inputs, self.masks(inputs))
         with self.padding(inputs):
-            if self.pool is not None:
-                return self.pool(self.hidden_states(inputs, state), inputs)
             return self.logits(inputs, state, inputs["logits_indices"])
 
     def padding(self, inputs: dict[str, Tensor]) -> contextlib.AbstractContextManager[None]:

@@ -47,10 +47,6 @@ mask                [n, B]                  bool     which tokens of a block its
 mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
-With tail pages (`limits.num_tail_pages`), rows that are read through a window, and what entries are made of, are named by
-`tail_slots`, `tail_ctx_blocks`, `tail_block_list` and ``tail_windows_r<r>`` in place of the inputs without ``tail_``: the
-same of the blocks' pages, 0 where a block has none.
-
 In the hpu dialect no mask is an input. Beside `input_ids`, `positions`, `slots`, `ctx_blocks` and `logits_indices` a step
 takes what its masks follow from, and makes them on the device:
 
@@ -150,29 +146,6 @@ def entries_input(name: str) -> tuple[str, int] | None:
     """Returns the kind and the r of an input that says which entries a step makes; None for another input."""
     found = _OF_ENTRIES.fullmatch(name)
     return None if found is None else (found["kind"], int(found["every"]))
-
-
-TAIL = "tail_"
-"""What the name of an input begins with that names pages where the input without it names blocks."""
-
-_IN_BLOCKS = frozenset({"slots", "ctx_blocks", "block_list"})
-
-
-def with_tails(inputs: Iterable[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Returns inputs, and those of them that name blocks of tokens once more, for rows that are in tail pages."""
-    listed = tuple(inputs)
-    tails = (
-        spec.model_copy(update={"name": f"{TAIL}{spec.name}"})
-        for spec in listed
-        if spec.name in _IN_BLOCKS or (entries_input(spec.name) or ("", 0))[0] == "windows"
-    )
-    return (*listed, *tails)
-
-
-def in_pages(binding: str) -> str:
-    """Returns how a layer whose rows are in tail pages binds an input of a step; what names no blocks stays."""
-    source, _, name = binding.partition(":")
-    return f"{source}:{TAIL}{name}" if source == "step" and name in _IN_BLOCKS else binding
 
 
 def num_closing(query_len: int, every: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,11 +37,10 @@ from aotgaudi.graphs.step import (
     export_step,
     step_inputs,
 )
-from aotgaudi.graphs.step_inputs import TAIL, MaskKind, in_pages, sampler_inputs
+from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.pooler import PoolingType
 from aotgaudi.spec.quantization import WeightsDtype
 
 _PROLOGUE = "prologue"
@@ -84,18 +83,12 @@ def trace(
 def _trace_step(
     entry: StepEntry, model: ModelSpec, limits: ServingLimits, dialect: Dialect, n_splits: int
 ) -> TracedProgram:
-    pooling_type = None if model.pooler is None else model.pooler.pooling_type
     tracer = _tracer(
-        json.dumps(model.config),
-        model.dtype,
-        model.batch_invariant,
-        model.weights_dtype,
-        dialect,
-        pooling_type,
+        json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype, dialect
     )
     form, split = tracer.form, tracer.split(entry, limits, n_splits)
     caches = _caches(model, limits, form)
-    pieces = tuple(_tails_in_pages(split.pieces, caches, model))
+    pieces = split.pieces
     used = {name for piece in pieces for name in piece.inputs}
     _require_paged(model, caches, used)
     specs = {spec.name: spec for spec in step_inputs(tracer.module, entry, limits, form)}
@@ -150,8 +143,6 @@ def _trace_swap(entry: DefragEntry, model: ModelSpec, limits: ServingLimits, for
     texts: dict[tuple[object, ...], tuple[str, ...]] = {}
     pieces: list[Piece] = []
     for cache in caches:
-        if cache.has_pages:  # An exchange of blocks exchanges the names of their pages.
-            continue
         shape = cache.shape, cache.dtype
         if shape not in texts:
             texts[shape] = tuple(_exchange_texts(cache, specs, limits, form))
@@ -232,16 +223,15 @@ class _StepTracer:
         form: Form,
         is_invariant: bool,
         quantization: Quantization | None,
-        pooling_type: PoolingType | None = None,
     ) -> None:
-        self.module, self.form, self._pooling_type = module, form, pooling_type
+        self.module, self.form = module, form
         self._is_invariant, self._quantization = is_invariant, quantization
         self._stored = stored_names(module)
-        self._can_reuse: dict[tuple[type[StepEntry], bool], bool] = {}
+        self._can_reuse: dict[type[StepEntry], bool] = {}
 
     def split(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         """Returns the step of `entry` in pieces."""
-        kind = type(entry), limits.num_tail_pages is None
+        kind = type(entry)
         if kind not in self._can_reuse:
             full = self._full(entry, limits, n_splits)
             guess = self._reusing(entry, limits, n_splits)
@@ -258,13 +248,8 @@ class _StepTracer:
             is_invariant=self._is_invariant,
             n_splits=n_splits,
             form=self.form,
-            pooling_type=self._pooling_type,
         )
-        step = split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
-        if self._pooling_type is None:
-            return step
-        pieces = (replace(piece, label="pooler") if piece.label == "head" else piece for piece in step.pieces)
-        return replace(step, pieces=tuple(pieces))
+        return split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
 
     def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
         with reusing_layers(self.module):
@@ -278,7 +263,6 @@ def _tracer(
     is_invariant: bool,
     weights_dtype: WeightsDtype | None,
     dialect: Dialect,
-    pooling_type: PoolingType | None,
 ) -> _StepTracer:
     """Returns the tracer of a model. A build needs one; the second is for tests."""
     quantization = None if weights_dtype is None else QUANTIZATIONS[weights_dtype]
@@ -289,9 +273,8 @@ def _tracer(
         described_by(config, dtype),
         is_invariant=is_invariant,
         has_packed_weights=quantization is not None,
-        pools=pooling_type is not None,
     )
-    return _StepTracer(module, form, is_invariant, quantization, pooling_type)
+    return _StepTracer(module, form, is_invariant, quantization)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:
@@ -303,30 +286,6 @@ def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[st
                 f"layer {cache.name} of {model.model_type!r} does not attend through transformers' AttentionInterface",
                 "use another architecture",
             )
-
-
-def _tails_in_pages(
-    pieces: Iterable[Piece], caches: Iterable[CacheSpec], model: ModelSpec
-) -> Iterator[Piece]:
-    """Yields pieces with inputs in pages where their caches have pages. Their texts do not say what names blocks.
-
-    A mixer whose layers have both caches in pages and others binds both itself. Raises SpecError for a layer that reads
-    further back than its rows say: it would be silently wrong.
-    """
-    tails = {f"kv:{cache.name}" for cache in caches if cache.has_pages}
-    for piece in pieces:
-        if tails.isdisjoint(piece.inputs) or any(name.startswith(f"step:{TAIL}") for name in piece.inputs):
-            yield piece
-            continue
-        masks = [kind for binding in piece.inputs if (kind := MaskKind.of(binding.removeprefix("step:")))]
-        others = {binding for binding in piece.inputs if binding.startswith("kv:")} - tails
-        if others or not masks or any(kind.window != model.sliding_window for kind in masks):
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"a {piece.label} of {model.model_type!r} does not only read the last {model.sliding_window} tokens",
-                "leave it out",
-            )
-        yield replace(piece, inputs=tuple(map(in_pages, piece.inputs)))
 
 
 def _caches(model: ModelSpec, limits: ServingLimits, form: Form) -> tuple[CacheSpec, ...]:

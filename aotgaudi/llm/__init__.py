@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from aotgaudi.engine.sampling_params import SamplingParams
     from aotgaudi.engine.structured_outputs import StructuredOutputs
-    from aotgaudi.llm.api import LLM, Embedding, Output
+    from aotgaudi.llm.api import LLM, Output
 
-__all__ = ["LLM", "Embedding", "Output", "SamplingParams", "StructuredOutputs"]
+__all__ = ["LLM", "Output", "SamplingParams", "StructuredOutputs"]
 
 _HOMES = {
-    "Embedding": "aotgaudi.llm.api",
     "LLM": "aotgaudi.llm.api",
     "Output": "aotgaudi.llm.api",
     "SamplingParams": "aotgaudi.engine.sampling_params",

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import os
 import queue
-from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -26,7 +25,7 @@ from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import FinishReason, NewRequest
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import PoolingParams, TokenLogprobs
+from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.model_files import GenerationConfig
@@ -62,14 +61,6 @@ class Output:
     finish_reason: FinishReason
     logprobs: tuple[TokenLogprobs, ...] | None
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
-    """The embedding of one prompt. `prompt_token_ids` is the prompt as the model saw it."""
-
-    prompt_token_ids: tuple[int, ...]
-    embedding: tuple[float, ...]
 
 
 class LLM:
@@ -196,24 +187,6 @@ class LLM:
         texts = [template.render(conversation) for conversation in conversations]
         return self._run(self._model.tokenizer.encode_batch(texts, add_special_tokens=False), params)
 
-    def embed(self, prompts: Prompts, *, dimensions: int | None = None) -> list[Embedding]:
-        """Returns the embedding of each prompt, in order. The bundle's spec must say ``runner = "pooling"``.
-
-        Args:
-            prompts: One prompt or several. Text gets the model's special tokens. Token ids are used unchanged.
-            dimensions: How many of the first numbers to keep, if the model was trained for that. None keeps all.
-
-        Raises:
-            RequestError: A prompt cannot be served, or the model generates text. Nothing is computed then.
-            AotGaudiError: A step failed, or this model was closed.
-        """
-        encoded, pooling = self._encoded(prompts), PoolingParams(dimensions)
-        found = self._events([(prompt, SamplingParams()) for prompt in encoded], pooling)
-        return [
-            Embedding(prompt_token_ids=tuple(prompt), embedding=tuple(array("f", event.embedding)))
-            for prompt, event in zip(encoded, found, strict=True)
-        ]
-
     def close(self) -> None:
         """Aborts all requests, ends the engine's thread and disarms the guard. Idempotent."""
         self._model.engine.shutdown(_CLOSE_TIMEOUT_SECONDS)
@@ -248,15 +221,11 @@ class LLM:
         found = self._events(list(zip(prompts, given, strict=True)))
         return [_output(*each) for each in zip(prompts, found, given, strict=True)]
 
-    def _events(
-        self,
-        asked: Sequence[tuple[Sequence[int], SamplingParams]],
-        pooling: PoolingParams | None = None,
-    ) -> list[TokenEvent]:
+    def _events(self, asked: Sequence[tuple[Sequence[int], SamplingParams]]) -> list[TokenEvent]:
         """Runs all prompts to their end, and returns the joined events of each."""
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         ids = [f"llm-{next(self._numbers)}" for _ in asked]
-        requests = [NewRequest(name, *each, pooling=pooling) for name, each in zip(ids, asked, strict=True)]
+        requests = [NewRequest(name, *each) for name, each in zip(ids, asked, strict=True)]
         try:
             self._model.engine.add(requests, events.put)
             return _collected(events, ids)

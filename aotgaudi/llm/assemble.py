@@ -19,13 +19,12 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.model import check_model
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.engine.admission import EmbeddingRules, RequestRules
+from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.constraints import ConstraintMaker, Grammars
 from aotgaudi.engine.core import EngineCore, OnStep
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
-from aotgaudi.engine.pooling import Pooler
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
@@ -44,7 +43,6 @@ from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
-from aotgaudi.spec.cache_rows import tail_reach
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
 
@@ -75,11 +73,9 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
     with observers.phases.time("tokenizer"):
         check_model(spec, model)
         tokenizer = Tokenizer.load(model)
-        defaults: Mapping[str, Any] = {}
-        if spec.model.generates:
-            defaults = sampling_defaults(options.generation_config, model, spec.sampler)
+        defaults = sampling_defaults(options.generation_config, model, spec.sampler)
         grammars = None
-        if spec.model.generates and spec.sampler.signature.constraints:
+        if spec.sampler.signature.constraints:
             grammars = LaterGrammars(model, tokenizer, spec.model.vocab_size)
 
     executables = ExecutableTable()
@@ -87,12 +83,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
     splits = _prewarmed(manifest, executables, observers.phases)
     guard = Guard()  # Counts from here on: nobody may arm it.
     guard.watch("backend", runtime.num_compiled)
-    runner = ProgramRunner(
-        executables,
-        spec.limits.block_size,
-        options.num_threads,
-        None if spec.model.pooler is None else Pooler(spec.model.pooler),
-    )
+    runner = ProgramRunner(executables, spec.limits.block_size, options.num_threads)
     with observers.phases.time("engine"):
         engine = make_engine(
             manifest,
@@ -145,7 +136,7 @@ def _load(phases: Phases, pinned: Pinned, executables: ExecutableTable) -> Runti
     runtime = make_runtime(receipt.target)
     pinned.prefetched.result()
     limits = bundle.manifest.spec.limits
-    loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result(), limits.num_tail_pages)
+    loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(entries, artifacts, executables, phases)
     verified.objects.close()
@@ -209,14 +200,10 @@ def make_engine(
         policy=policy or spec.scheduler.policy,
         whole_blocks=spec.model.batch_invariant,
         is_contiguous=spec.reads_contiguous_blocks,
-        tail_reach=None if spec.limits.num_tail_pages is None else tail_reach(spec.model),
     )
-    embeddings = None
-    if not spec.model.generates:
-        embeddings = EmbeddingRules(spec.model.hidden_size, spec.model.matryoshka_dimensions)
     return Engine(
-        EngineCore(scheduler, runner, defrag=spec.defrag if spec.model.generates else None, on_step=on_step),
-        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, runner.scores_prompts, embeddings),
+        EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
+        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, runner.scores_prompts),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
@@ -239,10 +226,6 @@ def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
     """
     if not (manifest.spec.bucketing.prefix_caching if asked is None else asked):
         logger.info("prefix caching is off: %s", "the spec says so" if asked is None else "as asked")
-        return False
-    pooler = manifest.spec.model.pooler
-    if pooler is not None and pooler.pooling_type != "LAST":
-        logger.info("prefix caching is off: pooling by %s needs every token's state", pooler.pooling_type)
         return False
     if manifest.spec.reads_contiguous_blocks:
         logger.warning(

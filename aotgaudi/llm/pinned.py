@@ -67,7 +67,7 @@ def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool
         with phases.time("kv_caches"):
             limits = manifest.spec.limits
             try:
-                return cache_memory(specs.values(), limits.num_blocks, limits.num_tail_pages)
+                return cache_memory(specs.values(), limits.num_blocks)
             except (OSError, MemoryError, OverflowError) as error:
                 problem = f"cannot get memory for {limits.num_blocks:,} KV blocks: {first_line(error)}"
                 raise TargetError(f"target: this process {problem}") from error

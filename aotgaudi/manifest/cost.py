@@ -14,11 +14,11 @@ layers. A step has T tokens in r rows, and sees K keys in all::
     decode (b, 1, n)   T = b       r = b   K = n * B             masked pairs M = K
     unified (q, s, u)  T = q       r = q   K = (s + u) * B + q   masked pairs M = q * K
 
-    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L            num_tail_pages of caches that have tail pages
+    KV cache      (num_blocks + 1) * B * 2 * k * d * c * L
     activations   T * (2 * H + max((2 * h + 2 * k) * d, 3 * I)) * e   residual, normed, and the widest sublayer
     keys, values  2 * K * k * d * c                                   gathered for one layer
     masks         M * e                                               as a fused attention adds them
-    logits        r * V * 4                                           in float32, of the vocabulary; with pooling r * H * 4
+    logits        r * V * 4                                           in float32, of the vocabulary
 
 With latent attention (MLA) a token's row is one vector of ``kv_lora_rank + qk_rope_head_dim`` numbers, whole on every rank,
 instead of 2 * k * d (``spec/cache_rows.py``). Only one layer runs at a time, and all share their buffers. Weights, adapters,
@@ -169,9 +169,8 @@ def step_buffers(spec: BuildSpec, entries: Iterable[Entry]) -> Iterator[tuple[Si
 def kv_cache_bytes(spec: BuildSpec) -> int:
     """Returns the bytes of a rank's KV cache, including all its layers and the padding block. Raises SpecError."""
     limits, of_layers = spec.limits, Counter[int]()
-    num_pages = limits.num_blocks if limits.num_tail_pages is None else limits.num_tail_pages
     for cache, num_bytes in _cache_bytes(spec):
-        of_layers[cache.layer] += num_bytes * (1 + (limits.num_blocks if cache.reach is None else num_pages))
+        of_layers[cache.layer] += num_bytes * (1 + limits.num_blocks)
     stage = spec.parallel.layers_of_rank(spec.model.num_layers)
     sizes = [of_layers[layer] for layer in range(spec.model.num_layers)]
     return max(sum(sizes[first : first + stage]) for first in range(len(sizes) - stage + 1))
@@ -186,7 +185,6 @@ def counted_layers(spec: BuildSpec) -> str | None:
     num_states = sum(kind in ("state", "both") for kind in kinds)
     windows = {cache.layer for cache, _ in _cache_bytes(spec) if cache.reach is not None}
     states = f", the states of {num_states} not counted" if num_states else ""
-    whole = spec.limits.num_tail_pages is None
     return (
         "; ".join(
             [
@@ -197,7 +195,7 @@ def counted_layers(spec: BuildSpec) -> str | None:
                 ),
                 *(
                     [f"{len(windows)} of {num_layers} layers with a window, all rows counted"]
-                    if windows and whole
+                    if windows
                     else []
                 ),
             ]
@@ -232,7 +230,7 @@ def _cache_bytes(spec: BuildSpec) -> Iterator[tuple[CacheRows, int]]:
     kinds = _kinds(spec)
     quantization, parallel = spec.model.quantization, spec.parallel
     value_bytes = None if quantization is None else quantization.kv_value_bytes
-    for cache in rows_of(spec.model, has_tail_pages=spec.limits.num_tail_pages is not None):
+    for cache in rows_of(spec.model):
         if kinds and not keeps_rows(kinds[cache.layer]):
             continue
         own = replace(cache, heads=parallel.kv_heads_of_rank(cache.heads))
@@ -269,7 +267,7 @@ class _Factors:
             per_token=(2 * model.hidden_size + wide) * dtype_bytes,
             per_key=kv_bytes_per_token(spec),
             per_pair=dtype_bytes,
-            per_row=(model.vocab_size if model.generates else model.hidden_size) * _LOGIT_BYTES,
+            per_row=model.vocab_size * _LOGIT_BYTES,
         )
 
     def buffers(self, entry: SizedEntry) -> StepBuffers:

@@ -12,10 +12,9 @@
 * **Defrag.** Exchanges are cut into runs of at most the largest padded size. A run takes the next padded size of the
   spec, which must have an entry. `most_exchanges` bounds the exchanges of one defragmentation.
 
-A target that runs without graphs (execution mode ``eager``) needs nothing warm. A pooling model forms prompt steps only. It
-decodes, samples and exchanges nothing. The proof does not cover unified and vision entries, nor the hyper-connections of
-other servers. Our scheduler forms no unified steps (a unified table covers none of its prompts and decodes), and separate
-rules determine the other two.
+A target that runs without graphs (execution mode ``eager``) needs nothing warm. The proof does not cover unified and
+vision entries, nor the hyper-connections of other servers. Our scheduler forms no unified steps (a unified table covers none
+of its prompts and decodes), and separate rules determine the other two.
 
 The proof is about the scheduler that the spec describes. For vLLM's scheduler there are two statements. `coverage_of` is
 about the entries of the manifest. `coverage_of_server` is about the table that the server itself makes and keeps, under its
@@ -82,7 +81,7 @@ def reachable_of(spec: BuildSpec) -> ReachableSteps:
 
 
 def _reachable(spec: BuildSpec, scheduler: SchedulerSpec) -> ReachableSteps:
-    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler, generates=spec.model.generates)
+    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
 
 
 def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
@@ -102,9 +101,9 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
         return Coverage((), None, unproved)  # The server forms unified steps only.
     reachable = _reachable(spec, scheduler)
     steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
-    parts = [] if splits is None else [_mhc(manifest, splits)]
-    if spec.model.generates:
-        parts = [_sampler(manifest), _defrag(manifest), *parts]
+    parts = [_sampler(manifest), _defrag(manifest)]
+    if splits is not None:
+        parts.append(_mhc(manifest, splits))
     holes = [*([steps.smallest] if steps.smallest else []), *(hole for part in parts for hole in part.holes)]
     phases = (*steps.phases, *(part.phase for part in parts))
     return Coverage(phases, min(holes, default=None), unproved)
@@ -184,12 +183,12 @@ def live_graphs_of(spec: BuildSpec) -> tuple[LiveGraphs, ...]:
 def situation_of(spec: BuildSpec, max_logprobs: int | None = None) -> Situation | None:
     """Returns what decides which graphs traffic may compile. `max_logprobs` is the server's flag, by default the spec's.
 
-    None for other servers than vllm-gaudi (from v0.11.2 on), for pooling models and for servers without graphs.
+    None for other servers than vllm-gaudi (from v0.11.2 on) and for servers without graphs.
     """
     scheduler, bucketing = spec.scheduler, spec.bucketing
     is_plugin = scheduler.engine == "vllm" and isinstance(find_version(bucketing.version), GaudiVersion)
     is_compiled = spec.target.execution_mode != "eager" and bucketing.strategy != "unified"
-    if not (is_plugin and is_compiled and spec.model.generates):
+    if not (is_plugin and is_compiled):
         return None
     strategy = find_strategy(bucketing.version, bucketing.strategy)
     table = strategy.decode_table(BucketingInputs.from_spec(spec.limits, bucketing))

@@ -277,7 +277,7 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """Returns every entry of a spec, kind by kind in the order of ``ENTRY_KINDS``.
 
     Entries of a kind ascend, except sampler, defrag and mhc entries, which are in warm-up order. A target that runs without
-    graphs (execution mode ``eager``) has no entries. A pooling model has prompts only.
+    graphs (execution mode ``eager``) has no entries.
 
     Raises:
         SpecError: the spec leaves no prompt or no decode entry, or asks for more than can be enumerated.
@@ -285,8 +285,6 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     if spec.target.execution_mode == "eager":
         return ()
     steps = _step_entries(spec)
-    if not spec.model.generates:
-        return steps.prompt
     return (
         *steps.prompt,
         *steps.decode,
@@ -311,9 +309,9 @@ def _steps(spec: BuildSpec) -> _Steps:
         flagged = ((query, shared, unique, bool(causal)) for query, shared, unique, causal in rows)
         return _Steps(unified=_entries(UnifiedEntry, flagged))
     strategy = find_strategy(bucketing.version, bucketing.strategy)
-    decodes = strategy.decode_table(inputs) if spec.model.generates else ()
     return _Steps(
-        prompt=_entries(PromptEntry, strategy.prompt_table(inputs)), decode=_entries(DecodeEntry, decodes)
+        prompt=_entries(PromptEntry, strategy.prompt_table(inputs)),
+        decode=_entries(DecodeEntry, strategy.decode_table(inputs)),
     )
 
 
@@ -346,7 +344,7 @@ def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tup
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
     """Returns the steps with the entries that close them, if the spec asks for that."""
-    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler, generates=spec.model.generates)
+    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
     added = closing_entries(reachable, spec.bucketing, BucketTable(steps.prompt, steps.decode))
     return replace(
         steps,

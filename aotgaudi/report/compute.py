@@ -86,8 +86,6 @@ def _heat_maps(given: Given, summary: Summary) -> tuple[HeatMap, ...]:
     steps, table, traced = summary.steps, summary.table, given.traced
     built = None if given.inventory is None else given.inventory.entries
     prompts = prompt_map(steps.prompts, table, built, traced.prompts if traced else None)
-    if not steps.decodes.generates:
-        return (prompts,)
     return prompts, decode_map(steps.decodes, table, built, traced.decodes if traced else None)
 
 

@@ -140,13 +140,11 @@ def _hidden_slot(program: Program, numbers: Mapping[str, int]) -> int | None:
 class ExecutableTable:
     """Maps warm entries to bound programs.
 
-    The programs share the KV caches: `tail_caches` have pages, `caches` have none. `placement` says where the caches and all
-    results are.
+    The programs share the KV caches. `placement` says where the caches and all results are.
     """
 
     def __init__(self) -> None:
         self.caches: list[Tensor] = []
-        self.tail_caches: list[Tensor] = []
         self.placement: Placement = HostPlacement()
         self._programs: dict[Entry, BoundProgram] = {}
         self._samplers: dict[tuple[int, SamplerSignature], SamplerEntry] = {}

@@ -142,15 +142,14 @@ class Loader:
         weights: ShardReader,
         num_blocks: int,
         reserved: Mapping[str, memoryview] = MappingProxyType({}),
-        num_tail_pages: int | None = None,
     ) -> None:
-        """The KV caches get `num_blocks` blocks, at least 1, and the padding block. Those with pages get `num_tail_pages`.
+        """The KV caches get `num_blocks` blocks, at least 1, and the padding block.
 
         `reserved` has memory for caches by name (`aotgaudi.runtime.memory.cache_memory`). Other caches get theirs at `load`.
         """
         self._runtime = runtime
         self._weights = weights
-        self._num_blocks, self._num_tail_pages, self._reserved = num_blocks, num_tail_pages, dict(reserved)
+        self._num_blocks, self._reserved = num_blocks, dict(reserved)
         self._units: dict[str, Executable] = {}
         self._tensors: dict[str, Tensor] = {}
         self._constants: dict[Digest, Mapping[str, Tensor]] = {}
@@ -187,7 +186,7 @@ class Loader:
         placement = self._runtime.placement
         self._runtime.rehearse({str(entry): program.run_on_zeros for entry, program in table.programs()})
         # A rehearsal may leave NaN in block 0, which padding reads.
-        for cache in [*table.caches, *table.tail_caches]:
+        for cache in table.caches:
             placement.clear(cache, [0], block_size)
 
     def _add_units(self, programs: Iterable[Program], artifacts: Artifacts) -> None:
@@ -233,14 +232,14 @@ class Loader:
         specs = {spec.name: spec for program in programs for spec in program.caches}
         for spec in specs.values():
             cache = self._tensors[f"kv:{spec.name}"] = self._runtime.placement.put(self._cache(spec))
-            (table.tail_caches if spec.has_pages else table.caches).append(cache)
+            table.caches.append(cache)
 
     def _cache(self, spec: CacheSpec) -> Tensor:
         memory = self._reserved.pop(spec.name, None)
         if memory is None:
-            memory = cache_memory([spec], self._num_blocks, self._num_tail_pages)[spec.name]
+            memory = cache_memory([spec], self._num_blocks)[spec.name]
         flat = torch.frombuffer(memory, dtype=getattr(torch, spec.dtype))
-        return flat.reshape(spec.sizes(self._num_blocks, self._num_tail_pages))
+        return flat.reshape(spec.sizes(self._num_blocks))
 
 
 class _Stays(Protocol):

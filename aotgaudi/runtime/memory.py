@@ -38,14 +38,12 @@ def fault_in(pages: memoryview) -> None:
         pages[:: mmap.PAGESIZE] = bytes(-(-len(pages) // mmap.PAGESIZE))  # An older kernel.
 
 
-def cache_memory(
-    specs: Iterable[CacheSpec], num_blocks: int, num_tail_pages: int | None = None
-) -> dict[str, memoryview]:
+def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memoryview]:
     """Returns zeroed memory for the KV caches of a server with `num_blocks` blocks, by name, with all pages present.
 
     So a machine with too little memory fails at the start, and no step waits for a page.
     """
-    found = {spec.name: new_pages(_num_bytes(spec, spec.sizes(num_blocks, num_tail_pages))) for spec in specs}
+    found = {spec.name: new_pages(_num_bytes(spec, spec.sizes(num_blocks))) for spec in specs}
     for pages in found.values():
         fault_in(pages)
     return found

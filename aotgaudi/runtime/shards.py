@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from aotgaudi.bundle.model_directory import BASE_PREFIX, MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
+from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
 from aotgaudi.digest import Digest
 from aotgaudi.document import ForeignValue, first_problem, load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
@@ -219,12 +219,11 @@ def _copied(
     file: io.BufferedIOBase, rows: Mapping[str, _Row], wanted: Mapping[str, TensorSpec], where: str
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yields the wanted tensors by name, in new memory. Raises SpecError."""
-    specs = {name: _spec_of(name, rows, wanted) for name in rows}
-    for name, spec in specs.items():
-        if spec is not None:
-            rows[name].require(spec, where)
     for name, row in rows.items():
-        spec = specs[name]
+        if name in wanted:
+            row.require(wanted[name], where)
+    for name, row in rows.items():
+        spec = wanted.get(name)
         if spec is None:
             _skip(file, row.num_bytes)
             continue
@@ -232,12 +231,6 @@ def _copied(
         if file.readinto(data) < row.num_bytes:
             raise _bad(where, "it ends before its tensors do")
         yield spec.name, StoredTensor(DTYPES[row.dtype], spec.shape, data)
-
-
-def _spec_of(name: str, rows: Mapping[str, _Row], wanted: Mapping[str, TensorSpec]) -> TensorSpec | None:
-    """Returns what is wanted of a stored tensor. Checkpoints of models without a head may leave out the names' prefix."""
-    whole = BASE_PREFIX + name
-    return wanted.get(name) or (None if whole in rows else wanted.get(whole))
 
 
 def _skip(file: io.BufferedIOBase, num_bytes: int) -> None:

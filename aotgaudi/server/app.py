@@ -4,7 +4,6 @@
 ``GET /v1/models``, ``/v1/models/ID``  the served models
 ``POST /v1/completions``               text or token ids in, text out; streamed on request
 ``POST /v1/chat/completions``          messages in, a message out; streamed on request
-``POST /v1/embeddings``                texts or token ids in, embeddings out; the only one of these that a pooling model has
 ``GET /health``                        200 while engine and preprocessor pool live and steps end; else 503 and the reason
 ``GET /ready``                         200 while the server takes requests; else 503 and the reason
 ``GET /metrics``                       Prometheus or OpenMetrics text
@@ -17,8 +16,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -55,7 +52,6 @@ from aotgaudi.server.http import (
 )
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
-from aotgaudi.server.preprocess.embedding_request import embedding_item
 from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.reply.message import ReadMessage
@@ -143,7 +139,6 @@ def _routes(api: Api) -> list[Route]:
     return [
         Route("/v1/completions", api.complete, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
-        Route("/v1/embeddings", api.embed, methods=["POST"]),
         Route("/v1/models", api.list_models),
         Route("/v1/models/{model_id:path}", api.retrieve_model),
         Route("/health", api.health),
@@ -188,20 +183,6 @@ class Api:
         new_message = PlainMessage if prepared.reply is None else partial(ReadMessage, prepared.reply)
         answer_format = ChatFormat(head, texts, echo, new_message, self._prompt_texts(prepared))
         return await self._answer(request, prepared, answer_format)
-
-    async def embed(self, request: Request) -> Response:
-        """Gives the embedding of one input or several."""
-        prepared = await self._prepared("embedding", request)
-        generation = self._submitted(request, prepared, self._head("embd", prepared).id)
-        outputs = await _outputs(generation, request)
-        items = []
-        for index, events in enumerate(outputs):
-            items.append(embedding_item(index, events[-1].embedding, prepared.encoding))
-            await asyncio.sleep(0)  # A thousand numbers take a millisecond; let others run in between.
-        num = generation.token_counts.num_prompt_tokens
-        rest = {"model": prepared.model, "usage": {"prompt_tokens": num, "total_tokens": num}}
-        body = b'{"object":"list","data":[%s],%s' % (b",".join(items), json.dumps(rest)[1:].encode())
-        return Response(body, media_type="application/json")
 
     async def health(self, _: Request) -> Response:
         """Says whether engine and preprocessor pool live and the engine advances, or why not."""
@@ -253,7 +234,6 @@ class Api:
         }
 
     async def _prepared(self, kind: Kind, request: Request) -> PreparedRequest:
-        self._service.engine.admission.rules.require(embeds=kind == "embedding")
         async with self._admitted(request) as raw:
             work = self._service.preprocessor.prepare(kind, raw)
             prepared = await unless_disconnected(work, request.receive)
@@ -310,7 +290,6 @@ class Api:
                 prepared.cache_salt,
                 prepared.num_choices,
                 shows_output=prepared.shows_output,
-                pooling=prepared.pooling,
             )
         except RequestError as error:
             raise error.renamed(prepared.own_names) from error

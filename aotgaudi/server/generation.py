@@ -17,7 +17,6 @@ from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 from aotgaudi.engine.stats import EngineStats
-from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.metrics import Metrics, OutputTimer
 
@@ -111,12 +110,11 @@ class Generation:
         num_choices: int = 1,
         *,
         shows_output: bool = True,
-        pooling: PoolingParams | None = None,
     ) -> None:
         """Queues all `prompts`, each `num_choices` times, or none. Without `shows_output`, events have no output.
 
-        `pooling` asks for embeddings of the prompts. Only requests with the same `cache_salt` share cached prefixes. Choices
-        of one prompt get consecutive seeds, as in vLLM.
+        Only requests with the same `cache_salt` share cached prefixes. Choices of one prompt get
+        consecutive seeds, as in vLLM.
 
         Raises:
             RequestError: the engine refuses one of the requests.
@@ -124,7 +122,7 @@ class Generation:
         each = [_with_seed(params, number) for number in range(num_choices)]
         choices = [(prompt, params) for prompt in prompts for params in each]
         requests = [
-            NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt, pooling=pooling)
+            NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
             for index, (prompt, params) in enumerate(choices)
         ]
         self._engine.add(requests, self._on_event)

@@ -254,14 +254,6 @@ _ENGINE_TABLE: tuple[tuple[str, type[_Simple], str, Callable[[EngineStats], floa
         "KV blocks of cached prefixes that were given up for new tokens.",
         lambda s: s.num_blocks_evicted,
     ),
-    ("tail_pages_used", GaugeMetricFamily, "Tail pages in use.", lambda s: s.num_tail_pages_used),
-    ("tail_pages_free", GaugeMetricFamily, "Tail pages not in use.", lambda s: s.num_tail_pages_free),
-    (
-        "tail_pages_cached",
-        GaugeMetricFamily,
-        "Tail pages not in use that hold cached prefixes.",
-        lambda s: s.num_tail_pages_kept,
-    ),
     (
         "prefix_cache_queries",
         CounterMetricFamily,

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec
-from aotgaudi.spec.cache_rows import fewest_tail_pages, tail_reach
 from aotgaudi.spec.defrag import DefragSpec, defragments_by_default
 from aotgaudi.spec.hyper_connections import HyperConnections, MhcSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits, check_limits
@@ -111,10 +110,8 @@ class BuildSpec(SpecValue):
         check_parallel(self.parallel, self.model)
         self._check_batch_invariant()
         self._check_mhc()
-        self._check_pooling()
         self._check_short_queries()
         self._check_tuned()
-        self._check_tail_pages()
         self._check_front_end()
         limits = self.limits
         positions = None if limits.allow_long_max_model_len else self.model.max_position_embeddings
@@ -165,30 +162,6 @@ class BuildSpec(SpecValue):
                 'rule = "one", or batch_invariant = false',
             )
 
-    def _check_pooling(self) -> None:
-        """Only our own server pools; it neither samples nor exchanges blocks then."""
-        if self.model.pooler is None:
-            return
-        if (self.scheduler.engine, self.target.backend) not in (("aotgaudi", "cpu"), ("aotgaudi", "fake")):
-            raise SpecError(
-                "model.runner",
-                f'is "pooling", with engine {self.scheduler.engine!r} and backend {self.target.backend!r}',
-                'engine = "aotgaudi" and backend = "cpu", or runner = "generate"',
-            )
-        if HyperConnections.of(self.model) is not None:
-            raise SpecError(
-                "model.runner",
-                f'is "pooling", but {self.model.model_type!r} has hyper-connections, whose streams are not pooled',
-                "another model",
-            )
-        plain = SamplerSpec(settings=default_settings("aotgaudi"))
-        exchanges = DefragSpec(enabled=self.defrag.enabled)
-        for name, value, default in (("sampler", self.sampler, plain), ("defrag", self.defrag, exchanges)):
-            if value != default:
-                raise SpecError(
-                    name, 'is given, but model.runner is "pooling", which has no use for it', "leave it out"
-                )
-
     def _check_short_queries(self) -> None:
         """Only our own scheduler looks its steps up in nothing but the manifest's entries."""
         queries = self.bucketing.short_queries
@@ -212,32 +185,6 @@ class BuildSpec(SpecValue):
                 "bucketing.strategy",
                 f"is 'tuned', with engine {self.scheduler.engine!r}",
                 'strategy = "file": `aotgaudi tune --bucket-file` writes the file',
-            )
-
-    def _check_tail_pages(self) -> None:
-        """Only our own engine maps blocks to pages, in graphs that leave the number of blocks open."""
-        pages = self.limits.num_tail_pages
-        if pages is None:
-            return
-        if (self.scheduler.engine, self.target.backend) not in (("aotgaudi", "cpu"), ("aotgaudi", "fake")):
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {pages}, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
-                'engine = "aotgaudi" and backend = "cpu", or leave it out',
-            )
-        if not self.model.states("sliding_window"):
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {pages}, but the model's config has no sliding_window",
-                "a model with one, or leave it out",
-            )
-        reach = tail_reach(self.model)
-        fewest = fewest_tail_pages(self.limits, reach)
-        if not fewest <= pages <= self.limits.num_blocks:
-            raise SpecError(
-                "limits.num_tail_pages",
-                f"is {pages}, with {self.limits.num_blocks} blocks and a window of {reach} tokens",
-                f"at least {fewest}, so that no request waits for a page, and at most num_blocks",
             )
 
     def to_json(self) -> dict[str, Any]:

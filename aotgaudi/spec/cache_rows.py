@@ -11,7 +11,7 @@ every model, because nothing outside this module and the graphs knows what a blo
 * ``latent``: multi-head latent attention, one plane and one head. A token's row is its compressed keys and values
   (``kv_lora_rank``), then the key's rotated part (``qk_rope_head_dim``);
 * ``compressed``: DeepSeek V4, one plane and one head, keys that are values too. Every layer has a row a token, read through
-  a window. Layers with a compressor add an *entry* for every r tokens, in the same cache, or in ``entries`` with tail pages.
+  a window. Layers with a compressor add an *entry* for every r tokens, in the same cache.
   They keep in ``raw`` what entries are made of: values and gates of each token, in float32. Where an indexer chooses among
   entries, an entry is made of 2r tokens in two series, ``index`` has its key, and ``raw`` what keys are made of.
 """
@@ -26,7 +26,6 @@ from typing import Literal
 from pydantic import JsonValue
 
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
 
 Family = Literal["uniform", "latent", "compressed"]
@@ -167,16 +166,13 @@ def family_of(model: ModelSpec) -> Family:
     return "uniform" if model.latent_dim is None else "latent"
 
 
-def rows_of(model: ModelSpec, *, has_tail_pages: bool = False) -> tuple[CacheRows, ...]:
-    """Returns the rows of each layer, in the layers' order. Raises SpecError for a size that the config lacks.
-
-    `has_tail_pages`: rows of limited reach have caches of their own, whose blocks are pages (`aotgaudi.engine.tail_pages`).
-    """
+def rows_of(model: ModelSpec) -> tuple[CacheRows, ...]:
+    """Returns the rows of each layer, in the layers' order. Raises SpecError for a size that the config lacks."""
     if family_of(model) == "compressed":
         return tuple(
             cache
             for layer, compression in enumerate(compressions_of(model))
-            for cache in _compressed(layer, compression, model, has_tail_pages)
+            for cache in _compressed(layer, compression, model)
         )
     latent_dim, windows = model.latent_dim, _windows(model)
     planes, heads, width = (
@@ -222,19 +218,13 @@ def _compression(model: ModelSpec, kind: str) -> Compression | None:
     return Compression(every, 2 * every if is_indexed else every, is_indexed, model.sliding_window)
 
 
-def _compressed(
-    layer: int, compression: Compression | None, model: ModelSpec, has_tail_pages: bool
-) -> Iterator[CacheRows]:
+def _compressed(layer: int, compression: Compression | None, model: ModelSpec) -> Iterator[CacheRows]:
     width, tokens = model.head_dim, Rows(reach=model.sliding_window)
     if compression is None:
         yield CacheRows(layer, 1, 1, width, rows=(tokens,))
         return
     entries = Rows(every=compression.every)
-    if has_tail_pages:
-        yield CacheRows(layer, 1, 1, width, rows=(tokens,))
-        yield CacheRows(layer, 1, 1, width, part="entries", rows=(entries,))
-    else:
-        yield CacheRows(layer, 1, 1, width, rows=(tokens, entries))
+    yield CacheRows(layer, 1, 1, width, rows=(tokens, entries))
     series = 2 if compression.is_indexed else 1
     made = width + (model.index_head_dim if compression.is_indexed else 0)
     raw = Rows(reach=compression.num_read)
@@ -250,27 +240,6 @@ def rows_missing(model: ModelSpec) -> str | None:
     if found is None and model.states("index_topk") and not _makes_entries(model):
         return _OTHER_STATE["indexed_attention"]
     return found
-
-
-def tail_reach(model: ModelSpec) -> int:
-    """Returns how many tokens back rows in tail pages are read at most: through the model's window, or to make entries.
-
-    Raises SpecError for a model without a window.
-    """
-    compressions = compressions_of(model) if family_of(model) == "compressed" else ()
-    return max((model.sliding_window, *(each.num_read for each in compressions if each is not None)))
-
-
-def fewest_tail_pages(limits: ServingLimits, reach: int) -> int:
-    """Returns how many tail pages never run out, whatever the requests are.
-
-    A sequence needs those of the blocks that its last `reach` tokens touch. The chunks of a step need those that they touch
-    besides: one more a chunk than their tokens fill.
-    """
-    size = limits.block_size
-    per_seq = min(limits.max_blocks_per_seq, (reach + size - 2) // size + 1)
-    touched = limits.max_num_batched_tokens // size + limits.max_num_prefill_seqs
-    return min(limits.num_blocks, limits.max_num_seqs * per_seq + touched)
 
 
 def require_block_size(caches: Iterable[CacheRows], block_size: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Optional
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -17,11 +17,10 @@ class ServingLimits(SpecValue):
     """Limits of one server. Lengths in tokens; `num_blocks` counts usable KV blocks, padding block excluded.
 
     The KV cache of a layer holds ``num_blocks + 1`` blocks of `block_size` tokens; block 0 is padding.
-    `num_tail_pages`: of how many blocks our engine keeps the rows of layers that read through a window; None: of all.
     `allow_long_max_model_len` (VLLM_ALLOW_LONG_MAX_MODEL_LEN): `max_model_len` may exceed the model's positions.
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"allow_long_max_model_len", "num_tail_pages"})
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"allow_long_max_model_len"})
 
     max_num_seqs: int = Field(ge=1, le=LARGEST_LIMIT)
     max_num_prefill_seqs: int = Field(default=1, ge=1, le=LARGEST_LIMIT)
@@ -29,7 +28,6 @@ class ServingLimits(SpecValue):
     max_model_len: int = Field(ge=2, le=LARGEST_LIMIT)
     block_size: int = Field(ge=1, le=LARGEST_LIMIT)
     num_blocks: int = Field(ge=1, le=LARGEST_LIMIT)
-    num_tail_pages: Optional[int] = Field(default=None, ge=1, le=LARGEST_LIMIT)
     allow_long_max_model_len: bool = False
 
     @property

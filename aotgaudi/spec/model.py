@@ -11,7 +11,6 @@ from pydantic import Field, JsonValue, model_validator
 from aotgaudi.digest import Key, canonical_json
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.pooler import PoolerSpec, Runner, require_causal
 from aotgaudi.spec.quantization import QuantizationSpec, WeightsDtype
 
 CONFIG_KEYS_EXCLUDED: Mapping[str, str] = MappingProxyType(
@@ -65,21 +64,16 @@ class ModelSpec(SpecValue):
 
     Never change `config` in place: it is part of a frozen value. `quantization` is None if only the checkpoint
     itself says how it is quantized. `batch_invariant`: a row's result does not depend on the other rows of its step,
-    bit by bit (``graphs/invariant.py``). `runner`, as in vLLM: what the model is used for; with ``pooling`` it gives
-    embeddings as `pooler` says, which is None otherwise.
+    bit by bit (``graphs/invariant.py``).
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset(
-        {"quantization", "batch_invariant", "runner", "pooler"}
-    )
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"quantization", "batch_invariant"})
 
     name: str = Field(min_length=1)
     dtype: Literal["float32", "bfloat16", "float16"]
     config: dict[str, JsonValue]
     quantization: QuantizationSpec | None = None
     batch_invariant: bool = False
-    runner: Runner = "generate"
-    pooler: PoolerSpec | None = None
 
     @model_validator(mode="after")
     def _check_config(self) -> ModelSpec:
@@ -93,39 +87,6 @@ class ModelSpec(SpecValue):
             where = ".".join(["model.config", *_unhashable(self.config)])
             raise SpecError(where, str(error), "finite numbers, integers below 2**53") from error
         return self
-
-    @model_validator(mode="after")
-    def _fill_pooler(self) -> ModelSpec:
-        if self.runner == "generate":
-            if self.pooler is not None:
-                raise SpecError(
-                    "model.pooler", 'is given, but model.runner is "generate"', 'runner = "pooling"'
-                )
-            return self
-        pooler = self.pooler or PoolerSpec()
-        if self.batch_invariant and pooler.pooling_type == "MEAN":
-            raise SpecError(
-                "model.batch_invariant",
-                "is true with pooler.pooling_type MEAN, whose sum depends on how a prompt is cut into chunks",
-                "false, or another pooling type",
-            )
-        bidirectional = self.config_value("use_bidirectional_attention")
-        require_causal(self.model_type, self.config_value("is_causal"), bidirectional)
-        object.__setattr__(self, "pooler", pooler)  # Before anybody has seen the frozen value.
-        return self
-
-    @property
-    def generates(self) -> bool:
-        """Whether it generates tokens; a pooling model gives embeddings."""
-        return self.pooler is None
-
-    @property
-    def matryoshka_dimensions(self) -> tuple[int, ...] | None:
-        """The lengths to which embeddings may be cut, as the config says; None: to any up to the hidden size."""
-        stated = self.config_value("matryoshka_dimensions")
-        if isinstance(stated, list):
-            return tuple(size for size in stated if type(size) is int and size > 0)
-        return None if self.config_value("is_matryoshka") else ()
 
     @property
     def weights_dtype(self) -> WeightsDtype | None:
@@ -207,8 +168,6 @@ class ModelSpec(SpecValue):
                 components.append((f"model.quantization.{name}", canonical_json(value).decode()))
         if self.batch_invariant:
             components.append(("model.batch_invariant", "true"))
-        if self.pooler is not None:
-            components.append(("model.pooler.pooling_type", self.pooler.pooling_type))
         return Key.of(components)
 
     def states(self, name: str) -> bool:

@@ -18,7 +18,6 @@ from aotgaudi.files import read_regular
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.mistakes import first_mistake
-from aotgaudi.spec.pooler import read_pooler
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -79,10 +78,8 @@ def _spec_of(tables: dict[str, Any], folder: Path) -> BuildSpec:
 
 
 def _model_of(model: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The table of the model, with the content of its config, the digest of its quantization's, and its pooler."""
+    """The table of the model, with the content of its config, and the digest of its quantization's."""
     if isinstance(model.get("config"), str):
-        if model.get("runner") == "pooling" and "pooler" not in model:
-            model = {**model, "pooler": read_pooler((folder / model["config"]).parent)}
         model = {**model, "config": read_config(folder / model["config"])}
     quantization = model.get("quantization")
     if not (isinstance(quantization, dict) and "config" in quantization):

@@ -167,45 +167,6 @@ def test_texts_over_http_equal_those_of_transformers(place: Workplace, wanted: l
     ]
 
 
-@pytest.mark.nightly
-def test_with_tail_pages_texts_are_the_same_and_only_layers_with_entries_are_other_units(
-    place: Workplace, wanted: list[str]
-) -> None:
-    """So many pages suffice for any number of blocks."""
-    spec, bundle = place.folder / "tails.toml", place.folder / "tails.bundle"
-    text = SPEC.replace("num_blocks = 14", "num_blocks = 14\nnum_tail_pages = 13")
-    text = text.replace("max_num_batched_tokens = 160", "max_num_batched_tokens = 96")
-    spec.write_text(text.replace("[[96, 12], [160, 12]]", "[[96, 12]]"), encoding="utf-8")
-    done = place.run("build", spec, "-o", bundle, "--store", place.store, timeout_seconds=900)
-    assert done.returncode == 0, done.stderr
-    units = [
-        {key for entry in b.manifest.entries for key in b.program(entry.id).unit_keys()}
-        for b in map(open_bundle, (place.bundle, bundle))
-    ]
-    assert len(units[1] - units[0]) == 6, "two kinds of layer in a chunk and a decode, two exchanges"
-    asked = prompts()
-
-    with place.serve(bundle=bundle) as server, ThreadPoolExecutor(4) as pool:
-
-        def answer(number: int) -> str:
-            done = server.complete(asked[number], max_tokens=NUM_TOKENS, ignore_eos=True)
-            return str(done["choices"][0]["text"])
-
-        order = (7, 2, 9, 4, 1, 8, 3, 6, 5, 0)
-        for number, given in zip(order, pool.map(answer, order), strict=True):
-            assert given == wanted[number]
-        for _ in range(2):
-            assert answer(2) == wanted[2]
-
-        assert server.metric("aotgaudi_preemptions_total") > 0
-        assert server.metric("aotgaudi_defrag_swaps_total") > 0
-        assert server.metric("aotgaudi_prefix_cache_hits_total") >= 100
-        assert server.metric("aotgaudi_compilations_total") == 0
-        assert server.metric("aotgaudi_tail_pages_used") == 0
-        assert server.metric("aotgaudi_tail_pages_free") == 13
-        assert server.metric("aotgaudi_tail_pages_cached") > 0
-
-
 def test_another_checkpoint_is_served_by_the_same_artifacts(place: Workplace) -> None:
     asked = prompts()[:2]
 

@@ -26,7 +26,7 @@ ENTRIES = (PromptEntry(1, 32, 0), PromptEntry(2, 16, 4), DecodeEntry(4, 1, 16), 
 TOOLCHAIN = {"torch": torch.__version__.partition("+")[0], "transformers": transformers.__version__}
 
 
-MODELS = (*ARCHITECTURES, "deepseek_v4", "deepseek_v4 with tail pages")
+MODELS = (*ARCHITECTURES, "deepseek_v4")
 V4_LAYERS: dict[str, Any] = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
@@ -34,11 +34,10 @@ V4_LAYERS: dict[str, Any] = {
 }
 
 
-def pieces_of(name: str) -> dict[str, list[dict[str, Any]]]:
+def pieces_of(architecture: str) -> dict[str, list[dict[str, Any]]]:
     """The pieces of each entry in order: the sha256 of the text, the bindings and the outputs."""
-    architecture, _, pages = name.partition(" with ")
     layers = V4_LAYERS if architecture == "deepseek_v4" else {}
-    spec = spec_of(reference(architecture, **layers), num_tail_pages=17 if pages else None)
+    spec = spec_of(reference(architecture, **layers))
     return {
         entry.id: [
             {

@@ -155,7 +155,6 @@ def spec_of(
     batch_invariant: bool = False,
     quantization: str | None = None,
     block_size: int = BLOCK_SIZE,
-    num_tail_pages: int | None = None,
 ) -> BuildSpec:
     """Returns a spec for the reference model: 4 rows and 64 tokens a step."""
     config = json.loads(model.config.to_json_string(use_diff=False))
@@ -165,7 +164,6 @@ def spec_of(
         "max_model_len": 256,
         "block_size": block_size,
         "num_blocks": num_blocks,
-        "num_tail_pages": num_tail_pages,
     }
     document = {
         "schema": "aotgaudi.spec/1",
@@ -204,7 +202,7 @@ class Built:
         declare_samplers(self.manifest.entries, table)
         limits = self.manifest.spec.limits
         weights, runtime = ShardReader(ModelDirectory(model_dir)), make_runtime(self.artifacts.receipt.target)
-        loader = Loader(runtime, weights, limits.num_blocks, num_tail_pages=limits.num_tail_pages)
+        loader = Loader(runtime, weights, limits.num_blocks)
         loader.load(self.manifest.entries, self.artifacts, table)
         return ProgramRunner(table, BLOCK_SIZE)
 

@@ -50,8 +50,8 @@ def model_of(architecture: str, **others: Any) -> ModelSpec:
     return spec_of(reference(architecture, **others)).model
 
 
-def compared(model: ModelSpec, dialect: Dialect = ATEN, *, has_tail_pages: bool = False) -> ModelCheck:
-    return compare_model(model, dialect, has_tail_pages=has_tail_pages)
+def compared(model: ModelSpec, dialect: Dialect = ATEN) -> ModelCheck:
+    return compare_model(model, dialect)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,6 @@ def test_graphs_of_a_gaudi_agree(dialect: Dialect) -> None:
     assert compared(model_of("llama"), dialect).layers
 
 
-def test_graphs_over_tail_pages_agree() -> None:
-    assert compared(model_of("gemma3_text"), has_tail_pages=True).layers
-
-
 def test_weights_in_8_bits_are_compared_with_what_they_stand_for() -> None:
     quantized = spec_of(reference("llama", tie_word_embeddings=True), quantization="int8").model
 
@@ -86,17 +82,6 @@ def test_weights_in_8_bits_are_compared_with_what_they_stand_for() -> None:
 
 def test_batch_invariant_graphs_agree() -> None:
     assert compared(spec_of(reference("llama"), batch_invariant=True).model).layers
-
-
-@pytest.mark.parametrize("pooling_type", ["LAST", "CLS", "MEAN"])
-def test_embeddings_agree(pooling_type: str) -> None:
-    config = model_of("llama").config
-    model = ModelSpec.model_validate(
-        {"name": "x", "dtype": "bfloat16", "config": config, "runner": "pooling"}
-        | {"pooler": {"pooling_type": pooling_type}}
-    )
-
-    assert compared(model).layers
 
 
 def _mixer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,10 +20,7 @@ CACHE_BLOCKS = 11
 
 
 class Case:
-    """A unit of one call, and inputs for it. With a `value_dim`, values are the first columns of keys.
-
-    `more`: how many rows of a block lie in a second cache.
-    """
+    """A unit of one call, and inputs for it. With a `value_dim`, values are the first columns of keys."""
 
     def __init__(
         self,
@@ -35,17 +32,13 @@ class Case:
         sinks: bool,
         softcap: float,
         value_dim: int = 0,
-        more: int = 0,
     ) -> None:
         self.size, self.group, self.block_size, self.dtype = size, group, block_size, dtype
-        self.has_sinks, self.softcap, self.value_dim, self.more = sinks, softcap, value_dim, more
+        self.has_sinks, self.softcap, self.value_dim = sinks, softcap, value_dim
         self.planes, self.kv_heads = (1, 1) if value_dim else (2, KV_HEADS)
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        """Row 0 has blocks 0 and 3 and part of 5, row 1 one token, row 2 a window; block 6 is padding.
-
-        Of a second cache block 3's rows are seen, and of blocks 2 and 4 one.
-        """
+        """Row 0 has blocks 0 and 3 and part of 5, row 1 one token, row 2 a window; block 6 is padding."""
         generator = torch.Generator().manual_seed(seed)
         heads = self.kv_heads * self.group
         query = torch.randn(ROWS, heads, self.size, generator=generator)
@@ -60,23 +53,12 @@ class Case:
         rows = torch.tensor([0, 1, 2, 0, 2, 0, 0])
         blocks = torch.randperm(CACHE_BLOCKS - 1, generator=generator)[:NUM_BLOCKS] + 1
         sinks = [torch.randn(heads, generator=generator).to(self.dtype)] if self.has_sinks else []
-        given = [query.to(self.dtype), cache.to(self.dtype), blocks, rows, seen, *sinks]
-        if self.more:
-            seen_there = torch.zeros(NUM_BLOCKS, self.more, dtype=torch.bool)
-            seen_there[3], seen_there[[2, 4], -1] = True, True
-            given[4] = torch.cat([seen, seen_there], dim=1)
-            sizes = self.planes, CACHE_BLOCKS + 3, self.kv_heads, self.more, self.size
-            further = torch.randn(*sizes, generator=generator)
-            given += [further.to(self.dtype), torch.randperm(CACHE_BLOCKS, generator=generator)[:NUM_BLOCKS]]
-        return given
+        return [query.to(self.dtype), cache.to(self.dtype), blocks, rows, seen, *sinks]
 
     def call(self, *inputs: torch.Tensor) -> torch.Tensor:
         sinks = inputs[5] if self.has_sinks else None
-        narrow = [self.value_dim] if self.value_dim or self.more else []
-        further = inputs[-2:] if self.more else ()
-        result: torch.Tensor = PAGED_DECODE(
-            *inputs[:5], sinks, self.size**-0.5, self.softcap, *narrow, *further
-        )
+        narrow = [self.value_dim] if self.value_dim else []
+        result: torch.Tensor = PAGED_DECODE(*inputs[:5], sinks, self.size**-0.5, self.softcap, *narrow)
         return result
 
     def compiled(self, folder: Path) -> Executable:
@@ -112,13 +94,6 @@ CASES = {
     "latent, bfloat16, sizes that no register divides": Case(
         40, 5, 16, torch.bfloat16, sinks=False, softcap=0.0, value_dim=20
     ),
-    "two caches, as in DeepSeek V4 with an indexer, a quarter of its heads": Case(
-        512, 16, 128, torch.bfloat16, sinks=True, softcap=0.0, value_dim=512, more=32
-    ),
-    "two caches, one row of a block in the second, float32": Case(
-        32, 4, 16, torch.float32, sinks=True, softcap=0.0, value_dim=32, more=1
-    ),
-    "two caches, of keys and values": Case(20, 3, 6, torch.float32, sinks=False, softcap=5.0, more=5),
 }
 
 

@@ -43,9 +43,7 @@ class Conversation:
     def prompt(self, entry: PromptEntry, *chunks: tuple[int, int, int]) -> float:
         """Prefills ``(sequence, start, length)`` chunks; returns the largest error of their last logits."""
         rows = tuple(
-            PromptRow(
-                tuple(self.tokens[i][start : start + n]), start, self.tables[i], None, pages=self.pages(start)
-            )
+            PromptRow(tuple(self.tokens[i][start : start + n]), start, self.tables[i], None)
             for i, start, n in chunks
         )
         logits = self._runner.logits(PromptStep(entry, rows))
@@ -54,15 +52,9 @@ class Conversation:
 
     def decode(self, *rows: tuple[int, int]) -> float:
         """Decodes ``(sequence, position)`` rows; returns the largest error of their logits."""
-        step = tuple(
-            DecodeRow(self.tokens[i][p], p, self.tables[i], SamplingRow(), self.pages(p)) for i, p in rows
-        )
+        step = tuple(DecodeRow(self.tokens[i][p], p, self.tables[i], SamplingRow()) for i, p in rows)
         logits = self._runner.logits(DecodeStep(self._decode_entry, step))
         return self._error(logits, [(i, p + 1) for i, p in rows])
-
-    def pages(self, start: int) -> tuple[int, ...]:
-        """The tail pages of a sequence's blocks in a step from token `start` on: none."""
-        return ()
 
     def swap(self, first: int, second: int) -> None:
         """Exchanges two blocks, in the cache and in the tables."""
@@ -111,32 +103,6 @@ def test_logits_agree_with_transformers(
     assert max(prefill) < TOLERANCE
     assert max(chunked) < TOLERANCE
     assert max(decode) < TOLERANCE
-
-
-class AroundFourPages(Conversation):
-    """One sequence whose blocks take turns with four tail pages, as far as a window of 20 tokens reads them."""
-
-    def pages(self, start: int) -> tuple[int, ...]:
-        first = max(0, start - 19) // 16
-        return tuple(1 + i % 4 if i >= first else 0 for i in range(8))
-
-
-def test_layers_with_tail_pages_take_the_same_artifacts(
-    built: Callable[[str], tuple[Any, Built]], store: Store, tmp_path: Path
-) -> None:
-    model, without = built("gemma3_text")
-    paged = build(spec_of(model, num_tail_pages=17), (FRESH, CHUNK, DECODE, SWAP), store)
-
-    talk = AroundFourPages(model, paged.runner(save_checkpoint(model, tmp_path)))
-
-    assert paged.artifacts.receipt.units == without.artifacts.receipt.units
-    errors = [
-        talk.prompt(FRESH, (0, 0, 32)),
-        talk.prompt(CHUNK, (0, 32, 16)),
-        talk.prompt(CHUNK, (0, 48, 9)),
-        *(talk.decode((0, position)) for position in range(57, 75)),
-    ]
-    assert max(errors) < TOLERANCE
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])

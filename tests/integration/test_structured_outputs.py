@@ -93,7 +93,7 @@ class RandomModel:
     def exchange(self, step: DefragStep) -> None:
         raise NotImplementedError
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
         raise AssertionError("nothing is NaN")
 
 

@@ -2,8 +2,7 @@
 
 The runner here has a KV cache of (token, position) pairs. It answers with a hash of what a row's block
 table leads to, and of nothing else. So a wrong block table, slot, chunk start, position, noise, exchange or
-relocation gives other tokens. Freed blocks keep their contents, as on a device. With tail pages it keeps the same pairs
-once more in pages, and finds those of the last tokens there.
+relocation gives other tokens. Freed blocks keep their contents, as on a device.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ from aotgaudi.engine.steps import (
 )
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import RequestError
-from aotgaudi.spec.cache_rows import fewest_tail_pages
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
@@ -89,10 +87,8 @@ class CacheRunner:
         *,
         whole_blocks: bool = False,
         is_contiguous: bool = False,
-        tail_reach: int | None = None,
     ) -> None:
-        self._is_contiguous, self._reach = is_contiguous, tail_reach
-        self._tails = [[(-1, -1)] * limits.block_size for _ in range((limits.num_tail_pages or 0) + 1)]
+        self._is_contiguous = is_contiguous
         self.decodes: list[DecodeStep] = []
         self.on_run: Callable[[], None] = lambda: None
         self.now = 0.0
@@ -121,19 +117,14 @@ class CacheRunner:
         for a, b in step.moves:
             self._cache[a], self._cache[b] = self._cache[b], self._cache[a]
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
         raise AssertionError("nothing was invalid")
 
     def _answer(self, rows: Sequence[tuple[int, Sequence[int], PromptRow | DecodeRow]]) -> StepResult:
         for start, token_ids, row in rows:
-            self._check_tails(row, start)
             for position, token_id in enumerate(token_ids, start):
                 block, offset = self._slot(row, position)
                 self._cache[block][offset] = (token_id, position)
-                if self._reach is not None:
-                    self._tails[self._page(row, position)][offset] = (token_id, position)
-        for start, token_ids, row in rows:
-            self._check_tails(row, start + len(token_ids))
         sampled = [self._sample(row, start + len(token_ids)) for start, token_ids, row in rows]
         scored = {
             number: tuple(self._score(row, row.scoring))
@@ -154,21 +145,6 @@ class CacheRunner:
             return None
         slots = [self._slot(row, position) for position in range(length)]
         return next_token([self._cache[block][offset] for block, offset in slots], row.sampling)
-
-    def _check_tails(self, row: PromptRow | DecodeRow, end: int) -> None:
-        """The pages hold what the blocks hold of the tokens that the token at `end` still reads."""
-        if self._reach is None:
-            assert row.pages == ()
-            return
-        assert len(row.pages) == len(row.block_table)
-        for position in range(max(0, end - self._reach + 1), end):
-            block, offset = self._slot(row, position)
-            assert self._tails[self._page(row, position)][offset] == self._cache[block][offset]
-
-    def _page(self, row: PromptRow | DecodeRow, position: int) -> int:
-        page = row.pages[position // self._limits.block_size]
-        assert 1 <= page < len(self._tails)
-        return page
 
     def _slot(self, row: PromptRow | DecodeRow, position: int) -> tuple[int, int]:
         block = row.block_table[position // self._limits.block_size]
@@ -315,7 +291,6 @@ class SharedEngine(RuleBasedStateMachine):
         policy=st.sampled_from(["latency", "throughput"]),
         whole_blocks=st.booleans(),
         is_contiguous=st.booleans(),
-        tail_reach=st.none() | st.integers(1, 12),
     )
     def start(
         self,
@@ -326,16 +301,9 @@ class SharedEngine(RuleBasedStateMachine):
         policy: Policy,
         whole_blocks: bool,
         is_contiguous: bool,
-        tail_reach: int | None,
     ) -> None:
-        if tail_reach is not None:
-            fewest = fewest_tail_pages(limits, tail_reach)
-            num = data.draw(st.integers(fewest, limits.num_blocks))
-            limits = limits.model_copy(update={"num_tail_pages": num})
         self.limits = limits
-        self.runner = CacheRunner(
-            limits, whole_blocks=whole_blocks, is_contiguous=is_contiguous, tail_reach=tail_reach
-        )
+        self.runner = CacheRunner(limits, whole_blocks=whole_blocks, is_contiguous=is_contiguous)
         table = data.draw(closed_tables(limits, is_contiguous))
         pool = BlockPool(limits.num_blocks)
         scheduler = Scheduler(
@@ -347,7 +315,6 @@ class SharedEngine(RuleBasedStateMachine):
             policy=policy,
             whole_blocks=whole_blocks,
             is_contiguous=is_contiguous,
-            tail_reach=tail_reach,
         )
         self.core = EngineCore(scheduler, self.runner, defrag=defrag, clock=lambda: self.runner.now)
         self.clients: list[Client] = []
@@ -406,7 +373,6 @@ class SharedEngine(RuleBasedStateMachine):
         for client in self.clients:
             client.check()
         assert self.core.scheduler.pool.num_free == self.limits.num_blocks
-        assert self.core.scheduler.tails is None or self.core.scheduler.tails.num_held == 0
         assert len(self.core.take_ended()) == len(self.clients)
 
 
@@ -463,11 +429,8 @@ def _serve(
     }
 
 
-@pytest.mark.parametrize("tail_reach", [None, 3])
 @pytest.mark.parametrize("prefix_caching", [False, True])
-def test_the_machine_reaches_preemption_defragmentation_and_chunks(
-    prefix_caching: bool, tail_reach: int | None
-) -> None:
+def test_the_machine_reaches_preemption_defragmentation_and_chunks(prefix_caching: bool) -> None:
     """A fixed crowd in which all that could go wrong happens: else the properties above would be empty."""
     limits = ServingLimits(
         max_num_seqs=4,
@@ -477,19 +440,9 @@ def test_the_machine_reaches_preemption_defragmentation_and_chunks(
         block_size=2,
         num_blocks=14,
     )
-    if tail_reach is not None:
-        limits = limits.model_copy(update={"num_tail_pages": fewest_tail_pages(limits, tail_reach)})
-        assert limits.num_tail_pages == 13
     table = BucketTable((PromptEntry(2, 6, 12),), (DecodeEntry(3, 1, 14),))
-    scheduler = Scheduler(
-        limits,
-        table,
-        BlockPool(14),
-        eos_token_ids=(EOS,),
-        prefix_caching=prefix_caching,
-        tail_reach=tail_reach,
-    )
-    runner = CacheRunner(limits, tail_reach=tail_reach)
+    scheduler = Scheduler(limits, table, BlockPool(14), eos_token_ids=(EOS,), prefix_caching=prefix_caching)
+    runner = CacheRunner(limits)
     core = EngineCore(
         scheduler, runner, defrag=DefragSpec(threshold=1, padded_swaps=(1, 2)), clock=lambda: runner.now
     )

@@ -1,14 +1,13 @@
 """Random conversations over what V3's and V4's layers keep, against transformers run one sequence at a time.
 
 Sequences share beginnings, so blocks are found again; chunks start and end anywhere; sequences are preempted; blocks are
-exchanged; rows of NaN run beside others. No logit may depend on any of it, nor on the pages in which V4 keeps tails.
+exchanged; rows of NaN run beside others. No logit may depend on any of it.
 """
 
 from __future__ import annotations
 
 import functools
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,21 +22,15 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from aotgaudi.engine.request import Request
 from aotgaudi.engine.runner import ProgramRunner
-from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
-from aotgaudi.engine.tail_pages import TailPages
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
-from aotgaudi.spec.cache_rows import tail_reach
-from tests.integration.models import BLOCK_SIZE, reference, spec_of
+from tests.integration.models import BLOCK_SIZE, reference
 from tests.unit.graphs.test_trace import CLOSE, eager_runner
 
 CHUNK, DECODE, SWAP = PromptEntry(2, 16, 4), DecodeEntry(4, 1, 16), DefragEntry(8)
 SAMPLERS = tuple(SamplerEntry(size, 0.0, 1.0, 0, True) for size in (1, 2, 4))
 POISON, NUM_BLOCKS = 7, 40
-FEWEST_PAGES = 13
-"""Of 4 sequences and 64 tokens a step (`spec_of`)."""
 
 
 def texts() -> tuple[tuple[int, ...], ...]:
@@ -51,31 +44,24 @@ TEXTS = texts()
 
 
 @functools.lru_cache(maxsize=2)
-def prepared(architecture: str, num_tail_pages: int | None) -> tuple[ProgramRunner, list[torch.Tensor]]:
+def prepared(architecture: str) -> tuple[ProgramRunner, list[torch.Tensor]]:
     """A runner of traced programs, and the logits of the texts by transformers."""
     model = reference(architecture)
     with torch.no_grad():
         logits = [model(torch.tensor([text])).logits[0] for text in TEXTS]
         model.get_input_embeddings().weight[POISON] = float("nan")
     entries = CHUNK, DECODE, SWAP, *SAMPLERS
-    return eager_runner(model, entries, num_tail_pages=num_tail_pages), logits
+    return eager_runner(model, entries), logits
 
 
 class Conversation(RuleBasedStateMachine):
     """Block tables of up to three sequences, one for each text. `kept` has full blocks by the tokens up to their end."""
 
     architecture = ""
-    num_tail_pages: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.runner, self.logits = prepared(self.architecture, self.num_tail_pages)
-        self.tails = None
-        if self.num_tail_pages is not None:
-            pool: Any = SimpleNamespace(has_key=lambda block: block in self.kept.values())
-            reach = tail_reach(spec_of(reference(self.architecture)).model)
-            self.tails = TailPages(pool, self.num_tail_pages, reach, BLOCK_SIZE)
-        self.requests: dict[int, Request] = {}
+        self.runner, self.logits = prepared(self.architecture)
         self.free = list(range(NUM_BLOCKS, 0, -1))
         self.tables: dict[int, list[int]] = {}
         self.computed: dict[int, int] = {}
@@ -91,26 +77,10 @@ class Conversation(RuleBasedStateMachine):
             self.tables[i].append(self.free.pop())
         return tuple(self.tables[i])
 
-    def request(self, i: int, table: list[int]) -> Request:
-        """What holds the pages of a sequence."""
-        found = Request(
-            request_id=f"{i}", prompt_token_ids=(1,), params=SamplingParams(), max_tokens=1, seed=0
-        )
-        found.block_table = table
-        return found
-
-    def pages(self, request: Request, start: int, num: int) -> tuple[int, ...]:
-        """Holds the pages of a step of a sequence, and returns those of its table."""
-        if self.tails is None:
-            return ()
-        self.tails.cover(request, start, start + num)
-        return self.tails.of(request.block_table)
-
     def advance(self, i: int, num: int, logits: torch.Tensor | None) -> None:
         self.computed[i] += num
         for number in range(self.computed[i] // BLOCK_SIZE):
             self.kept.setdefault(TEXTS[i][: (number + 1) * BLOCK_SIZE], self.tables[i][number])
-        self.pages(self.requests[i], self.computed[i], 0)
         if logits is not None:
             error = (logits - self.logits[i][self.computed[i] - 1]).abs().max().item()
             assert error < CLOSE, (i, self.computed[i])
@@ -123,11 +93,7 @@ class Conversation(RuleBasedStateMachine):
         hit: list[int] = []
         while (key := TEXTS[i][: (len(hit) + 1) * BLOCK_SIZE]) in self.kept and len(key) < len(TEXTS[i]) - 5:
             hit.append(self.kept[key])
-        if self.tails is not None:
-            hit = hit[: self.tails.ends(hit)[0]]
         self.tables[i], self.computed[i] = hit, len(hit) * BLOCK_SIZE
-        self.requests[i] = self.request(i, hit)
-        self.pages(self.requests[i], self.computed[i], 0)
 
     @precondition(lambda self: self.live(0, 65))
     @rule(data=st.data(), beside_nan=st.booleans())
@@ -143,21 +109,16 @@ class Conversation(RuleBasedStateMachine):
                 self.computed[i],
                 self.grow(i, num),
                 SamplingRow(),
-                pages=self.pages(self.requests[i], self.computed[i], num),
             )
             for i, num in chosen
         ]
         if not beside_nan:
             logits = list(self.runner.logits(PromptStep(CHUNK, tuple(rows))))
         else:
-            poisoned = self.request(-1, [self.free[0]])
-            pages = self.pages(poisoned, 0, 3)
-            row = PromptRow((30, POISON, 31), 0, (self.free[0],), SamplingRow(), pages=pages)
+            row = PromptRow((30, POISON, 31), 0, (self.free[0],), SamplingRow())
             result = self.runner.run(PromptStep(CHUNK, (row, *rows)))
             assert result.invalid_rows == {0}
-            self.runner.clear([self.free[0]], pages)
-            if self.tails is not None:
-                self.tails.drop(poisoned)
+            self.runner.clear([self.free[0]])
             logits = []
         for n, (i, num) in enumerate(chosen):
             self.advance(i, num, logits[n] if logits else None)
@@ -174,7 +135,6 @@ class Conversation(RuleBasedStateMachine):
                 self.computed[i],
                 self.grow(i, 1),
                 SamplingRow(),
-                self.pages(self.requests[i], self.computed[i], 1),
             )
             for i in chosen
         )
@@ -187,11 +147,9 @@ class Conversation(RuleBasedStateMachine):
     def preempt(self, data: st.DataObject) -> None:
         """A sequence loses its blocks. Full ones are kept, as long as they are not needed."""
         i = data.draw(st.sampled_from(sorted(self.computed)))
-        if self.tails is not None:
-            self.tails.drop(self.requests[i])
         kept = set(self.kept.values()).union(*(t for j, t in self.tables.items() if j != i))
         self.free += [block for block in self.tables.pop(i) if block not in kept]
-        del self.computed[i], self.requests[i]
+        del self.computed[i]
         if data.draw(st.booleans()):
             in_use = {block for table in self.tables.values() for block in table}
             self.free += {block for block in self.kept.values() if block not in in_use}
@@ -207,28 +165,20 @@ class Conversation(RuleBasedStateMachine):
         for table in self.tables.values():
             table[:] = [renamed.get(block, block) for block in table]
         self.kept = {key: renamed.get(block, block) for key, block in self.kept.items()}
-        if self.tails is not None:
-            self.tails.relocate({first: second})
 
     @invariant()
     def no_block_is_lost(self) -> None:
         used = {block for table in self.tables.values() for block in table} | set(self.kept.values())
         assert not used & set(self.free)
         assert len(used) + len(self.free) == NUM_BLOCKS
-        if self.tails is not None:
-            self.tails.check_integrity(self.requests.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("architecture", "num_tail_pages"),
-    [("deepseek_v3", None), ("deepseek_v4", None), ("deepseek_v4", FEWEST_PAGES)],
-)
+@pytest.mark.parametrize("architecture", ["deepseek_v3", "deepseek_v4"])
 def test_no_logit_depends_on_chunks_preemption_shared_blocks_exchanges_or_nan_rows(
-    architecture: str, num_tail_pages: int | None
+    architecture: str,
 ) -> None:
-    values = {"architecture": architecture, "num_tail_pages": num_tail_pages}
-    kind: Any = type("Of" + architecture, (Conversation,), values)
+    kind: Any = type("Of" + architecture, (Conversation,), {"architecture": architecture})
     run_state_machine_as_test(
         kind,
         settings=settings(

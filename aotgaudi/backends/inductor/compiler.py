@@ -39,7 +39,7 @@ from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.toolchain import Toolchain
 from aotgaudi.digest import sha256_source
 from aotgaudi.errors import CompileError
-from aotgaudi.graphs.canonical import OPEN_SIZES, InputSpec, from_text, is_open
+from aotgaudi.graphs.canonical import OPEN_SIZE, InputSpec, from_text, is_open
 from aotgaudi.graphs.export import export
 
 _FIXED_OPTIONS: dict[str, Any] = {
@@ -168,14 +168,11 @@ def _toolchain(target: Target, level: IsaLevel) -> Toolchain:
 
 
 def _opened(graph: fx.GraphModule, specs: list[InputSpec], inputs: list[Tensor]) -> fx.GraphModule:
-    """Returns `graph` in the form that makes inductor leave sizes open; `graph` itself if no size is open."""
+    """Returns `graph` in the form that makes inductor leave a size open; `graph` itself if no size is open."""
     if not any(map(is_open, specs)):
         return graph
-    dims: dict[Any, Any] = {name: torch.export.Dim(name, min=2) for name in OPEN_SIZES}
-    sizes = tuple(
-        {i: dims[size] for i, size in enumerate(spec[1]) if size in dims} if is_open(spec) else None
-        for spec in specs
-    )
+    open_size = torch.export.Dim("N", min=2)
+    sizes = tuple({spec[1].index(OPEN_SIZE): open_size} if is_open(spec) else None for spec in specs)
     opened: fx.GraphModule = export(graph, tuple(inputs), sizes).module(check_guards=False)
     return opened
 

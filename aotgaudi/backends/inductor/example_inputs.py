@@ -68,7 +68,7 @@ def sample_inputs(graph: fx.GraphModule, specs: list[InputSpec], seed: int) -> l
         if spec[0] == "int32" and _reaches_bits(node):
             _randomise_bits(inputs[position], generator)
         elif spec[0] in ("int64", "int32"):
-            _spread(graph, inputs, position, (*dict.fromkeys(num_blocks), 4, 2), generator)
+            _spread(graph, inputs, position, (*num_blocks[:1], 4, 2), generator)
     return inputs
 
 
@@ -82,11 +82,10 @@ def _closed(specs: list[InputSpec], seed: int) -> list[ClosedSpec]:
     if has_open_tokens(specs):
         n = _TOKEN_COUNTS[seed % len(_TOKEN_COUNTS)]
         return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
-    longest = max((math.prod(closed(sizes, 1, 1)) for name, sizes, _ in specs if name == "int64"), default=1)
+    longest = max((math.prod(closed(sizes, 1)) for name, sizes, _ in specs if name == "int64"), default=1)
     block_size = max((int(spec[1][3]) for spec in specs if is_open(spec)), default=1)
     n = 2 + seed + max(2 * min(longest, _DISTINCT_BLOCKS), -(-longest // block_size))
-    # Blocks and tail pages are not as many.
-    return [(name, closed(sizes, n, n + 3), closed(strides, n, n + 3)) for name, sizes, strides in specs]
+    return [(name, closed(sizes, n), closed(strides, n)) for name, sizes, strides in specs]
 
 
 def _pack_weights(

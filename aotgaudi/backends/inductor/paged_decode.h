@@ -2,7 +2,7 @@
 //
 // One call is one row, one KV head and G of its query heads: they see the tokens of the row's blocks, block after block, with
 // a running maximum and total. Sums are float32. A row's result depends on its blocks alone, in their order. A key has D
-// numbers and a value V, its token's first; both are D apart from the next token's. A block may have M rows in a second cache.
+// numbers and a value V, its token's first; both are D apart from the next token's.
 //
 // The two products of a block are in float32 or, with AVX512_BF16, over neighbouring pairs of bfloat16.
 #ifndef AOTGAUDI_PAGED_DECODE
@@ -225,20 +225,11 @@ struct Products<c10::BFloat16, D, V, G, B> {
 };
 #endif
 
-// The blocks of one cache, of B rows each: keys and values are the head's in block 0.
-template <typename T>
-struct Cache {
-  const T* keys;
-  const T* values;
-  int64_t block_stride;
-  const int64_t* block_list;
-};
-
-template <typename T, int64_t D, int64_t V, int64_t G, int64_t B, int64_t M = 0>
+template <typename T, int64_t D, int64_t V, int64_t G, int64_t B>
 struct PagedDecode {
   using Floats = InFloats<T, D, V, G, B>;
   using Vec = typename Floats::Vec;
-  static constexpr int64_t W = Floats::W, CV = Floats::CV, VP = Floats::VP;
+  static constexpr int64_t W = Floats::W, CV = Floats::CV, VP = Floats::VP, BP = Floats::BP;
 
   static inline void store(const Vec& value, T* head, int64_t c) {
     const int64_t count = V % W != 0 && c == CV - 1 ? V % W : W;
@@ -273,48 +264,32 @@ struct PagedDecode {
     top = now;
   }
 
-  // Adds what one block has in a cache of N rows a block.
-  template <int64_t N>
-  static inline void read(const typename Products<T, D, V, G, N>::type& products, const Cache<T>& cache, int64_t n,
-                          const bool* seen, float softcap, float* top, float* total, float* out) {
-    constexpr int64_t NP = InFloats<T, D, V, G, N>::BP;
-    int64_t first = 0, last = N;
-    while (last > 0 && !seen[last - 1]) --last;
-    if (last == 0) return;  // padding
-    while (!seen[first]) ++first;
-    first = first / W * W;
-    const int64_t end = (last + W - 1) / W * W;
-    const int64_t offset = cache.block_list[n] * cache.block_stride;
-    const T *keys = cache.keys + offset, *values = cache.values + offset;
-    alignas(64) float scores[G * NP];
-    for (int64_t t = first; t < end; t += W) products.score(keys, values, t, scores);
-    for (int64_t g = 0; g < G; ++g)
-      weigh(scores + g * NP, seen, first, last, end, softcap, top[g], total[g], out + g * VP);
-    products.add_values(scores, values, first, last, out);
-  }
-
-  // `query` is [G][D], `output` [G][V], `sinks` [G] or null, `seen` [num_blocks][B + M].
+  // `query` is [G][D], `output` [G][V], `sinks` [G] or null; `keys` and `values` are the head's in block 0.
   template <typename S>
-  static void attend(const T* query, const Cache<T>& cache, const Cache<T>& more, const int64_t* block_rows,
-                     const bool* seen, int64_t num_blocks, int64_t row, const S* sinks, float scaling, float softcap,
-                     T* output) {
-    alignas(64) float out[G * VP] = {};
+  static void attend(const T* query, const T* keys, const T* values, int64_t block_stride, const int64_t* block_list,
+                     const int64_t* block_rows, const bool* seen, int64_t num_blocks, int64_t row, const S* sinks,
+                     float scaling, float softcap, T* output) {
+    alignas(64) float out[G * VP] = {}, scores[G * BP];
     float top[G], total[G];
     const typename Products<T, D, V, G, B>::type products(query, scaling);
     for (int64_t g = 0; g < G; ++g) {
       top[g] = sinks == nullptr ? kMasked : static_cast<float>(sinks[g]);
       total[g] = sinks == nullptr ? 0.f : 1.f;
     }
-    if constexpr (M == 0) {
-      for (int64_t n = 0; n < num_blocks; ++n)
-        if (block_rows[n] == row) read<B>(products, cache, n, seen + n * B, softcap, top, total, out);
-    } else {
-      const typename Products<T, D, V, G, M>::type more_products(query, scaling);
-      for (int64_t n = 0; n < num_blocks; ++n) {
-        if (block_rows[n] != row) continue;
-        read<B>(products, cache, n, seen + n * (B + M), softcap, top, total, out);
-        read<M>(more_products, more, n, seen + n * (B + M) + B, softcap, top, total, out);
-      }
+    for (int64_t n = 0; n < num_blocks; ++n) {
+      if (block_rows[n] != row) continue;
+      const bool* block_seen = seen + n * B;
+      int64_t first = 0, last = B;
+      while (last > 0 && !block_seen[last - 1]) --last;
+      if (last == 0) continue;  // padding
+      while (!block_seen[first]) ++first;
+      first = first / W * W;
+      const int64_t end = (last + W - 1) / W * W;
+      const int64_t offset = block_list[n] * block_stride;
+      for (int64_t t = first; t < end; t += W) products.score(keys + offset, values + offset, t, scores);
+      for (int64_t g = 0; g < G; ++g)
+        weigh(scores + g * BP, block_seen, first, last, end, softcap, top[g], total[g], out + g * VP);
+      products.add_values(scores, values + offset, first, last, out);
     }
     for (int64_t g = 0; g < G; ++g) {
       const Vec share(1.f / std::max(total[g], 1e-30f));

@@ -12,22 +12,14 @@ from aotgaudi.backends.inductor.template import called
 from aotgaudi.graphs.paged_decode import PAGED_DECODE
 
 _CALL = r"""
-  using Decode = aotgaudi::PagedDecode<{{dtype}}, {{head_size}}, {{value_size}}, {{group}}, {{block_size}}, {{more_size}}>;
+  using Decode = aotgaudi::PagedDecode<{{dtype}}, {{head_size}}, {{value_size}}, {{group}}, {{block_size}}>;
+  const int64_t values = {{kernel.stride(cache, 0) if planes > 1 else 0}}, block = {{kernel.stride(cache, 1)}};
 #pragma omp parallel for schedule(dynamic) if ({{rows * groups}} > 1)
   for (int64_t task = 0; task < {{rows * groups}}; ++task) {
     const int64_t row = task / {{groups}}, of_row = task % {{groups}}, head = of_row / {{groups // kv_heads}};
     const {{dtype}}* keys = cache + head * {{block_size * head_size}};
-    const aotgaudi::Cache<{{dtype}}> first{keys, keys + {{kernel.stride(cache, 0) if planes > 1 else 0}},
-                                     {{kernel.stride(cache, 1)}}, block_list};
-{%- if more_size %}
-    const {{dtype}}* further = more_cache + head * {{more_size * head_size}};
-    const aotgaudi::Cache<{{dtype}}> more{further, further + {{kernel.stride(more_cache, 0) if planes > 1 else 0}},
-                                    {{kernel.stride(more_cache, 1)}}, more_list};
-{%- else %}
-    const auto& more = first;
-{%- endif %}
-    Decode::attend(query + task * {{group * head_size}}, first, more, block_rows, seen, {{num_blocks}}, row,
-                   {{"sinks + of_row * %d" % group if has_sinks else "(const float*)nullptr"}},
+    Decode::attend(query + task * {{group * head_size}}, keys, keys + values, block, block_list, block_rows, seen,
+                   {{num_blocks}}, row, {{"sinks + of_row * %d" % group if has_sinks else "(const float*)nullptr"}},
                    {{scaling}}f, {{softcap}}f, output + task * {{group * value_size}});
   }
 """
@@ -46,8 +38,6 @@ def _lower(  # noqa: PLR0913, PLR0917 - the operator's arguments
     scaling: float,
     softcap: float,
     value_dim: int = 0,
-    more_cache: Any = None,
-    more_list: Any = None,
 ) -> Any:
     rows, heads, head_size = map(int, query.get_size())
     planes = int(cache.get_size()[0])
@@ -64,8 +54,6 @@ def _lower(  # noqa: PLR0913, PLR0917 - the operator's arguments
             "block_rows": block_rows,
             "seen": seen,
             "sinks": sinks,
-            "more_cache": more_cache,
-            "more_list": more_list,
         },
         [rows, heads, value_size],
         query.get_dtype(),
@@ -77,7 +65,6 @@ def _lower(  # noqa: PLR0913, PLR0917 - the operator's arguments
         head_size=head_size,
         value_size=value_size,
         block_size=block_size,
-        more_size=0 if more_cache is None else int(more_cache.get_size()[3]),
         num_blocks=int(block_list.get_size()[0]),
         has_sinks=sinks is not None,
         scaling=repr(float(scaling)),

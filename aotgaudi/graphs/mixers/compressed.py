@@ -8,8 +8,7 @@ tokens, in two series: the first of the window before, the second of its own. Th
 same way, and a query reads the k entries whose keys score highest.
 
 Values and gates of tokens are kept in the cache (``raw``), so a window may close in another step than it began. The caches
-and the step's inputs are those of `aotgaudi.spec.cache_rows` and `aotgaudi.graphs.step_inputs`. With tail pages a layer's
-tokens and ``raw`` are in pages and its entries in a cache of blocks; what is computed is the same.
+and the step's inputs are those of `aotgaudi.spec.cache_rows` and `aotgaudi.graphs.step_inputs`.
 
 Legend of shape suffixes: see `base.py`; N windows that a step may close (w of each row), S tokens that one is made of,
 W numbers that a token's raw row has, E entries, k keys of a row, I indexer's heads, M numbers of its keys, P pairs that are
@@ -34,7 +33,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.graphs.choose_entries import CHOOSE_ENTRIES
 from aotgaudi.graphs.mixers.base import IGNORED_KWARGS, Masks, slots_of, with_context
 from aotgaudi.graphs.paged_decode import MASKED, PAGED_DECODE
-from aotgaudi.graphs.step_inputs import TAIL, MaskKind
+from aotgaudi.graphs.step_inputs import MaskKind
 from aotgaudi.spec.cache_rows import Compression
 
 _PARTS = ("q_a_proj", "q_b_norm", "kv_norm", "o_a_proj", "o_b_proj", "sinks", "compressor", "rope_layer_type")
@@ -168,14 +167,10 @@ class CompressedState(ABC):
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer whose new rows are written: its cache, its mask, and with entries their new ones and their keys [N, ...].
-
-    With tail pages `cache` has the tokens, in pages, and `entries_cache` the entries. Otherwise `cache` has both.
-    """
+    """A layer whose new rows are written: its cache, its mask, and with entries their new ones and their keys [N, ...]."""
 
     cache: Tensor
     mask: Tensor
-    entries_cache: Tensor | None = None
     index_cache: Tensor | None = None
     entries_ND: Tensor | None = None
     index_keys_NM: Tensor | None = None
@@ -189,27 +184,22 @@ class _Layer:
             blocks, offsets = slots_of(inputs["slots"], cache.shape[3])
             cache[:, blocks, :, offsets] = call.keys_TD[:, None, None]
             return cls(cache, inputs[MaskKind(call.module.sliding_window).name])
-        every, entries_cache = compression.every, state.caches.get(f"{number}.entries")
-        tail = "" if entries_cache is None else TAIL
-        raw_cache = state.caches[f"{number}.raw"]
+        every, raw_cache = compression.every, state.caches[f"{number}.raw"]
         block_size = raw_cache.shape[3]
-        blocks, offsets = slots_of(inputs[f"{tail}slots"], block_size)
+        blocks, offsets = slots_of(inputs["slots"], block_size)
         raw_cache[:, blocks, :, offsets] = _raw_rows(call, compression)[:, None, None]
-        entries = list(_entries(call, compression, raw_cache, inputs[f"{tail}windows_r{every}"], inputs))
+        entries = list(_entries(call, compression, raw_cache, inputs[f"windows_r{every}"], inputs))
         entry_blocks, entry_offsets = slots_of(inputs[f"entry_slots_r{every}"], block_size // every)
-        if entries_cache is None:  # One write, of tokens and entries: see `slots_of`.
-            all_blocks = torch.cat([blocks, entry_blocks])
-            all_offsets = torch.cat([offsets, entry_offsets + block_size])
-            cache[:, all_blocks, :, all_offsets] = torch.cat([call.keys_TD, entries[0]])[:, None, None]
-        else:
-            cache[:, blocks, :, offsets] = call.keys_TD[:, None, None]
-            entries_cache[:, entry_blocks, :, entry_offsets] = entries[0][:, None, None]
+        # One write, of tokens and entries: see `slots_of`.
+        all_blocks = torch.cat([blocks, entry_blocks])
+        all_offsets = torch.cat([offsets, entry_offsets + block_size])
+        cache[:, all_blocks, :, all_offsets] = torch.cat([call.keys_TD, entries[0]])[:, None, None]
         mask = inputs[MaskKind(compression.window, every).name]
         if not compression.is_indexed:
-            return cls(cache, mask, entries_cache, entries_ND=entries[0])
+            return cls(cache, mask, entries_ND=entries[0])
         index_cache = state.caches[f"{number}.index"]
         index_cache[:, entry_blocks, :, entry_offsets] = entries[1][:, None, None]
-        return cls(cache, mask, entries_cache, index_cache, *entries)
+        return cls(cache, mask, index_cache, *entries)
 
 
 def _compressors(call: CompressedCall, compression: Compression) -> tuple[Any, ...]:
@@ -276,15 +266,7 @@ class CompressedPromptState(CompressedState):
         new_bkD = call.keys_TD.unflatten(0, (b, q))
         if layer.entries_ND is not None:
             new_bkD = torch.cat([new_bkD, layer.entries_ND.unflatten(0, (b, -1))], dim=1)
-        if context is not None and layer.entries_cache is not None:
-            pages = self.inputs[f"{TAIL}ctx_blocks"].flatten()
-            tokens, entries = layer.cache[0, :, 0], layer.entries_cache[0, :, 0]
-            blocks = torch.cat(
-                [tokens.index_select(0, pages), entries.index_select(0, context.flatten())], dim=1
-            )
-            keys_bkD = torch.cat([blocks.view(b, -1, blocks.shape[2]), new_bkD], dim=1)
-        else:
-            keys_bkD = with_context(layer.cache[0], new_bkD.flatten(0, 1)[:, None], context, b)[:, 0]
+        keys_bkD = with_context(layer.cache[0], new_bkD.flatten(0, 1)[:, None], context, b)[:, 0]
         mask_b1qk = layer.mask
         if layer.index_keys_NM is not None:
             mask_b1qk = self._chosen(call, layer, context)
@@ -332,15 +314,9 @@ class CompressedDecodeState(CompressedState):
         """Attends to the tokens and entries of each row's blocks in place. Returns [b, H, D]."""
         seen = layer.mask if layer.index_cache is None else self._chosen(call, layer, layer.index_cache)
         module, blocks, rows = call.module, self.inputs["block_list"], self.inputs["block_rows"]
-        options = module.sinks, module.scaling, 0.0
-        out_bHD: Tensor
-        if layer.entries_cache is None:
-            out_bHD = PAGED_DECODE(call.q_THD, layer.cache, blocks, rows, seen, *options)
-        else:
-            pages = self.inputs[f"{TAIL}block_list"]
-            out_bHD = PAGED_DECODE(
-                call.q_THD, layer.cache, pages, rows, seen, *options, 0, layer.entries_cache, blocks
-            )
+        out_bHD: Tensor = PAGED_DECODE(
+            call.q_THD, layer.cache, blocks, rows, seen, module.sinks, module.scaling, 0.0
+        )
         return out_bHD
 
     def _chosen(self, call: CompressedCall, layer: _Layer, index_cache: Tensor) -> Tensor:

@@ -68,12 +68,6 @@ _MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
 """Limits of what is sent together, to save turns of the event loop, which may be long. Larger requests are sent alone."""
 _CHUNK_BYTES = 256 << 10
 _MAX_LOST = 2
-_WORKERS: Mapping[Kind, str] = {
-    "completion": "completion",
-    "chat": "chat",
-    "embedding": "completion",
-}
-"""The worker that prepares the small bodies of each kind."""
 
 
 class PreprocessorPool:
@@ -147,7 +141,7 @@ class PreprocessorPool:
         return tokenized_of(await self._queue("chat", raw).ask(kind, raw))
 
     def _queue(self, kind: Kind, raw: bytes) -> WorkerQueue:
-        return self._queues["large" if len(raw) > LARGE_BODY_BYTES else _WORKERS[kind]]
+        return self._queues["large" if len(raw) > LARGE_BODY_BYTES else kind]
 
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""

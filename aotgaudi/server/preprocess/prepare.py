@@ -11,11 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.preprocess.body import parse_body
-from aotgaudi.server.preprocess.embedding_request import EmbeddingRequest, EncodingFormat
 from aotgaudi.server.preprocess.plan_reply import plan_reply
 from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from aotgaudi.llm.chat import ChatTemplate
     from aotgaudi.llm.tokenizer import Tokenizer
 
-Kind = Literal["completion", "chat", "embedding"]
+Kind = Literal["completion", "chat"]
 TokenizeKind = Literal["tokenize", "detokenize"]
 
 
@@ -79,9 +77,8 @@ class PreparedRequest:
     its text in `echoes`, if there is one, and have generated text if `shows_output`. With `shows_prompt_logprobs`, the
     prompt's log-probabilities are a separate part of the answer, and not only part of an echo. `own_names` maps
     the engine's names of parameters to those of the body. Only requests with the same `cache_salt` share cached prefixes.
-    `reply` is how the answer's text is read; None if all of it is content. With `pooling`, the answers are embeddings in
-    the form `encoding`. `ignored` are the members of the body that have no effect, as ``Class.name``, and "tools" if the
-    chat template does not show them.
+    `reply` is how the answer's text is read; None if all of it is content. `ignored` are the
+    members of the body that have no effect, as ``Class.name``, and "tools" if the chat template does not show them.
     """
 
     model: str
@@ -97,14 +94,11 @@ class PreparedRequest:
     reply: ReplyPlan | None = None
     shows_output: bool = True
     shows_prompt_logprobs: bool = False
-    pooling: PoolingParams | None = None
-    encoding: EncodingFormat = "float"
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
     """Builds what the first request would build, so that workers that are forked afterwards share it."""
-    generating = CompletionRequest, ChatCompletionRequest
-    for body in (*generating, EmbeddingRequest, TokenizeRequest, DetokenizeRequest):
+    for body in (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
     _ = tokenizer.max_token_chars
 
@@ -140,8 +134,6 @@ class Preparer:
     def _prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
         if kind == "chat":
             return self._prepare_chat(parse_body(ChatCompletionRequest, raw, self.ignored))
-        if kind == "embedding":
-            return self._prepare_embedding(parse_body(EmbeddingRequest, raw, self.ignored))
         completion = parse_body(CompletionRequest, raw, self.ignored)
         name = self.model.resolve(completion.model)
         token_ids = self._token_ids(completion, "prompt")
@@ -156,19 +148,6 @@ class Preparer:
         if reply is not None and reply.has_special_markers:
             prepared = replace(prepared, params=replace(prepared.params, skip_special_tokens=False))
         return replace(prepared, reply=reply)
-
-    def _prepare_embedding(self, body: EmbeddingRequest) -> PreparedRequest:
-        return PreparedRequest(
-            model=self.model.resolve(body.model),
-            prompts=self._token_ids(body, "input"),
-            params=SamplingParams(),
-            stream=False,
-            stream_usage="none",
-            own_names={"prompt": "input"},
-            cache_salt=body.cache_salt or "",
-            pooling=PoolingParams(body.dimensions),
-            encoding=body.encoding_format or "float",
-        )
 
     def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
         """Returns the tokens or the text that the body `raw` asks for. The model's length limits neither.
@@ -223,7 +202,7 @@ class Preparer:
             shows_prompt_logprobs=body.prompt_logprobs is not None,
         )
 
-    def _token_ids(self, body: CompletionRequest | EmbeddingRequest, param: str) -> Sequence[Sequence[int]]:
+    def _token_ids(self, body: CompletionRequest, param: str) -> Sequence[Sequence[int]]:
         """Returns the token ids of the prompts. Text gets the model's special tokens unless the request says otherwise."""
         prompts = body.prompts()
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -250,14 +229,12 @@ class Preparer:
             )
         return token_ids
 
-    def _truncated_len(self, body: GenerationRequest | EmbeddingRequest) -> int:
+    def _truncated_len(self, body: GenerationRequest) -> int:
         """Returns how many of a prompt's last tokens are kept. 0 keeps all, as ``ids[-0:]`` does."""
         asked, max_len = body.truncate_prompt_tokens, self.model.max_len
         if asked is None:
             return 0
         if asked == -1:
-            if isinstance(body, EmbeddingRequest):
-                return max_len
             return max(1, max_len - (body.max_new_tokens or 1))
         if not 1 <= asked <= max_len:
             raise RequestError(
@@ -286,7 +263,7 @@ class Preparer:
 
     def _encoded(
         self,
-        body: GenerationRequest | EmbeddingRequest,
+        body: GenerationRequest,
         texts: Sequence[str],
         with_special: bool,
         param: str,

@@ -90,7 +90,7 @@ LogitBias = Annotated[
 StopStrings = Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 
 
-def shape_of_prompt(value: object) -> str:
+def _shape_of_prompt(value: object) -> str:
     """Tells apart texts and token ids, one or several, for pydantic's unions."""
     if not isinstance(value, list):
         return "<text>"
@@ -120,7 +120,7 @@ Prompt = Annotated[
     | Annotated[
         list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("<token lists>")
     ],
-    Discriminator(shape_of_prompt),
+    Discriminator(_shape_of_prompt),
 ]
 
 

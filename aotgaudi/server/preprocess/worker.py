@@ -62,7 +62,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import die_with_parent
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
 from aotgaudi.runtime.seccomp import forbid_processes, leave_others_alone
@@ -254,8 +253,6 @@ def answer(prepared: PreparedRequest | Tokenized) -> Message:
         "reply": None if prepared.reply is None else asdict(prepared.reply),
         "shows_output": prepared.shows_output,
         "shows_prompt_logprobs": prepared.shows_prompt_logprobs,
-        "pooling": None if prepared.pooling is None else asdict(prepared.pooling),
-        "encoding": prepared.encoding,
     }
     return Message(head, b"".join(array(_ARRAY_TYPE, prompt).tobytes() for prompt in prepared.prompts))
 
@@ -316,8 +313,6 @@ def prepared_of(message: Message) -> PreparedRequest:
         reply=None if head["reply"] is None else ReplyPlan(**head["reply"]),
         shows_output=head["shows_output"],
         shows_prompt_logprobs=head["shows_prompt_logprobs"],
-        pooling=None if head["pooling"] is None else PoolingParams(**head["pooling"]),
-        encoding=head["encoding"],
     )
 
 

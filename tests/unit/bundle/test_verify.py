@@ -395,10 +395,6 @@ def test_a_program_whose_bindings_and_shapes_are_known_is_sound(sealed: Sealed) 
             r"shape \[1, 'num_blocks \+ 1', 1, 8, 8\], should be .* 16 rows",
         ),
         (
-            {"caches": (CacheSpec(name="0", shape=(2, "num_tail_pages + 1", 2, 16, 8), dtype="float32"),)},
-            r"shape \[2, 'num_tail_pages \+ 1', 2, 16, 8\]",
-        ),
-        (
             {"caches": (CacheSpec(name="keys", shape=(2, "num_blocks + 1", 2, 16, 8), dtype="float32"),)},
             "a cache 'keys', which is named neither for a layer",
         ),

@@ -152,10 +152,8 @@ def dotted(path: tuple[Step, ...]) -> str:
 
 PATHS = [path for path in leaves(SPEC) if path != ("model", "config")]
 IN_KEY = {
-    "limits.num_tail_pages": "limits.has_tail_pages",
     "model.dtype": "model.model.dtype",
     "model.batch_invariant": "model.model.batch_invariant",
-    "model.pooler": "model.model.pooler.pooling_type",
     "limits.block_size": "limits.block_size",
     "target.execution_mode": "spec.target.execution_mode",
     **{

@@ -54,7 +54,7 @@ class ScriptedRunner:
         self.fail(step)
         self.exchanged.append(step)
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
         self.cleared += blocks
 
 

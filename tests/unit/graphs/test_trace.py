@@ -62,15 +62,12 @@ def eager_runner(
     dialect: Dialect = ATEN,
     load: Callable[[str], Any] = Eager,
     put: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.contiguous,
-    num_tail_pages: int | None = None,
 ) -> ProgramRunner:
     """Returns a runner over the traced programs of a model.
 
     `load` makes a unit of its text, by default uncompiled. `put` brings weights, constants and caches to where units run.
     """
-    spec = spec_of(
-        model, batch_invariant=batch_invariant, block_size=block_size, num_tail_pages=num_tail_pages
-    )
+    spec = spec_of(model, batch_invariant=batch_invariant, block_size=block_size)
     limits = spec.limits
     table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
     declare_samplers(entries, table)
@@ -83,9 +80,9 @@ def eager_runner(
             tensors.update({f"const:{n}": put(t) for n, t in load_tensors(traced.constants).items()})
         for cache in traced.caches:
             if f"kv:{cache.name}" not in tensors:
-                tensor = put(torch.zeros(cache.sizes(limits.num_blocks, limits.num_tail_pages)))
+                tensor = put(torch.zeros(cache.sizes(limits.num_blocks)))
                 tensors[f"kv:{cache.name}"] = tensor
-                (table.tail_caches if cache.has_pages else table.caches).append(tensor)
+                table.caches.append(tensor)
         calls = tuple(
             Call(unit=k, inputs=p.inputs, outputs=p.outputs) for k, p in zip(keys, traced.pieces, strict=True)
         )

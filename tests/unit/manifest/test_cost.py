@@ -41,19 +41,6 @@ def test_kv_cache_is_two_tensors_a_layer_with_a_padding_block() -> None:
     assert kv_cache_bytes(spec_of(num_key_value_heads=None)) == 2 * kv_cache_bytes(spec_of())
 
 
-def test_layers_with_tail_pages_have_these_in_the_place_of_blocks() -> None:
-    window = {
-        "sliding_window": 20,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-    }
-    spec = specs.spec_of(
-        model={"dtype": "bfloat16"}, config={**CONFIG, **window}, limits={"num_tail_pages": 9}
-    )
-
-    assert kv_cache_bytes(spec_of(**window)) == kv_cache_bytes(spec_of())
-    assert kv_cache_bytes(spec) == (25 + 10 + 10) * 16 * 2 * 2 * 10 * 2
-
-
 def test_only_layers_that_keep_rows_are_counted_and_the_line_says_so() -> None:
     hybrid = spec_of(layer_types=["mamba", "attention", "mamba"])
     windows = spec_of(
@@ -84,8 +71,8 @@ def test_the_stage_with_most_rows_decides() -> None:
     assert kv_cache_bytes(stages) * 3 == kv_cache_bytes(spec_of()) * 2
 
 
-def test_of_a_deepseek_v4_what_is_always_read_alone_has_blocks() -> None:
-    """By hand: entries and index keys of a block; a page has tokens, and values and gates in float32."""
+def test_the_kv_cache_of_a_deepseek_v4_is_what_its_rows_take() -> None:
+    """By hand: entries and index keys, tokens, and values and gates in float32."""
     compressed = {
         **CONFIG,
         "model_type": "deepseek_v4",
@@ -96,11 +83,10 @@ def test_of_a_deepseek_v4_what_is_always_read_alone_has_blocks() -> None:
         "index_topk": 2,
         "compress_ratios": [0, 4, 4],
     }
-    spec = specs.spec_of(model={"dtype": "bfloat16"}, config=compressed, limits={"num_tail_pages": 12})
+    spec = specs.spec_of(model={"dtype": "bfloat16"}, config=compressed)
 
-    in_block = 2 * (4 * 8 + 4 * 4) * 2
-    in_page = 3 * 16 * 8 * 2 + 2 * 16 * 2 * 2 * (8 + 4) * 4
-    assert kv_cache_bytes(spec) == 25 * in_block + 13 * in_page
+    entries, tokens, raw = 2 * (4 * 8 + 4 * 4) * 2, 3 * 16 * 8 * 2, 2 * 16 * 2 * 2 * (8 + 4) * 4
+    assert kv_cache_bytes(spec) == 25 * (entries + tokens + raw)
 
 
 def with_tables(**tables: Any) -> BuildSpec:

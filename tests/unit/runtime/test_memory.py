@@ -55,15 +55,13 @@ def test_caches_get_a_block_more_than_the_server_has() -> None:
     specs = [
         CacheSpec(name="0", shape=(2, "num_blocks + 1", 3, 16, 8), dtype="bfloat16"),
         CacheSpec(name="1", shape=(2, "num_blocks + 1", 1, 4), dtype="float32"),
-        CacheSpec(name="2", shape=(2, "num_tail_pages + 1", 1, 4), dtype="float32"),
     ]
 
-    memory = cache_memory(specs, 7, 3)
+    memory = cache_memory(specs, 7)
 
     assert {name: len(pages) for name, pages in memory.items()} == {
         "0": 2 * prod((2, 8, 3, 16, 8)),
         "1": 4 * prod((2, 8, 1, 4)),
-        "2": 4 * prod((2, 4, 1, 4)),
     }
 
 

@@ -49,7 +49,7 @@ class _Runner:
     def exchange(self, step: DefragStep) -> None:
         raise NotImplementedError
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
         raise NotImplementedError
 
 

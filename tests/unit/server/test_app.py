@@ -387,13 +387,6 @@ def test_unknown_path_and_method_have_openai_errors(client: TestClient) -> None:
     assert [error["code"] for error in errors] == [404, 405]
 
 
-def test_embeddings_are_refused_with_the_reason(client: TestClient) -> None:
-    response = client.post("/v1/embeddings", json={"input": "a"})
-
-    assert response.status_code == 404
-    assert "gives no embeddings" in response.json()["error"]["message"]
-
-
 def _samples(client: TestClient) -> Mapping[tuple[str, tuple[tuple[str, str], ...]], float]:
     families = text_string_to_metric_families(client.get("/metrics").text)
     return {

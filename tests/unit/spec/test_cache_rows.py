@@ -17,14 +17,11 @@ from aotgaudi.spec.cache_rows import (
     Rows,
     compressions_of,
     family_of,
-    fewest_tail_pages,
     require_block_size,
     rows_missing,
     rows_of,
-    tail_reach,
 )
 from aotgaudi.spec.model import ModelSpec
-from tests.specs import limits_of
 
 LLAMA = {
     "model_type": "llama",
@@ -168,62 +165,6 @@ def test_these_layers_are_those_of_transformers(model_type: str) -> None:
     rows = rows_of(model_of(LLAMA, model_type=model_type, num_hidden_layers=13, sliding_window=64))
 
     assert [cache.reach is not None for cache in rows] == [kind == "sliding_attention" for kind in types]
-
-
-def test_with_tail_pages_rows_of_limited_reach_have_caches_of_their_own() -> None:
-    model = model_of(COMPRESSED)
-
-    plain, paged = rows_of(model), rows_of(model, has_tail_pages=True)
-
-    assert [(cache.name, cache.reach) for cache in paged] == [
-        ("0", 128), ("1", 128), ("1.entries", None), ("1.raw", 8), ("1.index", None),
-        ("2", 128), ("2.entries", None), ("2.raw", 128),
-    ]  # fmt: skip
-    assert sum(c.values_per_block(128) for c in paged) == sum(c.values_per_block(128) for c in plain)
-    uniform = model_of(LLAMA, sliding_window=20, model_type="mistral")
-    assert rows_of(uniform, has_tail_pages=True) == rows_of(uniform)
-
-
-@pytest.mark.parametrize(
-    ("config", "reach"),
-    [
-        ({**LLAMA, "sliding_window": 20}, 20),
-        (COMPRESSED, 128),
-        ({**COMPRESSED, "sliding_window": 12}, 128),
-        ({**COMPRESSED, "sliding_window": 6, "compress_ratios": [0, 4, 4]}, 8),
-    ],
-)
-def test_tails_reach_as_far_as_windows_and_as_what_entries_are_made_of(
-    config: dict[str, Any], reach: int
-) -> None:
-    model = model_of(config)
-
-    assert tail_reach(model) == reach
-    assert all((cache.reach or 0) <= reach for cache in rows_of(model, has_tail_pages=True))
-
-
-@given(
-    st.integers(1, 5),
-    st.integers(1, 40),
-    st.integers(1, 9),
-    st.lists(st.integers(0, 60), min_size=1, max_size=5),
-)
-def test_tail_pages_suffice_wherever_sequences_and_a_steps_chunks_lie(
-    block_size: int, reach: int, max_num_seqs: int, starts: list[int]
-) -> None:
-    """The first chunk takes all tokens of a step; every other sequence is about to compute one."""
-    limits = limits_of(
-        max_num_seqs=len(starts), max_num_batched_tokens=block_size + max_num_seqs, max_model_len=200,
-        block_size=block_size, num_blocks=1000,
-    )  # fmt: skip
-    ends = [starts[0] + limits.max_num_batched_tokens, *(start + 1 for start in starts[1:])]
-
-    held = sum(
-        len({token // block_size for token in range(max(0, start - reach + 1), end)})
-        for start, end in zip(starts, ends, strict=True)
-    )
-
-    assert held <= fewest_tail_pages(limits, reach)
 
 
 @pytest.mark.parametrize(

@@ -185,23 +185,6 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
             ),
         ),
         (
-            text_of(
-                config='{ model_type = "mistral", max_position_embeddings = 512, sliding_window = 20 }',
-                num_tail_pages="2",
-            ),
-            (
-                "limits.num_tail_pages: is 2, with 24 blocks and a window of 20 tokens "
-                "(at least 9, so that no request waits for a page, and at most num_blocks)"
-            ),
-        ),
-        (
-            text_of(num_tail_pages="9"),
-            (
-                "limits.num_tail_pages: is 9, but the model's config has no sliding_window "
-                "(a model with one, or leave it out)"
-            ),
-        ),
-        (
             text_of(config="{ max_position_embeddings = 512 }"),
             "model.config.model_type: is missing (the content of a Hugging Face config.json)",
         ),

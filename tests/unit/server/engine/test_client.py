@@ -65,7 +65,7 @@ class GatedRunner:
     def exchange(self, step: DefragStep) -> None:
         raise NotImplementedError
 
-    def clear(self, blocks: Sequence[int], pages: Sequence[int] = ()) -> None:
+    def clear(self, blocks: Sequence[int]) -> None:
         raise NotImplementedError
 
 

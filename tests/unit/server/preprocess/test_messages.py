@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import PoolingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.server.preprocess.body import BodyError
@@ -67,8 +66,6 @@ PREPARED = st.builds(
     | st.builds(ReplyPlan, calls=st.sampled_from([None, "hermes", "one"]), function=st.text()),
     shows_output=st.booleans(),
     shows_prompt_logprobs=st.booleans(),
-    pooling=st.none() | st.builds(PoolingParams, st.none() | st.integers(1, 4096)),
-    encoding=st.sampled_from(["float", "base64"]),
 )
 
 
