@@ -6,8 +6,10 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aotgaudi.errors import SpecError, shown
-from aotgaudi.wrap.command_line import (
+from aotgaudi.commands.flags import FLAGS, SHORT_FLAGS, Flag
+from aotgaudi.commands.starts import REMEDY, assignments, find_vllm
+from aotgaudi.commands.values import Remark
+from aotgaudi.commands.words import (
     CommandReader,
     CommandWords,
     Given,
@@ -16,9 +18,7 @@ from aotgaudi.wrap.command_line import (
     split_words,
     with_dashes,
 )
-from aotgaudi.wrap.flags import FLAGS, SHORT_FLAGS, Flag
-from aotgaudi.wrap.starts import REMEDY, assignments, find_vllm
-from aotgaudi.wrap.values import Remark
+from aotgaudi.errors import SpecError, shown
 
 WHERE = "the vLLM command"
 
@@ -52,7 +52,7 @@ class VllmCommand:
     def parse(cls, text: str) -> VllmCommand:
         """Parses ``vllm serve MODEL ...`` or ``python -m vllm.entrypoints.openai.api_server --model MODEL ...``.
 
-        Flags may be abbreviated if that is unambiguous. `command_line.CommandReader` describes the other forms.
+        Flags may be abbreviated if that is unambiguous. `words.CommandReader` describes the other forms.
 
         Raises:
             SpecError: the text starts no server, or has a flag that is unknown or that a spec cannot express.

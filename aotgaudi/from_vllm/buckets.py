@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.commands.values import python_integer
 from aotgaudi.errors import SpecError
+from aotgaudi.from_vllm.plugin_start import check_variables
+from aotgaudi.from_vllm.variables import VariableReader, is_looked_at
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec, StrategyName
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.wrap.from_vllm.plugin_start import check_variables
-from aotgaudi.wrap.from_vllm.variables import VariableReader, is_looked_at
-from aotgaudi.wrap.values import python_integer
 
 _PATTERN = re.compile(
     r"VLLM_(PROMPT|DECODE)_(BS|QUERY|SEQ|CTX|BLOCK)_BUCKET_(MIN|STEP|MAX|LIMIT|PAD_MAX|PAD_PERCENT)"

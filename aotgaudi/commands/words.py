@@ -18,10 +18,10 @@ from typing import Any, Literal, Union
 from pydantic import JsonValue
 from pydantic_core import from_json
 
+from aotgaudi.commands.values import parse_table
+from aotgaudi.commands.variables import is_secret, is_secret_key, without_credentials
 from aotgaudi.digest import canonical_json
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.wrap.values import parse_table
-from aotgaudi.wrap.variables import is_secret, is_secret_key, without_credentials
 
 Arity = Literal["value", "switch", "values"]
 """A ``switch`` takes no word and has a ``--no-`` form. ``values`` takes all words up to the next flag."""
