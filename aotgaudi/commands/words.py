@@ -8,11 +8,13 @@ secret.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Literal, Union
 
 from pydantic import JsonValue
@@ -39,31 +41,42 @@ _WRITTEN = re.compile(r"(?P<name>--?[^.=]*)(?:\.(?P<key>[^=]*))?(?:=(?P<value>.*
 
 
 @dataclass(frozen=True, slots=True)
-class _Segment:
+class _Option:
     """A flag with its values, or one word that belongs to no flag.
 
     Attributes:
         words: as written.
-        name: of the flag, without dashes. None for a word of no flag.
-        is_known: False for an unknown flag, whose name is what was written.
-        form: the full spelling of the flag: ``--name``, ``--no-name`` or a short form.
-        keys: where in the flag's table the value belongs.
-        value: the value after ``=``.
+        name: of the flag, without dashes; with the keys if the flag is unknown. None for a word of no flag.
+        written: the flag without value and keys, as written except for underscores.
+        form: the full spelling of a known flag: ``--name``, ``--no-name`` or a short form; empty for an unknown one.
+        keys: where in a known flag's table the value belongs.
+        values: the text after ``=``, or the words that the flag takes.
     """
 
     words: tuple[str, ...]
     name: str | None = None
-    is_known: bool = True
+    written: str = ""
     form: str = ""
     keys: tuple[str, ...] = ()
-    value: str | None = None
+    values: tuple[str, ...] = ()
 
     @property
-    def note(self) -> str:
-        """A note for the user about an abbreviated flag; else empty."""
-        written = flag_part(with_dashes(self.words[0]))
-        is_abbreviated = self.is_known and written.startswith("--") and written != self.form
-        return f"{written} is read as {self.form}" if is_abbreviated else ""
+    def is_abbreviated(self) -> bool:
+        return bool(self.form) and self.written.startswith("--") and self.written != self.form
+
+    @property
+    def value(self) -> Given:
+        """The value of an unknown flag: its words, if there are several."""
+        first, *others = self.values or (True,)
+        return self.values if others else first
+
+    def public(self) -> Iterator[str]:
+        """Yields the words without secrets."""
+        if self.name is None or not is_secret(self.name):
+            for word in self.words:
+                flag, is_assigned, text = word.partition("=")
+                is_value = is_assigned and _is_flag(flag)
+                yield f"{flag}={_public(text)}" if is_value else _public(word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,33 +85,32 @@ class CommandWords:
 
     Attributes:
         given: the last value of each known flag, by its name without dashes. JSON for a table whose keys were given.
-        unknown: the unknown flags, as written except for the dashes, each with its words.
+        unknown: the unknown flags: name without dashes -> the flag as written, without value and keys.
         positional: the words that belong to no flag.
         notes: flags that were abbreviated.
     """
 
     given: Mapping[str, Given] = field(repr=False)
-    unknown: Mapping[str, tuple[str, ...]] = field(repr=False)
+    unknown: Mapping[str, str] = field(repr=False)
     positional: tuple[str, ...] = field(repr=False)
     notes: tuple[str, ...]
-    _segments: tuple[_Segment, ...] = field(repr=False)
+    _options: tuple[_Option, ...] = field(repr=False)
 
     def flags(self) -> dict[str, JsonValue]:
         """Returns every flag except secrets, in alphabetical order, in a key's form: a text, texts, a switch or a table."""
-        return {name: value for name, value in self._values() if not is_secret(name)}
+        return {name: _in_key(value) for name, value in self._values() if not is_secret(name)}
 
     def secrets(self) -> dict[str, JsonValue]:
         """Returns the flags that are secrets. Never store them."""
-        return {name: value for name, value in self._values() if is_secret(name)}
+        return {name: _in_key(value) for name, value in self._values() if is_secret(name)}
 
     def public_words(self) -> tuple[str, ...]:
         """Returns all words as written, except secrets."""
-        return tuple(word for segment in self._segments for word in _public(segment))
+        return tuple(word for option in self._options for word in option.public())
 
-    def _values(self) -> Iterator[tuple[str, JsonValue]]:
-        known = {name: _as_json(value) for name, value in self.given.items()}
-        unknown = {name: _unknown_value(words) for name, words in self.unknown.items()}
-        yield from sorted({**known, **unknown}.items())
+    def _values(self) -> list[tuple[str, Given]]:
+        unknown = {one.name: one.value for one in self._options if one.name is not None and not one.form}
+        return sorted({**self.given, **unknown}.items())
 
 
 class CommandReader:
@@ -122,112 +134,105 @@ class CommandReader:
             expands: whether every unambiguous abbreviation is read as the flag that it begins.
         """
         self._flags, self._short, self._acted_on, self._expands = flags, short, acted_on, expands
-        self._forms = {f"--{name}": name for name in flags}
-        self._forms |= {f"--no-{name}": name for name, arity in flags.items() if arity == "switch"}
+        negated = {f"--no-{name}": name for name, arity in flags.items() if arity == "switch"}
+        self._forms = {**{f"--{name}": name for name in flags}, **negated, **short}
 
     def read(self, words: Sequence[str]) -> CommandWords:
         """Returns the flags. Raises SpecError for a known flag without its value, and for a switch with a value."""
-        segments = tuple(self._segments(words))
+        options = tuple(self._options(words))
         given: dict[str, Given] = {}
-        for segment in segments:
-            if segment.name is not None and segment.is_known and not segment.keys:
-                given[segment.name] = self._given(segment)
-        for segment in segments:
-            if segment.name is not None and segment.is_known and segment.keys:
-                given[segment.name] = self._with_key(segment, given.get(segment.name, "{}"))
+        for one in sorted(
+            options, key=lambda one: len(one.keys) > 0
+        ):  # Keys are set in the table that is given.
+            if one.name is not None and one.form:
+                given[one.name] = self._given(one, one.name, given.get(one.name, "{}"))
         return CommandWords(
             given=given,
-            unknown={one.name: one.words for one in segments if one.name is not None and not one.is_known},
-            positional=tuple(one.words[0] for one in segments if one.name is None),
-            notes=tuple(one.note for one in segments if one.name is not None and one.note),
-            _segments=segments,
+            unknown={one.name: one.written for one in options if one.name is not None and not one.form},
+            positional=tuple(one.words[0] for one in options if one.name is None),
+            notes=tuple(f"{one.written} is read as {one.form}" for one in options if one.is_abbreviated),
+            _options=options,
         )
 
     def renamed(self, words: Sequence[str], name: str, old: str, new: str) -> Iterator[str]:
         """Yields `words` with `old` replaced by `new` where it is the value of the flag `name`, or belongs to no flag."""
-        for segment in self._segments(words):
-            for word in segment.words:
+        for option in self._options(words):
+            for word in option.words:
                 flag, is_assigned, value = word.partition("=")
-                if segment.name in (name, None) and word == old:
+                if option.name in (name, None) and word == old:
                     yield new
-                elif segment.name == name and is_assigned and value == old:
+                elif option.name == name and is_assigned and value == old:
                     yield f"{flag}={new}"
                 else:
                     yield word
 
-    def _segments(self, words: Sequence[str]) -> Iterator[_Segment]:
+    def _options(self, words: Sequence[str]) -> Iterator[_Option]:
         index = 0
         while index < len(words):
-            segment = self._segment(words[index], words[index + 1 :])
-            yield segment
-            index += len(segment.words)
+            option = self._option(words[index], words[index + 1 :])
+            yield option
+            index += len(option.words)
 
-    def _segment(self, word: str, following: Sequence[str]) -> _Segment:
-        """Returns a word as a segment with its values, which are the first of `following`."""
-        match = _WRITTEN.fullmatch(with_dashes(word)) if _is_flag(word) else None
+    def _option(self, word: str, following: Sequence[str]) -> _Option:
+        """Returns the flag in `word` with its values, which are in `word` or are the first of `following`."""
+        match = _WRITTEN.fullmatch(word) if _is_flag(word) else None
         if match is None:
-            return _Segment((word,))
+            return _Option((word,))
         written, key, value = match["name"], match["key"], match["value"]
-        form, name = self._form(written)
-        if name is None and written == word and (attached := self._short.get(word[:2])):
-            return _Segment((word,), attached, form=word[:2], value=word[2:])
+        written = written.replace("_", "-") if written.startswith("--") else written
+        form = self._form(written)
+        if not form and written == word and (attached := self._short.get(word[:2])):
+            return _Option((word,), attached, word[:2], form=word[:2], values=(word[2:],))
+        name, keys = self._forms.get(form), () if key is None else tuple(key.split("."))
         if value is not None:
-            count = 0
-        elif key is not None:
-            count = min(1, len(following))
+            taken: tuple[str, ...] = ()
+        elif keys:
+            taken = tuple(following[:1])
         else:
-            free = next((i for i, other in enumerate(following) if _is_flag(other)), len(following))
-            arity = "values" if name is None else self._flags[name]
-            count = {"switch": 0, "value": min(1, free), "values": free}[arity]
-        taken = (word, *following[:count])
+            free = tuple(takewhile(lambda other: not _is_flag(other), following))
+            most = {"switch": 0, "value": 1, "values": len(free)}
+            taken = free[: most["values" if name is None else self._flags[name]]]
         if name is None:
-            dotted = written if key is None or not written.startswith("--") else f"{written}.{key}"
-            return _Segment(taken, re.sub("^--?", "", dotted), is_known=False)
-        return _Segment(
-            taken, name, form=form, keys=() if key is None else tuple(key.split(".")), value=value
-        )
+            name = re.sub("^--?", "", f"{written}.{key}" if keys and written.startswith("--") else written)
+        values = taken if value is None else (value,)
+        return _Option((word, *taken), name, written, form, keys if form else (), values)
 
-    def _form(self, written: str) -> tuple[str, str | None]:
-        """Returns the full form of the flag that `written` is or abbreviates, and the flag's name; None for an unknown flag.
+    def _form(self, written: str) -> str:
+        """Returns the full form of the flag that `written` is or abbreviates; empty for an unknown flag.
 
         Raises SpecError for an abbreviation of several flags, or of a flag that we act on.
         """
-        if written in self._short:
-            return written, self._short[written]
-        forms = self._forms
-        if written in forms or written == "--":
-            return written, forms.get(written)
-        begun = [form for form in (*forms, *self._short) if form.startswith(written)]
+        if written in self._forms:
+            return written
+        if written == "--":
+            return ""
+        begun = [form for form in self._forms if form.startswith(written)]
         if self._expands and begun:
             if len(begun) > 1:
                 raise SpecError(written, "begins several flags", ", ".join(begun))
-            return begun[0], forms.get(begun[0]) or self._short[begun[0]]
-        names = {forms[form] for form in begun if form in forms and not form.startswith("--no-")}
+            return begun[0]
+        names = {
+            self._forms[form] for form in begun if form not in self._short and not form.startswith("--no-")
+        }
         if written.startswith("--") and len(names) == 1 and names <= self._acted_on:
             raise SpecError(written, f"is the beginning of --{names.pop()}", "the whole name")
-        return written, None
+        return ""
 
-    def _given(self, segment: _Segment) -> Given:
-        """Returns the value of a known flag. Raises SpecError."""
-        flag, arity = f"--{segment.name}", self._flags[str(segment.name)]
+    def _given(self, option: _Option, name: str, table: Given) -> Given:
+        """Returns the value of a known flag; for a key, `table` with its value. Raises SpecError."""
+        flag, arity = f"--{name}", self._flags[name]
+        if arity == "switch" and not option.keys:
+            if option.values:
+                raise SpecError(flag, f"is a switch, and is given {option.values[0]!r}", "no value")
+            return not option.form.startswith("--no-")
+        if not option.values:
+            where = option.words[0] if option.keys else flag
+            raise SpecError(where, "has no value", f"{where} VALUE")
+        if not option.keys:
+            return option.values if arity == "values" else option.values[0]
         if arity == "switch":
-            if segment.value is not None:
-                raise SpecError(flag, f"is a switch, and is given {segment.value!r}", "no value")
-            return not segment.form.startswith("--no-")
-        values = segment.words[1:] if segment.value is None else (segment.value,)
-        if not values:
-            raise SpecError(flag, "has no value", f"{flag} VALUE")
-        return values if arity == "values" else values[0]
-
-    def _with_key(self, segment: _Segment, given: Given) -> Given:
-        """Returns the flag's table as JSON, with the value of one key added. Raises SpecError."""
-        name, word = str(segment.name), segment.words[0]
-        value = segment.value if segment.value is not None else "".join(segment.words[1:2])
-        if segment.value is None and len(segment.words) < 2:
-            raise SpecError(word, "has no value", f"{word} VALUE")
-        if self._flags[name] == "switch":
-            raise SpecError(f"--{name}", "is a switch, and is given a key", "no value")
-        return json.dumps(_set(parse_table(name, first(given)), segment.keys, value))
+            raise SpecError(flag, "is a switch, and is given a key", "no value")
+        return json.dumps(_set(parse_table(name, first(table)), option.keys, option.values[0]))
 
 
 def split_words(text: str, where: str) -> list[str]:
@@ -246,19 +251,6 @@ def split_words(text: str, where: str) -> list[str]:
         if re.search(r"\$(\w|\{|\()", word):
             raise SpecError(where, f"has {shown(word)}, which a shell would expand", "the value itself")
     return words
-
-
-def with_dashes(word: str) -> str:
-    """Returns a flag with the underscores of its name replaced by dashes. Returns other words unchanged."""
-    if not word.startswith("--"):
-        return word
-    name = flag_part(word)
-    return name.replace("_", "-") + word[len(name) :]
-
-
-def flag_part(word: str) -> str:
-    """Returns the part before a value or a key: ``--a`` of ``--a=1`` and of ``--a.b``."""
-    return re.split(r"[.=]", word, maxsplit=1)[0]
 
 
 def first(value: Given) -> str:
@@ -302,22 +294,33 @@ def _set(table: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, An
         return {**table, key: value}
 
 
-def _as_json(value: Given) -> JsonValue:
+def _in_key(value: Given) -> JsonValue:
+    """Returns a flag's value in a key's form, without secrets: a table or a list if the text is JSON of one."""
+    if isinstance(value, bool):
+        return value
     if isinstance(value, tuple):
-        return [_text_or_table(one) for one in value]
-    return value if isinstance(value, bool) else _text_or_table(value)
+        return [_in_key(one) for one in value]
+    public = _public(value)
+    if _is_table(public):
+        with contextlib.suppress(ValueError):
+            table: JsonValue = from_json(public, allow_inf_nan=False)
+            canonical_json(table)
+            return table
+    return public
 
 
-def _text_or_table(text: str) -> JsonValue:
-    """Returns a table or list if the text is JSON of one, else the text. Secrets are removed."""
-    if text.lstrip()[:1] in ("{", "["):
-        try:
-            value = from_json(text, allow_inf_nan=False)
-            canonical_json(value)
-        except ValueError:
-            return without_credentials(text)
-        return _scrubbed(value)
+def _public(text: str) -> str:
+    """Returns a word as written, without any secret that it holds."""
+    if _is_table(text):
+        with contextlib.suppress(ValueError):
+            table = from_json(text, allow_inf_nan=False)
+            public = _scrubbed(table)
+            return text if public == table else json.dumps(public)
     return without_credentials(text)
+
+
+def _is_table(text: str) -> bool:
+    return text.lstrip()[:1] in ("{", "[")
 
 
 def _scrubbed(value: Any) -> JsonValue:
@@ -327,37 +330,3 @@ def _scrubbed(value: Any) -> JsonValue:
         return [_scrubbed(inner) for inner in value]
     scalar: JsonValue = without_credentials(value) if isinstance(value, str) else value
     return scalar
-
-
-def _unknown_value(words: Sequence[str]) -> JsonValue:
-    flag, *values = words
-    _, is_assigned, text = flag.partition("=")
-    if is_assigned:
-        return _text_or_table(text)
-    if not values:
-        return True
-    return _text_or_table(values[0]) if len(values) == 1 else [_text_or_table(value) for value in values]
-
-
-def _public(segment: _Segment) -> Iterator[str]:
-    """Yields the words of a flag without secrets."""
-    if segment.name is not None and is_secret(segment.name):
-        return
-    for word in segment.words:
-        flag, is_assigned, text = word.partition("=")
-        if segment.name is not None and is_assigned and _is_flag(flag):
-            yield f"{flag}={_public_text(text)}"
-        else:
-            yield _public_text(word)
-
-
-def _public_text(text: str) -> str:
-    """Returns a word as written, without any secret that it holds."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return without_credentials(text)
-    try:
-        value = from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return without_credentials(text)
-    public = _scrubbed(value)
-    return text if public == value else json.dumps(public)

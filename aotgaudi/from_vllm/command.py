@@ -14,9 +14,7 @@ from aotgaudi.commands.words import (
     CommandWords,
     Given,
     first,
-    flag_part,
     split_words,
-    with_dashes,
 )
 from aotgaudi.errors import SpecError, shown
 
@@ -81,8 +79,7 @@ class VllmCommand:
 
 def _require_known(read: CommandWords) -> dict[str, Given]:
     """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
-    for words in read.unknown.values():
-        flag = flag_part(with_dashes(words[0]))
+    for flag in read.unknown.values():
         close = difflib.get_close_matches(flag.lstrip("-"), _KNOWN, n=1, cutoff=0.75)
         remedy = f"did you mean --{close[0]}? " if close else ""
         raise SpecError(flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph")
