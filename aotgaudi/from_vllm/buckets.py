@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
-from aotgaudi.commands.values import python_integer
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.plugin_start import check_variables
 from aotgaudi.from_vllm.variables import VariableReader, is_looked_at
@@ -30,12 +29,27 @@ _PADDING = (*_LINEAR, "PAD_MAX", "PAD_PERCENT")
 
 _MOST_PAD_PERCENT = 50
 
-ReadInteger = Callable[[str], "int | None"]
-"""Returns the number in a variable; None for an unset one."""
+_FILE, _NAME, _FLAG = "VLLM_BUCKETING_FROM_FILE", "VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING"
+_STRATEGY_VARIABLES = (_FILE, _NAME, _FLAG)
+_PREFILL = "VLLM_PROMPT_BS_BUCKET_MAX"
+_SLICES = "PT_HPU_SDPA_QKV_SLICE_MODE_FWD"
+_SLICE_VARIABLES = ("PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD")
+DEFRAG_VARIABLES = ("VLLM_DEFRAG", "VLLM_DEFRAG_THRESHOLD", "VLLM_DEFRAG_WITH_GRAPHS")
+_FORK_ONLY = (
+    "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
+    "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION_ALL",
+    "VLLM_HPU_LOG_STEP_CPU_FALLBACKS",
+    "VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL",
+    "VLLM_GRAPH_PROMPT_RATIO",
+    "VLLM_GRAPH_PROMPT_STRATEGY",
+    "VLLM_GRAPH_DECODE_STRATEGY",
+)
+
+_STRATEGY_NAMES: Mapping[str, StrategyName] = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class BoundVariable:
+@dataclass(frozen=True, slots=True)
+class _Bound:
     """A variable that bounds buckets. `dimension` is ``QUERY`` for both of its spellings."""
 
     phase: str
@@ -44,7 +58,7 @@ class BoundVariable:
     spelling: str
 
     @classmethod
-    def of(cls, name: str) -> BoundVariable | None:
+    def of(cls, name: str) -> _Bound | None:
         """Returns the bound that a variable's name stands for; None for any other variable."""
         match = _PATTERN.fullmatch(name)
         if match is None:
@@ -58,33 +72,61 @@ class BoundVariable:
         return (self.phase, self.dimension) in _AXES
 
 
-def heeded_parameters(
-    rules: EnvironmentRules, strategy: StrategyName, phase: str, dimension: str, *, merged_prefill: bool
-) -> tuple[str, ...]:
-    """Returns the parameters of a dimension that a strategy reads from the environment."""
-    if strategy in ("file", "unified"):
-        return ()
-    if strategy == "exponential":
-        return _heeded_by_exponential(rules, phase, dimension)
-    if dimension == "CTX" and not rules.has_context:
-        return ()
-    if merged_prefill and not rules.is_extension and phase == "PROMPT" and dimension != "CTX":
-        overridden = _LINEAR if dimension == "BS" else ("MAX",)
-        return tuple(name for name in all_parameters(strategy) if name not in overridden)
-    return all_parameters(strategy)
+@dataclass(frozen=True, slots=True)
+class _Situation:
+    """The version, strategy and mode, which decide which variables count."""
+
+    version: str
+    rules: EnvironmentRules
+    strategy: StrategyName
+    merged_prefill: bool
+
+    def parameters(self, phase: str, dimension: str) -> tuple[str, ...]:
+        """Returns the parameters of a dimension that the strategy reads from the environment."""
+        rules = self.rules
+        if self.strategy in ("file", "unified"):
+            return ()
+        if self.strategy == "exponential":
+            are_read = {
+                "LIMIT": rules.has_limits and dimension != "CTX",
+                "MIN": rules.has_query_min_one and dimension == "QUERY",
+                "MAX": rules.has_context_edge and dimension == "CTX",
+            }
+            return tuple(name for name, is_read in are_read.items() if is_read)
+        if dimension == "CTX" and not rules.has_context:
+            return ()
+        found = _PADDING if self.strategy == "padding_aware" else _LINEAR
+        if self.merged_prefill and not rules.is_extension and phase == "PROMPT" and dimension != "CTX":
+            overridden = _LINEAR if dimension == "BS" else ("MAX",)
+            return tuple(name for name in found if name not in overridden)
+        return found
+
+    def spellings(self, dimension: str) -> tuple[str, ...]:
+        """Returns the spellings of a dimension; the first that is set wins. The exponential strategy knows no alias."""
+        if dimension != "QUERY":
+            return (dimension,)
+        return self.rules.query_names[:1] if self.strategy == "exponential" else self.rules.query_names
+
+    def reads(self, bound: _Bound) -> bool:
+        """Returns whether the strategy reads a bound's parameter, in some spelling."""
+        return bound.parameter in self.parameters(bound.phase, bound.dimension)
 
 
-def read_bounds(
-    rules: EnvironmentRules, strategy: StrategyName, read: ReadInteger, *, merged_prefill: bool
-) -> tuple[PromptBounds, DecodeBounds]:
-    """Returns the bounds of both phases. Reads only variables that count, through `read`, and raises what that raises."""
+def _read_bounds(situation: _Situation, reader: VariableReader) -> tuple[PromptBounds, DecodeBounds]:
+    """Returns the bounds of both phases. Reads only variables that count. Raises SpecError."""
 
     def axis(phase: str, dimension: str) -> AxisBounds:
-        parameters = heeded_parameters(rules, strategy, phase, dimension, merged_prefill=merged_prefill)
-        names = _spellings(rules, strategy, dimension)
-        found = {name: _first(read, phase, names, name) for name in parameters}
-        given = {name: bound for name, bound in found.items() if bound is not None}
-        return AxisBounds(**dict(_bounds(given, strategy, dimension)))
+        given: dict[str, tuple[str, int]] = {}
+        for parameter in situation.parameters(phase, dimension):
+            for spelling in situation.spellings(dimension):
+                name = f"VLLM_{phase}_{spelling}_BUCKET_{parameter}"
+                value = reader.integer(name)
+                if value is not None:
+                    given[parameter] = name, value
+                    break
+        if situation.strategy == "exponential" and "MIN" in given and given["MIN"][1] != 1:
+            reader.disregard(given.pop("MIN")[0])
+        return AxisBounds(**dict(_bounds(given, situation.strategy, dimension)))
 
     return (
         PromptBounds(
@@ -96,23 +138,6 @@ def read_bounds(
     )
 
 
-def variable(phase: str, spelling: str, parameter: str) -> str:
-    """Returns a variable's name."""
-    return f"VLLM_{phase}_{spelling}_BUCKET_{parameter}"
-
-
-def _first(
-    read: ReadInteger, phase: str, spellings: tuple[str, ...], parameter: str
-) -> tuple[str, int] | None:
-    """Returns the variable that counts, and its number; None if none is set."""
-    for spelling in spellings:
-        name = variable(phase, spelling, parameter)
-        value = read(name)
-        if value is not None:
-            return name, value
-    return None
-
-
 def _bounds(
     given: Mapping[str, tuple[str, int]], strategy: StrategyName, dimension: str
 ) -> Iterator[tuple[str, int]]:
@@ -122,8 +147,6 @@ def _bounds(
     negative step of the linear one a step beyond the maximum, a negative padding in tokens is 1 (every value is kept).
     """
     numbers = {parameter: value for parameter, (_, value) in given.items()}
-    if strategy == "exponential":
-        given = {name: bound for name, bound in given.items() if name != "MIN" or bound[1] == 1}
     starts_at_zero = numbers.get("MIN", 0 if dimension == "CTX" else 1) == 0
     for parameter, (name, value) in given.items():
         least = 1 if parameter in ("STEP", "LIMIT") else 0
@@ -144,28 +167,6 @@ def _bounds(
             raise SpecError(name, f"is {value}: the plugin has no table", f"at least {least}")
 
 
-def _heeded_by_exponential(rules: EnvironmentRules, phase: str, dimension: str) -> tuple[str, ...]:
-    if rules.has_limits and dimension != "CTX":
-        return ("LIMIT",)
-    if dimension == "QUERY" and rules.has_query_min_one:
-        return ("MIN",)
-    if dimension == "CTX" and rules.has_context_edge:
-        return ("MAX",)
-    return ()
-
-
-def _spellings(rules: EnvironmentRules, strategy: StrategyName, dimension: str) -> tuple[str, ...]:
-    """Returns the spellings of a dimension; the first that is set wins. The exponential strategy knows no alias."""
-    if dimension != "QUERY":
-        return (dimension,)
-    return rules.query_names[:1] if strategy == "exponential" else rules.query_names
-
-
-def all_parameters(strategy: StrategyName) -> tuple[str, ...]:
-    """Returns the parameters of a strategy whose ranges have steps."""
-    return _PADDING if strategy == "padding_aware" else _LINEAR
-
-
 def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mapping[str, str]) -> None:
     """Raises SpecError, naming the variable, if a minimum is above its maximum.
 
@@ -183,85 +184,82 @@ def check_bounds(prompt: PromptBounds, decode: DecodeBounds, environment: Mappin
             raise SpecError(where, f"is {axis.min}, more than {most}", "at most that")
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """The version, strategy and mode, which decide which variables count."""
-
-    version: str
-    rules: EnvironmentRules
-    strategy: StrategyName
-    merged_prefill: bool
-
-
-def why_bound_ignored(bound: BoundVariable, situation: Situation) -> str:
-    """Returns the first reason why a bound that was not heeded has no effect."""
-    rules, strategy, version = situation.rules, situation.strategy, situation.version
-    known = variable(bound.phase, rules.query_names[0], bound.parameter)
-    reasons = (
-        (not bound.is_of_an_axis, f"the {bound.phase.lower()} phase has no such dimension"),
-        (_is_unknown_alias(bound, rules), f"{version} reads {known}"),
-        (
-            bound.parameter == "LIMIT" and not rules.has_limits,
-            f"{version} no longer reads limits (the extension up to ad55828 does)",
-        ),
-        (bound.dimension == "CTX" and not rules.has_context, f"{version} has no bounds of the context"),
-        (strategy == "file", "the bucket file says it all"),
-        (_is_heeded(bound, situation), _why_alias(bound, known, situation)),
-        (
-            situation.merged_prefill
-            and strategy != "exponential"
-            and bound.parameter in ("MIN", "STEP", "MAX"),
-            "merged prefill sets it",
-        ),
-    )
-    return next(
-        (reason for applies, reason in reasons if applies), f"the {strategy} strategy does not read it"
-    )
-
-
-def _is_unknown_alias(bound: BoundVariable, rules: EnvironmentRules) -> bool:
-    return bound.dimension == "QUERY" and bound.spelling not in rules.query_names
-
-
-def _is_heeded(bound: BoundVariable, situation: Situation) -> bool:
-    return bound.parameter in heeded_parameters(
-        situation.rules,
-        situation.strategy,
-        bound.phase,
-        bound.dimension,
-        merged_prefill=situation.merged_prefill,
-    )
-
-
-def _why_alias(bound: BoundVariable, known: str, situation: Situation) -> str:
-    """Returns why a bound has no effect although its parameter counts: an alias is set, or its value has no meaning."""
-    if situation.strategy != "exponential":
-        return f"{known} is set, which comes before it"
-    if bound.spelling != situation.rules.query_names[0]:
-        return f"the exponential strategy reads {known} only"
-    return "of the exponential strategy only the value 1 counts"
-
-
-PREFILL_VARIABLE = "VLLM_PROMPT_BS_BUCKET_MAX"
-STRATEGY_VARIABLES = ("VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING", "VLLM_BUCKETING_FROM_FILE")
-SLIDING_SWITCH = "PT_HPU_SDPA_QKV_SLICE_MODE_FWD"
-SLIDING_VARIABLES = ("PT_HPU_SDPA_BC_FACTOR", "VLLM_FUSEDSDPA_SLIDE_THLD")
-DEFRAG_VARIABLES = ("VLLM_DEFRAG", "VLLM_DEFRAG_THRESHOLD", "VLLM_DEFRAG_WITH_GRAPHS")
-
-_FORK_ONLY: Mapping[str, str] = dict.fromkeys(
+IGNORED_BOUNDS: tuple[tuple[Callable[[_Bound, _Situation], bool], str], ...] = (
+    (lambda bound, _: not bound.is_of_an_axis, "the {phase} phase has no such dimension"),
     (
-        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
-        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION_ALL",
-        "VLLM_HPU_LOG_STEP_CPU_FALLBACKS",
-        "VLLM_HPU_LOG_STEP_CPU_FALLBACKS_ALL",
-        "VLLM_GRAPH_PROMPT_RATIO",
-        "VLLM_GRAPH_PROMPT_STRATEGY",
-        "VLLM_GRAPH_DECODE_STRATEGY",
+        lambda bound, here: bound.dimension == "QUERY" and bound.spelling not in here.rules.query_names,
+        "{version} reads {known}",
     ),
-    "only vllm-fork's V0 engine reads it",
+    (
+        lambda bound, here: bound.parameter == "LIMIT" and not here.rules.has_limits,
+        "{version} no longer reads limits (the extension up to ad55828 does)",
+    ),
+    (
+        lambda bound, here: bound.dimension == "CTX" and not here.rules.has_context,
+        "{version} has no bounds of the context",
+    ),
+    (lambda _, here: here.strategy == "file", "the bucket file says it all"),
+    (
+        lambda bound, here: here.reads(bound) and here.strategy != "exponential",
+        "{known} is set, which comes before it",
+    ),
+    (
+        lambda bound, here: here.reads(bound) and bound.spelling != here.rules.query_names[0],
+        "the exponential strategy reads {known} only",
+    ),
+    (lambda bound, here: here.reads(bound), "of the exponential strategy only the value 1 counts"),
+    (
+        lambda bound, here: (
+            here.merged_prefill and here.strategy != "exponential" and bound.parameter in _LINEAR
+        ),
+        "merged prefill sets it",
+    ),
+    (lambda _, __: True, "the {strategy} strategy does not read it"),
 )
+"""Why a bound has no effect: the first row that applies. `known` is the bound in the version's first spelling."""
 
-_STRATEGY_NAMES: Mapping[str, StrategyName] = {"exp": "exponential", "lin": "linear", "pad": "padding_aware"}
+IGNORED: tuple[tuple[tuple[str, ...], Callable[[_Situation], bool], str], ...] = (
+    (
+        (_FILE,),
+        lambda here: not here.rules.has_file,
+        "{version} reads no bucket file (vllm-gaudi from v0.11.2 on does)",
+    ),
+    ((_NAME,), lambda here: here.rules.strategy != "named", f"{{version}} chooses by {_FLAG} alone"),
+    (
+        _STRATEGY_VARIABLES,
+        lambda here: here.strategy == "unified",
+        "unified attention has its own strategy",
+    ),
+    (_STRATEGY_VARIABLES, lambda here: here.strategy == "file", f"{_FILE} is set, which comes before it"),
+    (_STRATEGY_VARIABLES, lambda _: True, f"{_FLAG} is set, which comes before it"),
+    (
+        (_SLICES, *_SLICE_VARIABLES),
+        lambda here: not here.rules.has_sliding,
+        "the buckets of {version} do not depend on it",
+    ),
+    ((_SLICES, *_SLICE_VARIABLES), lambda _: True, f"{_SLICES} is not on"),
+    (
+        ("VLLM_UNIFIED_ATTN",),
+        lambda _: True,
+        "{version} has no unified attention (v0.11.2 to v0.17.1 have)",
+    ),
+    (("VLLM_PREFIX_CACHING",), lambda _: True, "VLLM_CONTIGUOUS_PA decides, set or by its default"),
+    (DEFRAG_VARIABLES, lambda here: here.rules.defrag is None, "{version} has no defragmenter"),
+    (_FORK_ONLY, lambda here: not here.rules.is_extension, "only vllm-fork's V0 engine reads it"),
+)
+"""Why other variables have no effect: names, when that is so, and the reason. The first row that applies counts."""
+
+
+def _why_ignored(name: str, here: _Situation) -> str | None:
+    """Returns why a variable that was not read has no effect; None if the public code does heed it."""
+    texts = {"version": here.version, "strategy": here.strategy}
+    bound = _Bound.of(name)
+    if bound is None:
+        rows = (text for names, applies, text in IGNORED if name in names and applies(here))
+        return next((text.format(**texts) for text in rows), None)
+    known = f"VLLM_{bound.phase}_{here.rules.query_names[0]}_BUCKET_{bound.parameter}"
+    text = next(text for applies, text in IGNORED_BOUNDS if applies(bound, here))
+    return text.format(**texts, phase=bound.phase.lower(), known=known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,12 +331,14 @@ class BucketingEnvironment:
         caching = not rules.is_extension if enable_prefix_caching is None else enable_prefix_caching
         contiguous_pa = _contiguous_pa(rules, reader, unified=unified, prefix_caching=caching)
         strategy = _strategy(rules, reader, unified=unified)
-        prompt, decode = read_bounds(rules, strategy, reader.integer, merged_prefill=merged_prefill)
-        file = reader.text("VLLM_BUCKETING_FROM_FILE") if strategy == "file" else None
+        situation = _Situation(version, rules, strategy, merged_prefill)
+        prompt, decode = _read_bounds(situation, reader)
+        file = reader.text(_FILE) if strategy == "file" else None
         sliding = _sliding(rules, reader)
         prefill_seqs = _prefill_seqs(rules, reader, merged_prefill=merged_prefill)
         is_enabled = reader.boolean("VLLM_ENABLE_BUCKETING") is not False
-        ignored = _ignored(environment, reader, Situation(version, rules, strategy, merged_prefill))
+        unread = (name for name in sorted(environment) if is_looked_at(name) and name not in reader.heeded)
+        reasons = ((name, _why_ignored(name, situation)) for name in unread)
         is_cached_apart = rules.contiguous_pa == "environment" and contiguous_pa and not unified
         return cls(
             version=version,
@@ -352,8 +352,10 @@ class BucketingEnvironment:
             sliding=sliding,
             file=file,
             is_enabled=is_enabled,
-            heeded=reader.heeded - {one.name for one in ignored},
-            ignored=ignored,
+            heeded=reader.heeded,
+            ignored=tuple(
+                IgnoredVariable(name, environment[name], why) for name, why in reasons if why is not None
+            ),
             notes=reader.notes,
         )
 
@@ -377,105 +379,39 @@ def _strategy(rules: EnvironmentRules, reader: VariableReader, *, unified: bool)
     """Returns the strategy. An earlier rule here takes precedence over a later one."""
     if unified:
         return "unified"
-    if rules.has_file and reader.text("VLLM_BUCKETING_FROM_FILE"):
+    if rules.has_file and reader.text(_FILE):
         return "file"
     named: StrategyName = "exponential" if rules.strategy in ("named", "flag") else "linear"
     if rules.strategy == "named":
         named = _named_strategy(reader)
-    flag = reader.boolean("VLLM_EXPONENTIAL_BUCKETING", is_word_only=rules.strategy == "opt_in_word")
+    flag = reader.boolean(_FLAG, is_word_only=rules.strategy == "opt_in_word")
     if flag is None:
         return named
-    reader.disregard("VLLM_BUCKETING_STRATEGY")
+    reader.disregard(_NAME)
     return "exponential" if flag else "linear"
 
 
 def _named_strategy(reader: VariableReader) -> StrategyName:
-    name = reader.text("VLLM_BUCKETING_STRATEGY")
+    name = reader.text(_NAME)
     return "exponential" if name is None else _STRATEGY_NAMES[name]
 
 
 def _prefill_seqs(rules: EnvironmentRules, reader: VariableReader, *, merged_prefill: bool) -> int | None:
     if rules.prefill != "environment" or merged_prefill:
         return None
-    most = reader.integer(PREFILL_VARIABLE)
+    most = reader.integer(_PREFILL)
     if most is not None and not 1 <= most <= LARGEST_LIMIT:
         raise SpecError(
-            PREFILL_VARIABLE, f"is {most}", f"from 1 to {LARGEST_LIMIT}: as many prompts at most share a step"
+            _PREFILL, f"is {most}", f"from 1 to {LARGEST_LIMIT}: as many prompts at most share a step"
         )
     return most
 
 
 def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | None:
-    if not (rules.has_sliding and reader.boolean(SLIDING_SWITCH)):
+    if not (rules.has_sliding and reader.boolean(_SLICES)):
         return None
-    slice_len, threshold = (reader.integer(name) for name in SLIDING_VARIABLES)
+    slice_len, threshold = (reader.integer(name) for name in _SLICE_VARIABLES)
     given = {"slice_len": None if slice_len is None else abs(slice_len), "threshold": threshold}
     return SlidingSpec(
         **{name: min(max(value, 1), LARGEST_LIMIT) for name, value in given.items() if value is not None}
     )
-
-
-def _ignored(
-    environment: Mapping[str, str], reader: VariableReader, situation: Situation
-) -> tuple[IgnoredVariable, ...]:
-    """Lists the variables that are set and not heeded."""
-    found = []
-    for name in sorted(environment):
-        if not is_looked_at(name) or _is_variable_heeded(name, environment, reader, situation):
-            continue
-        reason = _why_ignored(name, situation)
-        if reason is not None:
-            found.append(IgnoredVariable(name, environment[name], reason))
-    return tuple(found)
-
-
-def _is_variable_heeded(
-    name: str, environment: Mapping[str, str], reader: VariableReader, situation: Situation
-) -> bool:
-    """Returns whether a variable had an effect. The exponential strategy heeds a query minimum only if it is 1."""
-    bound = BoundVariable.of(name)
-    is_query_min = bound is not None and (bound.dimension, bound.parameter) == ("QUERY", "MIN")
-    if name in reader.heeded and is_query_min and situation.strategy == "exponential":
-        return python_integer(name, environment[name]) == 1
-    return name in reader.heeded
-
-
-def _why_ignored(name: str, situation: Situation) -> str | None:
-    """Returns why a variable that was not heeded has no effect; None if the public code does heed it."""
-    bound = BoundVariable.of(name)
-    if bound is not None:
-        return why_bound_ignored(bound, situation)
-    if name in STRATEGY_VARIABLES:
-        return _why_strategy(name, situation)
-    if name == SLIDING_SWITCH or name in SLIDING_VARIABLES:
-        return _why_sliding(name, situation)
-    return _why_mode(name, situation)
-
-
-def _why_mode(name: str, situation: Situation) -> str | None:
-    if name == "VLLM_UNIFIED_ATTN":
-        return f"{situation.version} has no unified attention (v0.11.2 to v0.17.1 have)"
-    if name == "VLLM_PREFIX_CACHING":
-        return "VLLM_CONTIGUOUS_PA decides, set or by its default"
-    if name in DEFRAG_VARIABLES:
-        return f"{situation.version} has no defragmenter" if situation.rules.defrag is None else None
-    return _FORK_ONLY.get(name) if not situation.rules.is_extension else None
-
-
-def _why_strategy(name: str, situation: Situation) -> str:
-    rules = situation.rules
-    if name == "VLLM_BUCKETING_FROM_FILE" and not rules.has_file:
-        return f"{situation.version} reads no bucket file (vllm-gaudi from v0.11.2 on does)"
-    if name == "VLLM_BUCKETING_STRATEGY" and rules.strategy != "named":
-        return f"{situation.version} chooses by VLLM_EXPONENTIAL_BUCKETING alone"
-    if situation.strategy == "unified":
-        return "unified attention has its own strategy"
-    if situation.strategy == "file":
-        return "VLLM_BUCKETING_FROM_FILE is set, which comes before it"
-    return "VLLM_EXPONENTIAL_BUCKETING is set, which comes before it"
-
-
-def _why_sliding(name: str, situation: Situation) -> str:
-    if not situation.rules.has_sliding:
-        return f"the buckets of {situation.version} do not depend on it"
-    return f"{SLIDING_SWITCH} is not on"
