@@ -16,7 +16,7 @@ from harness import ROOT, Spread, Table, verdict
 
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.bucketing.versions import find_strategy
-from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
+from aotgaudi.from_vllm.buckets import BucketingEnvironment
 
 TIMINGS = ROOT / "tests" / "golden" / "data" / "bucketing" / "enumeration_timing.jsonl"
 EXPONENTIAL_SECONDS, LINEAR_SECONDS, MANIFEST_SECONDS, QUADRATIC_SECONDS = 0.001, 0.25, 15.0, 3.0

@@ -197,7 +197,7 @@ def _give_buckets(
 
 
 def _warm_up_lines(manifest: Manifest) -> list[str]:
-    from aotgaudi.wrap.from_vllm.warm_up_log import (
+    from aotgaudi.from_vllm.warm_up_log import (
         warm_up_log,  # Only here: it loads what reads vLLM's variables.
     )
 

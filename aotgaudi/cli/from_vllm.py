@@ -20,8 +20,8 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
 
 if TYPE_CHECKING:
-    from aotgaudi.wrap.from_vllm.command import VllmCommand
-    from aotgaudi.wrap.from_vllm.variables import EnvFile
+    from aotgaudi.from_vllm.command import VllmCommand
+    from aotgaudi.from_vllm.variables import EnvFile
 
 _CONFIG_FILE = "config.json"
 
@@ -105,15 +105,15 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     """Returns the spec of a vLLM server. Prints the report to stderr, and writes the spec if --spec-out is given.
 
     Raises:
-        SpecError: see `wrap.from_vllm.spec`; or a file or the config cannot be read.
+        SpecError: see `from_vllm.spec`; or a file or the config cannot be read.
         StoreError: the spec cannot be written.
     """
-    from aotgaudi.spec.write import write_spec
-    from aotgaudi.wrap.from_vllm.command import (
+    from aotgaudi.from_vllm.command import (
         VllmCommand,  # Only here: other commands need not wait for it.
     )
-    from aotgaudi.wrap.from_vllm.limits import Pin
-    from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
+    from aotgaudi.from_vllm.limits import Pin
+    from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
+    from aotgaudi.spec.write import write_spec
 
     assert options.command is not None
     command = VllmCommand.parse(options.command)
@@ -145,7 +145,7 @@ def manifest_name(spec: BuildSpec) -> str:
 
 
 def _environment(options: VllmOptions) -> EnvFile:
-    from aotgaudi.wrap.from_vllm.variables import EnvFile, parse_env_file
+    from aotgaudi.from_vllm.variables import EnvFile, parse_env_file
 
     file = options.env_file
     if file is None:

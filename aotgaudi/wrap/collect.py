@@ -32,11 +32,11 @@ from aotgaudi.bundle.capture_receipt import (
     require_captured_path,
     require_distinct,
 )
+from aotgaudi.commands.variables import is_secret, is_secret_key, secret_values
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.machine import in_threads
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.session import OUTSIDE
-from aotgaudi.wrap.variables import is_secret, is_secret_key, secret_values
 
 MIN_SECRET_BYTES = 6
 """Shorter values occur by chance in many files."""

@@ -24,9 +24,9 @@ from types import MappingProxyType
 from typing import Any
 
 from aotgaudi.bundle.capture_receipt import Expected
+from aotgaudi.commands.variables import without_credentials
 from aotgaudi.errors import shortened
 from aotgaudi.files import open_descriptor
-from aotgaudi.wrap.variables import without_credentials
 
 MAX_LINE_BYTES = 4096
 """PIPE_BUF: O_APPEND writes up to this many bytes in one piece, even from many threads."""

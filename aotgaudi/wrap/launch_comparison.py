@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.launch import Launch
+from aotgaudi.commands.variables import VariableRules
 from aotgaudi.digest import differing
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.launch_machine import NOT_THERE, satisfies
-from aotgaudi.wrap.variables import VariableRules
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
 _ROOT, _MODEL = "place.root", "model.name"

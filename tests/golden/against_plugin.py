@@ -210,9 +210,9 @@ def our_outcome(server: Server, version: str) -> Any:
     """Returns our tables. Raises SpecError where we refuse the server."""
     from aotgaudi.bucketing.strategy import BucketingInputs
     from aotgaudi.bucketing.versions import find_strategy, find_unified
-    from aotgaudi.wrap.from_vllm.command import VllmCommand
-    from aotgaudi.wrap.from_vllm.limits import Pin
-    from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
+    from aotgaudi.from_vllm.command import VllmCommand
+    from aotgaudi.from_vllm.limits import Pin
+    from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
 
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in server["numbers"].items())
     drafted = f" --num-speculative-tokens {server['drafted']}" if server["drafted"] else ""

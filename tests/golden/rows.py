@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from aotgaudi.bucketing.strategy import BucketingInputs
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
+from aotgaudi.from_vllm.buckets import BucketingEnvironment
 
 Row = dict[str, Any]
 

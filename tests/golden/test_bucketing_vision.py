@@ -8,8 +8,8 @@ import pytest
 
 from aotgaudi.bucketing.vision import VisionBuckets, vision_sizes
 from aotgaudi.errors import SpecError
+from aotgaudi.from_vllm.serving import ServingEnvironment
 from aotgaudi.spec.vision import Resolution, VisionSpec
-from aotgaudi.wrap.from_vllm.serving import ServingEnvironment
 from tests.golden.rows import Row, each_of, read_rows
 
 CHECKED = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
+from aotgaudi.commands.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from tests.environment import ROOT
 
 FACTORS = json.loads((ROOT / "tests" / "golden" / "data" / "vllm-factors.json").read_text(encoding="utf-8"))

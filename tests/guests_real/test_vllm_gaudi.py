@@ -29,16 +29,16 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.strategy import Bucket, BucketingInputs
 from aotgaudi.bucketing.upstream import UpstreamLookup, warmed_prompts
 from aotgaudi.bucketing.versions import GaudiVersion, find_version
+from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.limits import Pin
+from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
+from aotgaudi.from_vllm.warm_up_log import warm_up_log
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.coverage import coverage_of_server, live_graphs_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
-from aotgaudi.wrap.from_vllm.command import VllmCommand
-from aotgaudi.wrap.from_vllm.limits import Pin
-from aotgaudi.wrap.from_vllm.spec import VllmSetup, spec_from_vllm
-from aotgaudi.wrap.from_vllm.warm_up_log import warm_up_log
 from tests.environment import ROOT
 from tests.guests_real.tiny_models import LLAMA, written_model
 from tests.hpu.test_vllm_gaudi import Bench, get, running, wait_until_ready

@@ -16,13 +16,13 @@ from pydantic import JsonValue
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, WarmUpRequest
+from aotgaudi.commands.variables import VariableRules
 from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.wrap.events import ProcessLog
 from aotgaudi.wrap.exercise import Feature, Room
 from aotgaudi.wrap.launch_machine import Device, Installed
-from aotgaudi.wrap.variables import VariableRules
 
 if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not import its modules.
     from aotgaudi.spec.build_spec import BuildSpec

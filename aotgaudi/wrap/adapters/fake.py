@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.commands.variables import Hashed, VariableRules
+from aotgaudi.commands.words import one_integer
 from aotgaudi.wrap.adapters.base import Environment, Phase, Repair, SandboxRoot
 from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.command_line import one_integer
 from aotgaudi.wrap.launch_machine import Installed, find_target
-from aotgaudi.wrap.variables import Hashed, VariableRules
 
 _ROOTS: Mapping[str, str] = {"FAKE_CACHE_ROOT": "cache/fake", "TMPDIR": "tmp"}
 _NEUTRAL: Mapping[str, str] = {

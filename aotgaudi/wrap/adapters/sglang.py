@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.commands.flags import FILE_NOT_READ
+from aotgaudi.commands.variables import VariableRules, by_name
+from aotgaudi.commands.words import Arity, CommandReader, one_integer, one_text
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
 from aotgaudi.wrap.adapters.vllm import ANY_ADDRESS, LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
-from aotgaudi.wrap.command_line import Arity, CommandReader, one_integer, one_text
 from aotgaudi.wrap.exercise import (
     NUM_TOKEN_IDS,
     Feature,
@@ -32,9 +34,7 @@ from aotgaudi.wrap.exercise import (
     pooling,
     token_prompt,
 )
-from aotgaudi.wrap.flags import FILE_NOT_READ
 from aotgaudi.wrap.launch_machine import Device, Installed
-from aotgaudi.wrap.variables import VariableRules, by_name
 from aotgaudi.wrap.witness import ENTRY_POINT
 
 if TYPE_CHECKING:

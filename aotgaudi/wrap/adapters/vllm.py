@@ -11,6 +11,21 @@ from pydantic import JsonValue
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.commands.flags import (
+    CONDITIONS,
+    CPU_DEFAULTS,
+    DEFAULTS,
+    FILE_NOT_READ,
+    FLAGS,
+    MEMORY_FLAGS,
+    NEUTRAL_FLAGS,
+    NEUTRAL_VARIABLES,
+    SHORT_FLAGS,
+)
+from aotgaudi.commands.starts import STARTS
+from aotgaudi.commands.values import parse_tokens
+from aotgaudi.commands.variables import VariableRules, hugging_face_home
+from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.gaudi.live_graphs import DEFAULT_MAX_LOGPROBS
 from aotgaudi.wrap.adapters.base import (
@@ -23,7 +38,6 @@ from aotgaudi.wrap.adapters.base import (
     no_shapes,
     no_slices,
 )
-from aotgaudi.wrap.command_line import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.exercise import (
     Feature,
@@ -37,21 +51,7 @@ from aotgaudi.wrap.exercise import (
     pooling_kind,
     tools,
 )
-from aotgaudi.wrap.flags import (
-    CONDITIONS,
-    CPU_DEFAULTS,
-    DEFAULTS,
-    FILE_NOT_READ,
-    FLAGS,
-    MEMORY_FLAGS,
-    NEUTRAL_FLAGS,
-    NEUTRAL_VARIABLES,
-    SHORT_FLAGS,
-)
 from aotgaudi.wrap.launch_machine import Device, Installed, device_of, find_target
-from aotgaudi.wrap.starts import STARTS
-from aotgaudi.wrap.values import parse_tokens
-from aotgaudi.wrap.variables import VariableRules, hugging_face_home
 from aotgaudi.wrap.witness import ENTRY_POINT
 
 if TYPE_CHECKING:

@@ -17,6 +17,9 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE, cut_bucket_file
 from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.commands.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
+from aotgaudi.commands.values import FALSE_WORDS, parse_tokens
+from aotgaudi.commands.variables import Hashed, VariableRules, is_secret
 from aotgaudi.errors import CompileError, SpecError, shown, store_error
 from aotgaudi.gaudi.environment import (
     CACHE_VARIABLE,
@@ -47,10 +50,7 @@ from aotgaudi.wrap.adapters.base import (
 )
 from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm, max_logprobs
 from aotgaudi.wrap.exercise import Room, sampler_batches, start_batches
-from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch_machine import Installed
-from aotgaudi.wrap.values import FALSE_WORDS, parse_tokens
-from aotgaudi.wrap.variables import Hashed, VariableRules, is_secret
 
 if TYPE_CHECKING:
     from aotgaudi.manifest.bucket_file import BucketFile

@@ -27,7 +27,7 @@ SPEC = str(ROOT / "manifests" / "tiny-llama.cpu.toml")
         (
             f"build manifest {SPEC} -o m.json",
             "entries for",
-            {"aotgaudi.wrap.from_vllm", "aotgaudi.manifest.schema"},
+            {"aotgaudi.from_vllm", "aotgaudi.manifest.schema"},
         ),
     ],
 )

@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[3]
 _ALLOWED = """
     backends backends.base backends.inductor backends.inductor.levels backends.inductor.probe bundle bundle.bundle
     bundle.capture_receipt bundle.format bundle.kind bundle.launch bundle.permissions bundle.receipt
-    bundle.signature bundle.trust cli cli.main cli.options cli.run cli.serving_options cli.verbs differing digest document
+    bundle.signature bundle.trust cli cli.main cli.options cli.run cli.serving_options cli.verbs commands commands.flags
+    commands.starts commands.values commands.variables commands.words differing digest document
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
     spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base
-    wrap.adapters.vllm wrap.command_line wrap.events wrap.flags wrap.interpreter wrap.launch wrap.exercise
-    wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.starts wrap.values
-    wrap.variables wrap.witness
+    wrap.adapters.vllm wrap.events wrap.interpreter wrap.launch wrap.exercise
+    wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.witness
 """
 ALLOWED = frozenset({"aotgaudi", *(f"aotgaudi.{name}" for name in _ALLOWED.split())})
 """All of our modules that a refused `run` may import."""

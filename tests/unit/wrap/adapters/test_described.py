@@ -11,12 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from aotgaudi.bundle.launch import Launch, load_launch
+from aotgaudi.commands.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
+from aotgaudi.commands.variables import is_secret
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.vllm import ACTED_ON, Vllm
-from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.wrap.launch import Found, describe
 from aotgaudi.wrap.launch_comparison import compare
-from aotgaudi.wrap.variables import is_secret
 from tests.guests_here import vllm_here
 
 pytestmark = pytest.mark.process

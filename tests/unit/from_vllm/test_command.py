@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.commands.flags import FLAGS
+from aotgaudi.commands.values import Remark
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.flags import FLAGS
-from aotgaudi.wrap.from_vllm.command import VllmCommand
-from aotgaudi.wrap.values import Remark
+from aotgaudi.from_vllm.command import VllmCommand
 
 TAKEN = sorted(
     name

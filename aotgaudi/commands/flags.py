@@ -1,6 +1,6 @@
 """The flags and variables of vLLM: their effect on the shapes that a server warms up, and on the code that it compiles.
 
-Two readers share this table. ``--from-vllm`` (`wrap.from_vllm`) asks about shapes: does a spec take the flag, refuse it, or
+Two readers share this table. ``--from-vllm`` (`from_vllm`) asks about shapes: does a spec take the flag, refuse it, or
 may it leave the flag out? The launch key (`wrap.adapters.vllm`) asks about code: does the flag count? A flag that is in no
 list counts for the key, and ``--from-vllm`` refuses it. When vLLM gains a flag, this is the only module to change.
 
@@ -27,8 +27,8 @@ from typing import Literal, TypeVar
 
 from pydantic import JsonValue
 
-from aotgaudi.wrap.command_line import Arity
-from aotgaudi.wrap.variables import Hashed, by_name
+from aotgaudi.commands.variables import Hashed, by_name
+from aotgaudi.commands.words import Arity
 
 Effect = Literal["taken", "refused", "harmless", "unknown", "unread"]
 """The effect of a flag or a variable on shapes. ``taken``: a spec has a field for it. ``refused``: a spec cannot express it.

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from aotgaudi.commands.flags import VARIABLES, variable_effect
+from aotgaudi.commands.values import FALSE_WORDS, TRUE_WORDS, Remark, is_true, python_integer
+from aotgaudi.commands.variables import KUBERNETES
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.wrap.flags import VARIABLES, variable_effect
-from aotgaudi.wrap.values import FALSE_WORDS, TRUE_WORDS, Remark, is_true, python_integer
-from aotgaudi.wrap.variables import KUBERNETES
 
 _PREFIXES = ("VLLM_", "PT_HPU")
 _BLANK = re.compile(r"[ \t]")

@@ -6,19 +6,17 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aotgaudi.errors import SpecError, shown
-from aotgaudi.wrap.command_line import (
+from aotgaudi.commands.flags import FLAGS, SHORT_FLAGS, Flag
+from aotgaudi.commands.starts import REMEDY, assignments, find_vllm
+from aotgaudi.commands.values import Remark
+from aotgaudi.commands.words import (
     CommandReader,
     CommandWords,
     Given,
     first,
-    flag_part,
     split_words,
-    with_dashes,
 )
-from aotgaudi.wrap.flags import FLAGS, SHORT_FLAGS, Flag
-from aotgaudi.wrap.starts import REMEDY, assignments, find_vllm
-from aotgaudi.wrap.values import Remark
+from aotgaudi.errors import SpecError, shown
 
 WHERE = "the vLLM command"
 
@@ -52,7 +50,7 @@ class VllmCommand:
     def parse(cls, text: str) -> VllmCommand:
         """Parses ``vllm serve MODEL ...`` or ``python -m vllm.entrypoints.openai.api_server --model MODEL ...``.
 
-        Flags may be abbreviated if that is unambiguous. `command_line.CommandReader` describes the other forms.
+        Flags may be abbreviated if that is unambiguous. `words.CommandReader` describes the other forms.
 
         Raises:
             SpecError: the text starts no server, or has a flag that is unknown or that a spec cannot express.
@@ -81,8 +79,7 @@ class VllmCommand:
 
 def _require_known(read: CommandWords) -> dict[str, Given]:
     """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
-    for words in read.unknown.values():
-        flag = flag_part(with_dashes(words[0]))
+    for flag in read.unknown.values():
         close = difflib.get_close_matches(flag.lstrip("-"), _KNOWN, n=1, cutoff=0.75)
         remedy = f"did you mean --{close[0]}? " if close else ""
         raise SpecError(flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph")

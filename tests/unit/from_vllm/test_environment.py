@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
+from aotgaudi.from_vllm.buckets import BucketingEnvironment
 from aotgaudi.spec.bucketing import AxisBounds, SlidingSpec, VersionName
-from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
 
 NEWEST = "vllm-gaudi@091bbad"
 V0_19_1 = "vllm-gaudi@v0.19.1"

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.commands.values import is_true, parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.wrap.values import is_true, parse_fraction, parse_integer, parse_tokens
 
 
 @pytest.mark.parametrize("text", ["true", "t", "1", "yes", "y", "on", "TRUE", "Yes", "oN"])

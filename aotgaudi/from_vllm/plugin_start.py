@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from math import ceil
 
 from aotgaudi.bucketing.versions import BucketingVersion, find_version
+from aotgaudi.commands.values import is_true, python_integer
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.spec.bucketing import SlidingSpec
-from aotgaudi.wrap.values import is_true, python_integer
 
 _AXES = ("PROMPT_BS", "PROMPT_QUERY", "PROMPT_SEQ", "PROMPT_CTX", "DECODE_BS", "DECODE_BLOCK")
 _STRATEGY, _FLAG = "VLLM_BUCKETING_STRATEGY", "VLLM_EXPONENTIAL_BUCKETING"

@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 from aotgaudi.bucketing.versions import EnvironmentRules
 from aotgaudi.errors import SpecError, shown
+from aotgaudi.from_vllm.model_len import CONFIG
 from aotgaudi.spec.layer_kinds import layer_kinds
 from aotgaudi.spec.model import POSITION_KEYS
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.wrap.from_vllm.model_len import CONFIG
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 

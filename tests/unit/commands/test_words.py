@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from aotgaudi.commands.flags import FLAGS, SHORT_FLAGS
+from aotgaudi.commands.variables import is_secret
+from aotgaudi.commands.words import CommandReader, one_integer, one_text
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.vllm import ACTED_ON
-from aotgaudi.wrap.command_line import CommandReader, one_integer, one_text
-from aotgaudi.wrap.flags import FLAGS, SHORT_FLAGS
-from aotgaudi.wrap.variables import is_secret
 
 ARITIES = {name: flag.arity for name, flag in FLAGS.items()}
 READER = CommandReader(ARITIES, SHORT_FLAGS, acted_on=ACTED_ON)

@@ -10,23 +10,16 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.commands.flags import FLAGS
+from aotgaudi.commands.values import Remark
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.bucketing import NEWEST_RELEASE
-from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
-from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.spec.parse import finite_json, spec_from_json, value_from_json
-from aotgaudi.spec.quantization import QuantizationSpec
-from aotgaudi.spec.target import ExecutionMode
-from aotgaudi.spec.vision import VisionSpec
-from aotgaudi.wrap.flags import FLAGS
-from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
-from aotgaudi.wrap.from_vllm.command import VllmCommand
-from aotgaudi.wrap.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.wrap.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
-from aotgaudi.wrap.from_vllm.model_len import CONFIG
-from aotgaudi.wrap.from_vllm.plugin_start import check_attention, check_modes, check_slices
-from aotgaudi.wrap.from_vllm.serving import (
+from aotgaudi.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
+from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
+from aotgaudi.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.from_vllm.model_len import CONFIG
+from aotgaudi.from_vllm.plugin_start import check_attention, check_modes, check_slices
+from aotgaudi.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
     MODES,
@@ -39,8 +32,15 @@ from aotgaudi.wrap.from_vllm.serving import (
     parallel_table,
     quantization_table,
 )
-from aotgaudi.wrap.from_vllm.variables import OtherVariables, is_looked_at
-from aotgaudi.wrap.values import Remark
+from aotgaudi.from_vllm.variables import OtherVariables, is_looked_at
+from aotgaudi.spec.base import SpecValue
+from aotgaudi.spec.bucketing import NEWEST_RELEASE
+from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
+from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.parse import finite_json, spec_from_json, value_from_json
+from aotgaudi.spec.quantization import QuantizationSpec
+from aotgaudi.spec.target import ExecutionMode
+from aotgaudi.spec.vision import VisionSpec
 
 _WHERE: Mapping[str, str] = MappingProxyType(
     {

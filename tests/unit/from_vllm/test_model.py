@@ -6,8 +6,8 @@ import pytest
 
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
+from aotgaudi.from_vllm.model import ModelFacts, kv_block_bytes
 from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.wrap.from_vllm.model import ModelFacts, kv_block_bytes
 
 LLAMA = {
     "model_type": "llama",

@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.entries import VisionEntry
 from aotgaudi.errors import SpecError
+from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.limits import Pin
+from aotgaudi.from_vllm.serving import MODE_NOTES
+from aotgaudi.from_vllm.spec import Report, VllmSetup, spec_from_vllm
 from aotgaudi.manifest.cost import estimate_memory, kv_cache_bytes
 from aotgaudi.manifest.coverage import left_out
 from aotgaudi.manifest.enumerate import enumerate_entries
@@ -18,10 +22,6 @@ from aotgaudi.spec.build_spec import BuildSpec, LoraSpec
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.spec.scheduler import SchedulerSpec
-from aotgaudi.wrap.from_vllm.command import VllmCommand
-from aotgaudi.wrap.from_vllm.limits import Pin
-from aotgaudi.wrap.from_vllm.serving import MODE_NOTES
-from aotgaudi.wrap.from_vllm.spec import Report, VllmSetup, spec_from_vllm
 
 NEWEST = "vllm-gaudi@091bbad"
 GAUDI_1_22 = "vllm-hpu-extension@8211e0b"

@@ -2,9 +2,16 @@ from __future__ import annotations
 
 import pytest
 
+from aotgaudi.commands.flags import (
+    CONDITIONS,
+    FLAGS,
+    NEUTRAL_FLAGS,
+    NEUTRAL_VARIABLES,
+    SHORT_FLAGS,
+    VARIABLES,
+)
+from aotgaudi.from_vllm.command import VllmCommand
 from aotgaudi.wrap.adapters.vllm import ACTED_ON
-from aotgaudi.wrap.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, SHORT_FLAGS, VARIABLES
-from aotgaudi.wrap.from_vllm.command import VllmCommand
 
 
 def test_every_effect_has_a_reason() -> None:

@@ -14,20 +14,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
+from aotgaudi.commands.values import parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
-from aotgaudi.spec.parallel import ParallelSpec
-from aotgaudi.wrap.from_vllm.buckets import BucketingEnvironment
-from aotgaudi.wrap.from_vllm.command import VllmCommand
-from aotgaudi.wrap.from_vllm.model import ModelFacts, kv_block_bytes
-from aotgaudi.wrap.from_vllm.model_len import ServedLength, served_length, vllm_release
-from aotgaudi.wrap.from_vllm.serving import (
+from aotgaudi.from_vllm.buckets import BucketingEnvironment
+from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.model import ModelFacts, kv_block_bytes
+from aotgaudi.from_vllm.model_len import ServedLength, served_length, vllm_release
+from aotgaudi.from_vllm.serving import (
     DEFAULT_RESERVED,
     LONG_VARIABLE,
     RESERVED_VARIABLE,
     ServingEnvironment,
 )
-from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_tokens
+from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
+from aotgaudi.spec.parallel import ParallelSpec
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048

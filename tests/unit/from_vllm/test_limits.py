@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.wrap.from_vllm.limits import num_kv_blocks
+from aotgaudi.from_vllm.limits import num_kv_blocks
 
 GIB = 2**30
 

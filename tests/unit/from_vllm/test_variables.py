@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.commands.flags import VARIABLES
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.flags import VARIABLES
-from aotgaudi.wrap.from_vllm.variables import (
+from aotgaudi.from_vllm.variables import (
     EnvFile,
     EnvFileStyle,
     OtherVariables,

@@ -9,16 +9,16 @@ from typing import Any
 
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
+from aotgaudi.commands.values import parse_fraction, parse_integer, parse_table
 from aotgaudi.errors import SpecError, shown
+from aotgaudi.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
+from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.model import DTYPES
+from aotgaudi.from_vllm.variables import VariableReader
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import MOST_IMAGES
-from aotgaudi.wrap.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
-from aotgaudi.wrap.from_vllm.command import VllmCommand
-from aotgaudi.wrap.from_vllm.model import DTYPES
-from aotgaudi.wrap.from_vllm.variables import VariableReader
-from aotgaudi.wrap.values import parse_fraction, parse_integer, parse_table
 
 LAZY_VARIABLE = "PT_HPU_LAZY_MODE"
 LONG_VARIABLE = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"

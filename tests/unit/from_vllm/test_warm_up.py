@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.from_vllm.warm_up_log import LogLine, warm_up_log
 from aotgaudi.manifest.enumerate import sampler_entries
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.wrap.from_vllm.warm_up_log import LogLine, warm_up_log
 from tests.specs import ONE_BLOCK, spec_of
 
 SETTINGS = [

@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.gaudi.environment import ENGINE_RULES
-from aotgaudi.gaudi.environment import NEUTRAL as OF_GAUDI
-from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
-from aotgaudi.wrap.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, VARIABLES
-from aotgaudi.wrap.variables import (
+from aotgaudi.commands.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES, VARIABLES
+from aotgaudi.commands.variables import (
     NEUTRAL,
     VariableRules,
     is_secret,
@@ -19,6 +15,10 @@ from aotgaudi.wrap.variables import (
     secret_values,
     without_credentials,
 )
+from aotgaudi.gaudi.environment import ENGINE_RULES
+from aotgaudi.gaudi.environment import NEUTRAL as OF_GAUDI
+from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
 from tests.environment import ROOT
 
 RULES: VariableRules = Vllm().variable_rules
