@@ -88,8 +88,6 @@ def _require_packable(spec: BuildSpec, target: Target) -> None:
             f"{asked}, and the checkpoint is quantized already (config.json has a quantization_config)",
             "a checkpoint in bfloat16, float16 or float32",
         )
-    if spec.model.batch_invariant:
-        raise SpecError(where, f"{asked}, which has no batch-invariant form", "model.batch_invariant = false")
     if target.backend not in _PACKING_BACKENDS:
         raise SpecError(
             where, f"{asked}, which the {target.backend} backend cannot build", 'target.backend = "cpu"'

@@ -64,11 +64,9 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
 
 def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
     """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
-    choices = {  # Made by the builder; no config.json has them.
-        "batch_invariant": spec.model.batch_invariant,
-        "quantization": spec.model.quantization,
-    }
-    found = model_spec(model, spec.model.dtype).model_copy(update=choices)
+    found = model_spec(model, spec.model.dtype).model_copy(
+        update={"quantization": spec.model.quantization}  # Chosen by the builder; no config.json has it.
+    )
     differences = spec.model.signature().differences(found.signature())
     if differences:
         name, wanted, got = differences[0]

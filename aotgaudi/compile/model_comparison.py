@@ -258,15 +258,14 @@ class _Case:
         return ProgramRunner(table, self.limits.block_size)
 
     def _steps(self) -> Iterator[tuple[str, Step, list[Span]]]:
-        """Yields steps with their names, and what their rows have. Batch-invariant chunks begin with a block."""
-        is_uneven = not self.model.batch_invariant
+        """Yields steps with their names, and what their rows have."""
         fresh, chunk, decode = self.programs  # In the order of `of`.
         ends = [len(each.tokens) - _NUM_DECODES for each in self.sequences]
         at = [0 for _ in ends]
-        at[0] = _FRESH - 5 * is_uneven
+        at[0] = _FRESH - 5
         yield "a prompt", self._prompt(fresh, [(0, 0, at[0])]), [(0, 0, at[0])]
         while rows := [n for n in range(len(at)) if at[n] < ends[n]][: chunk.batch_size]:
-            spans = [(n, at[n], min(ends[n], at[n] + _CHUNK - (at[n] + n) % 3 * is_uneven)) for n in rows]
+            spans = [(n, at[n], min(ends[n], at[n] + _CHUNK - (at[n] + n) % 3)) for n in rows]
             yield "a prompt's chunk", self._prompt(chunk, spans), spans
             for n, _, end in spans:
                 at[n] = end

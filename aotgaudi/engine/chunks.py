@@ -44,12 +44,11 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Chunker:
-    """Cuts prompts for the entries of `table`. With `whole_blocks`, only a prompt's last chunk may end inside a block."""
+    """Cuts prompts for the entries of `table`."""
 
     limits: ServingLimits
     table: StepTable
     costs: StepCosts
-    whole_blocks: bool = False
 
     def longest(self, request: Request, start: int, num_left: int) -> Chunk:
         """Returns the longest chunk from `start` on that one entry covers, with at most `num_left` tokens."""
@@ -139,12 +138,9 @@ class Chunker:
         return math.fsum(math.inf if part is None else part for part in parts)  # Exact in every Python.
 
     def _cut_end(self, start: int, end: int) -> int:
-        """Returns the last block end up to `end`. If that is not after `start`, returns `end` or the next block end."""
-        block_size = self.limits.block_size
-        block_end = end - end % block_size
-        if block_end > start:
-            return block_end
-        return block_end + block_size if self.whole_blocks else end
+        """Returns the last block end up to `end`, or `end` itself if that is not after `start`."""
+        block_end = end - end % self.limits.block_size
+        return block_end if block_end > start else end
 
     def _num_blocks(self, num_tokens: int) -> int:
         return num_blocks_for(num_tokens, self.limits.block_size)

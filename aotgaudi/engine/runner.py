@@ -224,9 +224,6 @@ class _DecodeInputs:
 
     def tensor(self, spec: TensorSpec) -> Tensor:
         """Returns one input."""
-        if spec.name == "row_blocks":
-            owners = to_ids(_padded(self._owners(), self._entry.num_blocks, -1))
-            return owners == torch.arange(self._entry.batch_size)[:, None]
         if kind := MaskKind.of(spec.name):
             return self._mask(kind)
         if found := entries_input(spec.name):

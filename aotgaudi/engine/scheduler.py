@@ -73,8 +73,6 @@ class Scheduler:
         eos_token_ids: Tokens that end a sequence.
         prefix_caching: Whether requests share cached blocks of their beginnings.
         policy: The interleaving policy.
-        whole_blocks: Whether every chunk except a prompt's last must end at the end of a block, as batch-invariant graphs
-            need.
         is_contiguous: Whether decodes read contiguous blocks. Each block then belongs to one request, so `prefix_caching`
             is impossible (ValueError).
     """
@@ -88,7 +86,6 @@ class Scheduler:
         eos_token_ids: Collection[int] = (),
         prefix_caching: bool = False,
         policy: Policy = "latency",
-        whole_blocks: bool = False,
         is_contiguous: bool = False,
     ) -> None:
         if is_contiguous and prefix_caching:
@@ -102,7 +99,7 @@ class Scheduler:
         self._running: list[Request] = []  # Ordered by when they got their seats.
         self._costs = StepCosts()
         self._interleaving = Interleaving(policy, limits, self._costs)
-        self._chunker = Chunker(limits, table, self._costs, whole_blocks)
+        self._chunker = Chunker(limits, table, self._costs)
         self._decode_clock = count(1)
 
     @property

@@ -12,7 +12,7 @@ from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.graphs.dialect import Dialect
 from aotgaudi.graphs.hpu import HpuForm
 from aotgaudi.graphs.mixers.base import Mixer
-from aotgaudi.graphs.mixers.families import mixer_of, require_modes
+from aotgaudi.graphs.mixers.families import mixer_of, require_packable
 from aotgaudi.graphs.program import ANY_NUM_BLOCKS, CacheSpec, TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import Window, decode_inputs, prompt_inputs
@@ -42,9 +42,7 @@ class Form(Protocol):
     pads_with_zeros: bool
     """Whether padding is embedded as zeros, because the device skips rows of zeros."""
 
-    def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
-    ) -> None:
+    def require_built(self, config: Any, model: ModelSpec, *, has_packed_weights: bool) -> None:
         """Raises SpecError for a model, of a transformers config, or a mode in which the form was not shown to be right."""
         ...
 
@@ -62,7 +60,7 @@ class Form(Protocol):
         """Returns every input that the step's own graph may take. A program lists those that its graphs use."""
         ...
 
-    def mixer(self, model: ModelSpec, limits: ServingLimits, *, is_invariant: bool) -> Mixer:
+    def mixer(self, model: ModelSpec, limits: ServingLimits) -> Mixer:
         """Returns how the model's layers attend."""
         ...
 
@@ -94,12 +92,11 @@ class AtenForm:
 
     pads_with_zeros = True
 
-    def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
-    ) -> None:
-        """Raises SpecError for a mode that the model's family does not have."""
+    def require_built(self, config: Any, model: ModelSpec, *, has_packed_weights: bool) -> None:
+        """Raises SpecError for packed weights that the model's family does not have."""
         del config
-        require_modes(model, is_invariant=is_invariant, has_packed_weights=has_packed_weights)
+        if has_packed_weights:
+            require_packable(model)
 
     def caches(self, model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:
         """Returns them as the model's rows say. Raises SpecError for blocks that would end inside a row."""
@@ -135,10 +132,10 @@ class AtenForm:
             return prompt_inputs(entry, limits.block_size, windows, compressions)
         return decode_inputs(entry, limits.block_size, windows, compressions)
 
-    def mixer(self, model: ModelSpec, limits: ServingLimits, *, is_invariant: bool) -> Mixer:
+    def mixer(self, model: ModelSpec, limits: ServingLimits) -> Mixer:
         """Returns the mixer of the model's family."""
         del limits
-        return mixer_of(model, is_invariant=is_invariant)
+        return mixer_of(model)
 
     def made_by_prologue(self, used: Sequence[str]) -> tuple[str, ...]:
         """Returns none of them."""

@@ -50,9 +50,7 @@ class HpuForm:
     def __init__(self, dialect: Dialect) -> None:
         self._dialect, self._is_contiguous = dialect, dialect.is_contiguous
 
-    def require_built(
-        self, config: Any, model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool
-    ) -> None:
+    def require_built(self, config: Any, model: ModelSpec, *, has_packed_weights: bool) -> None:
         """Raises SpecError, naming it, for what is not built for hpu."""
         expected = "a dense decoder in bfloat16 or float32, or an aotgaudi capture of a vllm-gaudi server"
         if model.dtype not in _DTYPES:
@@ -64,10 +62,8 @@ class HpuForm:
         experts = next((name for name in _EXPERTS if getattr(config, name, None)), None)
         if experts is not None:
             raise SpecError(f"model.config.{experts}", "mixtures of experts are not built for hpu", expected)
-        modes = (("batch_invariant", is_invariant), ("quantization", has_packed_weights))
-        for name, is_on in modes:
-            if is_on:
-                raise SpecError(f"model.{name}", "is in a form that is not built for hpu", "leave it out")
+        if has_packed_weights:
+            raise SpecError("model.quantization", "is in a form that is not built for hpu", "leave it out")
 
     def caches(self, model: ModelSpec, limits: ServingLimits) -> tuple[CacheSpec, ...]:
         """Returns two caches a layer, in flat slots."""
@@ -91,9 +87,9 @@ class HpuForm:
         given = (spec for spec in hpu_inputs(entry, self._dialect) if spec.name in _RAW)
         return (*given, *self._made(entry, limits, windows, model.dtype))
 
-    def mixer(self, model: ModelSpec, limits: ServingLimits, *, is_invariant: bool) -> Mixer:
+    def mixer(self, model: ModelSpec, limits: ServingLimits) -> Mixer:
         """Returns attention over flat slots."""
-        del model, is_invariant
+        del model
         return SlotMixer(limits.block_size, self._is_contiguous)
 
     def prologue(

@@ -20,7 +20,6 @@ from aotgaudi.errors import SpecError, first_line
 from aotgaudi.graphs.export import export
 from aotgaudi.graphs.forms import AtenForm, Form
 from aotgaudi.graphs.hyper_connections import splitting
-from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.mixers.base import ATTENTION_NAME, Masks, Mixer, paged_attention
 from aotgaudi.graphs.mixers.families import mixer_of, require_mixer
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
@@ -127,20 +126,18 @@ def export_step(
     entry: StepEntry,
     limits: ServingLimits,
     *,
-    is_invariant: bool = False,
     n_splits: int = 1,
     form: Form = _ATEN_FORM,
 ) -> torch.export.ExportedProgram:
     """Exports the step of `entry`. Inputs: those of `step_inputs`, then the caches by name.
 
-    `is_invariant`: in the batch-invariant form (`invariant.py`). `n_splits`: into how many partial sums hyper-connections
-    are split.
+    `n_splits`: into how many partial sums hyper-connections are split.
     """
     config = model.config.get_text_config()
     kind = _PromptStep if isinstance(entry, PromptEntry) else _DecodeStep
-    mixer = form.mixer(described_by(config, _dtype(model)), limits, is_invariant=is_invariant)
+    mixer = form.mixer(described_by(config, _dtype(model)), limits)
     zeros_below = limits.block_size if form.pads_with_zeros else 0
-    wrapper = kind(model, mixer, _windows(config), zeros_below, is_invariant)
+    wrapper = kind(model, mixer, _windows(config), zeros_below)
     specs = step_inputs(model, entry, limits, form)
     inputs = {spec.name: torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype)) for spec in specs}
     traced = {
@@ -161,8 +158,6 @@ def export_step(
             raise SpecError(
                 f"model ({model.config.model_type})", f"does not export: {first_line(error)}"
             ) from error
-    if is_invariant:
-        require_invariant(exported.graph, model.config.model_type)
     return exported
 
 
@@ -185,28 +180,25 @@ def _windows(config: Any) -> tuple[Window, ...]:
 
 
 class _Step(nn.Module):
-    def __init__(
-        self, model: Any, mixer: Mixer, windows: tuple[Window, ...], zeros_below: int, is_invariant: bool
-    ) -> None:
+    def __init__(self, model: Any, mixer: Mixer, windows: tuple[Window, ...], zeros_below: int) -> None:
         """Tokens whose slot is less than `zeros_below` are embedded as zeros."""
         super().__init__()
         self.model, self.mixer, self.windows = model, mixer, windows
-        self.zeros_below, self.is_invariant = zeros_below, is_invariant
+        self.zeros_below = zeros_below
 
     def masks(self, inputs: dict[str, Tensor]) -> Masks:
         return {window: inputs.get(mask_name(window)) for window in self.windows}
 
     def logits(self, inputs: dict[str, Tensor], paged: object, keep: Tensor | int) -> Tensor:
-        with batch_invariant() if self.is_invariant else contextlib.nullcontext():
-            out = self.model(
-                input_ids=inputs["input_ids"][None],
-                position_ids=inputs["positions"][None],
-                use_cache=False,
-                logits_to_keep=keep,
-                paged=paged,
-            )
+        out = self.model(
+            input_ids=inputs["input_ids"][None],
+            position_ids=inputs["positions"][None],
+            use_cache=False,
+            logits_to_keep=keep,
+            paged=paged,
+        )
         logits: Tensor = out.logits[0]
-        return logits.to(self.model.dtype) if self.is_invariant else logits
+        return logits
 
 
 @contextlib.contextmanager

@@ -41,8 +41,6 @@ positions           [b]                     int64    its position
 slots               [b]                     int64    where its K and V go
 block_list          [n]                     int64    ids of the blocks of all rows, 0 where padded
 block_rows          [n]                     int64    the row that a block belongs to, 0 where padded
-row_blocks          [b, n]                  bool     True where block n belongs to row b (only
-                                                     the batch-invariant mode takes it)
 mask                [n, B]                  bool     which tokens of a block its row sees; none of padding
 mask_w<W>           [n, B]                  bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
@@ -87,7 +85,7 @@ and returns tokens [b] int64; with log-probabilities also the token's [b] f32, a
 theirs, [b, N] int64 and f32, the likeliest first. Defragmenter ``n``: sources [n], destinations [n], 0 where
 padded.
 
-Masks and row_blocks are small and follow from lengths. As inputs they keep the graphs before the first
+Masks are small and follow from lengths. As inputs they keep the graphs before the first
 layer independent of the context, so that all buckets with the same number of tokens share those graphs.
 """
 
@@ -186,7 +184,6 @@ def decode_inputs(
     return (
         *(_ids(name, b) for name in ("input_ids", "positions", "slots")),
         *(_ids(name, n) for name in ("block_list", "block_rows")),
-        _flags("row_blocks", b, n),
         *(_flags(mask_name(window), n, block_size) for window in windows),
         *_compressed(compressions, b, 1, lambda every, _: (n, block_size + block_size // every)),
     )

@@ -6,7 +6,6 @@ dialect (`aotgaudi.graphs.dialect`).
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,6 @@ from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.export import export
 from aotgaudi.graphs.forms import Form, form_of
 from aotgaudi.graphs.hyper_connections import class_text
-from aotgaudi.graphs.invariant import batch_invariant, require_invariant
 from aotgaudi.graphs.layer_reuse import reusing_layers
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.quantization import QUANTIZATIONS, Quantization
@@ -83,9 +81,7 @@ def trace(
 def _trace_step(
     entry: StepEntry, model: ModelSpec, limits: ServingLimits, dialect: Dialect, n_splits: int
 ) -> TracedProgram:
-    tracer = _tracer(
-        json.dumps(model.config), model.dtype, model.batch_invariant, model.weights_dtype, dialect
-    )
+    tracer = _tracer(json.dumps(model.config), model.dtype, model.weights_dtype, dialect)
     form, split = tracer.form, tracer.split(entry, limits, n_splits)
     caches = _caches(model, limits, form)
     pieces = split.pieces
@@ -125,10 +121,7 @@ def _trace_sampler(entry: SamplerEntry, model: ModelSpec, dialect: Dialect) -> T
     form = form_of(dialect)
     graph = form.sampler(entry.signature, entry.num_logprobs)
     outputs = tuple(f"0.{number}" for number in range(graph.num_outputs))
-    with batch_invariant() if model.batch_invariant else contextlib.nullcontext():
-        exported = _export(graph, tuple(_zeros(spec) for spec in specs)).graph
-    if model.batch_invariant:
-        require_invariant(exported, str(entry))
+    exported = _export(graph, tuple(_zeros(spec) for spec in specs)).graph
     form.finish(exported)
     piece = Piece(to_text(exported), _steps(*specs), outputs, "sampler")
     return TracedProgram(
@@ -175,10 +168,6 @@ def _trace_hyper_connection(entry: MhcEntry, model: ModelSpec) -> TracedProgram:
     Its weights are inputs of the step, not of the checkpoint, so one program serves every layer. Attention and feed-forward
     entries give equal programs. Outputs: how to write a sublayer's output back, and the sublayer's input.
     """
-    if model.batch_invariant and entry.n_splits > 1:
-        raise SpecError(
-            f"entry {entry}", "splits its sums by the number of tokens", "model.batch_invariant = false"
-        )
     streams = HyperConnections.of(model)
     if streams is None:
         raise SpecError(f"entry {entry}", f"{model.model_type!r} has no hyper-connections", "another spec")
@@ -217,15 +206,8 @@ def stored_names(module: nn.Module) -> Mapping[str, str]:
 class _StepTracer:
     """Traces the steps of one model. It reuses layers once a full trace has shown that the result is the same."""
 
-    def __init__(
-        self,
-        module: Any,
-        form: Form,
-        is_invariant: bool,
-        quantization: Quantization | None,
-    ) -> None:
-        self.module, self.form = module, form
-        self._is_invariant, self._quantization = is_invariant, quantization
+    def __init__(self, module: Any, form: Form, quantization: Quantization | None) -> None:
+        self.module, self.form, self._quantization = module, form, quantization
         self._stored = stored_names(module)
         self._can_reuse: dict[type[StepEntry], bool] = {}
 
@@ -245,7 +227,6 @@ class _StepTracer:
             self.module,
             entry,
             limits,
-            is_invariant=self._is_invariant,
             n_splits=n_splits,
             form=self.form,
         )
@@ -260,7 +241,6 @@ class _StepTracer:
 def _tracer(
     config_json: str,
     dtype: str,
-    is_invariant: bool,
     weights_dtype: WeightsDtype | None,
     dialect: Dialect,
 ) -> _StepTracer:
@@ -271,10 +251,9 @@ def _tracer(
     form.require_built(
         config,
         described_by(config, dtype),
-        is_invariant=is_invariant,
         has_packed_weights=quantization is not None,
     )
-    return _StepTracer(module, form, is_invariant, quantization)
+    return _StepTracer(module, form, quantization)
 
 
 def _require_paged(model: ModelSpec, caches: tuple[CacheSpec, ...], used: set[str]) -> None:

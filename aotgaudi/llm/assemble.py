@@ -198,7 +198,6 @@ def make_engine(
         eos_token_ids=tokenizer.eos_token_ids,
         prefix_caching=prefix_caching,
         policy=policy or spec.scheduler.policy,
-        whole_blocks=spec.model.batch_invariant,
         is_contiguous=spec.reads_contiguous_blocks,
     )
     return Engine(

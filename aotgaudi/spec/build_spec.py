@@ -108,7 +108,6 @@ class BuildSpec(SpecValue):
         check_limits(self.limits, is_ours=self.scheduler.engine == "aotgaudi")
         check_scheduler(self.scheduler, self.limits)
         check_parallel(self.parallel, self.model)
-        self._check_batch_invariant()
         self._check_mhc()
         self._check_short_queries()
         self._check_tuned()
@@ -122,18 +121,6 @@ class BuildSpec(SpecValue):
                 f"at most max_position_embeddings {positions}, or allow_long_max_model_len = true",
             )
         return self
-
-    def _check_batch_invariant(self) -> None:
-        """Only graphs that we trace have this form; other servers and devices bring their own."""
-        if self.model.batch_invariant and (self.scheduler.engine, self.target.backend) not in (
-            ("aotgaudi", "cpu"),
-            ("aotgaudi", "fake"),
-        ):
-            raise SpecError(
-                "model.batch_invariant",
-                f"is true, with engine {self.scheduler.engine!r} and backend {self.target.backend!r}",
-                'engine = "aotgaudi" and backend = "cpu", or leave it out',
-            )
 
     def _check_front_end(self) -> None:
         """Another server brings its own."""
@@ -153,13 +140,6 @@ class BuildSpec(SpecValue):
                 "mhc.enabled",
                 f"is false, but every step of {self.model.model_type!r} has hyper-connections",
                 "leave it out",
-            )
-        if self.model.batch_invariant and self.mhc.rule != "one":
-            raise SpecError(
-                "mhc.rule",
-                f"is {self.mhc.rule!r}, under which the order of a sum follows the number of tokens; model.batch_invariant"
-                " is true",
-                'rule = "one", or batch_invariant = false',
             )
 
     def _check_short_queries(self) -> None:

@@ -63,17 +63,15 @@ class ModelSpec(SpecValue):
     """A model. `config` is the content of its ``config.json``, with Hugging Face's key names.
 
     Never change `config` in place: it is part of a frozen value. `quantization` is None if only the checkpoint
-    itself says how it is quantized. `batch_invariant`: a row's result does not depend on the other rows of its step,
-    bit by bit (``graphs/invariant.py``).
+    itself says how it is quantized.
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"quantization", "batch_invariant"})
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"quantization"})
 
     name: str = Field(min_length=1)
     dtype: Literal["float32", "bfloat16", "float16"]
     config: dict[str, JsonValue]
     quantization: QuantizationSpec | None = None
-    batch_invariant: bool = False
 
     @model_validator(mode="after")
     def _check_config(self) -> ModelSpec:
@@ -166,8 +164,6 @@ class ModelSpec(SpecValue):
         if self.quantization is not None:
             for name, value in self.quantization.model_dump(mode="json").items():
                 components.append((f"model.quantization.{name}", canonical_json(value).decode()))
-        if self.batch_invariant:
-            components.append(("model.batch_invariant", "true"))
         return Key.of(components)
 
     def states(self, name: str) -> bool:

@@ -152,7 +152,6 @@ def spec_of(
     num_blocks: int = 40,
     dtype: str = "float32",
     *,
-    batch_invariant: bool = False,
     quantization: str | None = None,
     block_size: int = BLOCK_SIZE,
 ) -> BuildSpec:
@@ -171,7 +170,6 @@ def spec_of(
             "name": model.config.model_type,
             "dtype": dtype,
             "config": config,
-            "batch_invariant": batch_invariant,
             "quantization": quantization,
         },
         "limits": limits,

@@ -80,10 +80,6 @@ def test_weights_in_8_bits_are_compared_with_what_they_stand_for() -> None:
     assert compared(quantized).layers
 
 
-def test_batch_invariant_graphs_agree() -> None:
-    assert compared(spec_of(reference("llama"), batch_invariant=True).model).layers
-
-
 def _mixer(monkeypatch: pytest.MonkeyPatch) -> None:
     softcapped = uniform._attend_dense
 

@@ -81,18 +81,11 @@ def seconds_of(entry: Entry) -> float:
 class CacheRunner:
     """A device. It checks that every step fits its entry. `now` is its time, which steps take."""
 
-    def __init__(
-        self,
-        limits: ServingLimits,
-        *,
-        whole_blocks: bool = False,
-        is_contiguous: bool = False,
-    ) -> None:
+    def __init__(self, limits: ServingLimits, *, is_contiguous: bool = False) -> None:
         self._is_contiguous = is_contiguous
         self.decodes: list[DecodeStep] = []
         self.on_run: Callable[[], None] = lambda: None
         self.now = 0.0
-        self._whole_blocks = whole_blocks
         self._limits = limits
         self._cache: list[list[tuple[int, int]]] = [
             [(-1, -1)] * limits.block_size for _ in range(limits.num_blocks + 1)
@@ -158,9 +151,6 @@ class CacheRunner:
         for row in step.rows:
             assert -(-row.start // size) <= entry.num_ctx_blocks
             assert 1 <= len(row.token_ids) <= entry.query_len
-            if self._whole_blocks:
-                assert row.start % size == 0
-                assert row.sampling is not None or len(row.token_ids) % size == 0
             assert len(row.block_table) == -(-(row.start + len(row.token_ids)) // size)
 
     def _check_decode(self, step: DecodeStep) -> None:
@@ -289,7 +279,6 @@ class SharedEngine(RuleBasedStateMachine):
         defrag=defrag_specs,
         prefix_caching=st.booleans(),
         policy=st.sampled_from(["latency", "throughput"]),
-        whole_blocks=st.booleans(),
         is_contiguous=st.booleans(),
     )
     def start(
@@ -299,11 +288,10 @@ class SharedEngine(RuleBasedStateMachine):
         defrag: DefragSpec,
         prefix_caching: bool,
         policy: Policy,
-        whole_blocks: bool,
         is_contiguous: bool,
     ) -> None:
         self.limits = limits
-        self.runner = CacheRunner(limits, whole_blocks=whole_blocks, is_contiguous=is_contiguous)
+        self.runner = CacheRunner(limits, is_contiguous=is_contiguous)
         table = data.draw(closed_tables(limits, is_contiguous))
         pool = BlockPool(limits.num_blocks)
         scheduler = Scheduler(
@@ -313,7 +301,6 @@ class SharedEngine(RuleBasedStateMachine):
             eos_token_ids=(EOS,),
             prefix_caching=prefix_caching and not is_contiguous,
             policy=policy,
-            whole_blocks=whole_blocks,
             is_contiguous=is_contiguous,
         )
         self.core = EngineCore(scheduler, self.runner, defrag=defrag, clock=lambda: self.runner.now)

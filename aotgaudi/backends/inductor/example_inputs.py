@@ -117,9 +117,7 @@ def _is_weight(node: fx.Node, spec: ClosedSpec) -> bool:
 
 def _reaches_product(node: fx.Node) -> bool:
     return any(
-        user.target in _PRODUCTS
-        or _is_written_out(user)
-        or (user.target in _REARRANGED and _reaches_product(user))
+        user.target in _PRODUCTS or (user.target in _REARRANGED and _reaches_product(user))
         for user in node.users
     )
 
@@ -133,13 +131,6 @@ def _randomise_bits(words: Tensor, generator: torch.Generator) -> None:
     """Sets half of all bits, and at least one of each row."""
     words.random_(-(2**31), 2**31, generator=generator)
     words[..., :1] |= 1
-
-
-def _is_written_out(node: fx.Node) -> bool:
-    """Whether `node` is the first half of a product in batch-invariant form: multiply, then sum."""
-    return node.target is _aten.mul.Tensor and any(
-        user.target is _aten.sum.dim_IntList for user in node.users
-    )
 
 
 def _sample(spec: ClosedSpec, is_weight: bool, generator: torch.Generator) -> Tensor:

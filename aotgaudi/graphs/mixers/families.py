@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from aotgaudi.errors import SpecError
-from aotgaudi.graphs.invariant import InvariantMixer
 from aotgaudi.graphs.mixers.base import Mixer
 from aotgaudi.graphs.mixers.compressed import CompressedMixer
 from aotgaudi.graphs.mixers.latent import LatentMixer
@@ -28,27 +27,22 @@ def require_mixer(model: ModelSpec, *, is_stateful: bool) -> None:
         )
 
 
-def mixer_of(model: ModelSpec, *, is_invariant: bool = False) -> Mixer:
-    """Returns the mixer of a model's family, in the batch-invariant form if asked."""
+def mixer_of(model: ModelSpec) -> Mixer:
+    """Returns the mixer of a model's family."""
     family = family_of(model)
     if family == "latent":
         return LatentMixer()
     if family == "compressed":
         return CompressedMixer(compressions_of(model))
-    return InvariantMixer() if is_invariant else UniformMixer()
+    return UniformMixer()
 
 
-def require_modes(model: ModelSpec, *, is_invariant: bool, has_packed_weights: bool) -> None:
-    """Raises SpecError for a mode in which the model's family was not shown to be right."""
+def require_packable(model: ModelSpec) -> None:
+    """Raises SpecError unless graphs of the model's family were shown to be right with packed weights."""
     family = family_of(model)
-    modes = (
-        ("batch_invariant", is_invariant, "false"),
-        ("quantization", has_packed_weights, "no quantization of weights"),
-    )
-    for name, is_on, expected in modes:
-        if is_on and family != "uniform":
-            raise SpecError(
-                f"model.{name}",
-                f"{model.model_type!r} has {family} attention, which has no such mode",
-                expected,
-            )
+    if family != "uniform":
+        raise SpecError(
+            "model.quantization",
+            f"{model.model_type!r} has {family} attention, which has no such mode",
+            "no quantization of weights",
+        )

@@ -8,7 +8,6 @@ blocks make the gathered keys of a block ready for a batched matrix product with
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,28 +57,14 @@ class AttentionCall:
         )
 
 
-def write_cache(cache: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
+def _write_cache(cache: Tensor, slots_T: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> None:
     """Writes T keys and values to their slots, in place."""
     blocks, offsets = slots_of(slots_T, cache.shape[3])
     cache[:, blocks, :, offsets] = torch.stack([k_TKD, v_TKD], dim=1)
 
 
-class _State(ABC):
-    """What the states of all steps do with a layer's call."""
-
-    caches: Mapping[str, Tensor]
-
-    def attend(self, call: LayerCall) -> Tensor:
-        """Writes the new keys and values, and attends. Returns [1, T, H, D]."""
-        return self.attend_heads(AttentionCall.of(call, self.caches))
-
-    @abstractmethod
-    def attend_heads(self, call: AttentionCall) -> Tensor:
-        """Does so for queries, keys and values by heads."""
-
-
 @dataclass
-class PromptState(_State):
+class PromptState:
     """A prefill step of b rows, q new tokens each, after C = c * B tokens of cached context (maybe none).
 
     `masks` maps a sliding window (None: no window) to [b, 1, q, C + q], True where a query may look.
@@ -90,9 +75,10 @@ class PromptState(_State):
     ctx_blocks_bc: Tensor | None
     masks: Masks
 
-    def attend_heads(self, call: AttentionCall) -> Tensor:
-        """Attends to cached context and to the new tokens themselves. Returns [1, T, H, D]."""
-        write_cache(call.cache, self.slots_T, call.k_TKD, call.v_TKD)
+    def attend(self, layer_call: LayerCall) -> Tensor:
+        """Writes the new rows, and attends to cached context and to the new tokens themselves. Returns [1, T, H, D]."""
+        call = AttentionCall.of(layer_call, self.caches)
+        _write_cache(call.cache, self.slots_T, call.k_TKD, call.v_TKD)
         mask = mask_for(self.masks, call.sliding_window)
         b, q = mask.shape[0], mask.shape[2]
         keys, values = (
@@ -105,7 +91,7 @@ class PromptState(_State):
 
 
 @dataclass
-class DecodeState(_State):
+class DecodeState:
     """A decode step of b rows, flat over n blocks. `masks` maps a sliding window to [n, B]."""
 
     caches: Mapping[str, Tensor]
@@ -114,9 +100,10 @@ class DecodeState(_State):
     block_rows_n: Tensor
     masks: Masks
 
-    def attend_heads(self, call: AttentionCall) -> Tensor:
-        """Attends to the blocks of each row in place. Returns [1, b, H, D]."""
-        write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
+    def attend(self, layer_call: LayerCall) -> Tensor:
+        """Writes the new rows, and attends to the blocks of each row in place. Returns [1, b, H, D]."""
+        call = AttentionCall.of(layer_call, self.caches)
+        _write_cache(call.cache, self.slots_b, call.k_TKD, call.v_TKD)
         out_bHD: Tensor = PAGED_DECODE(
             call.q_THD,
             call.cache,
@@ -149,11 +136,6 @@ class UniformMixer:
         return DecodeState(caches, inputs["slots"], inputs["block_list"], inputs["block_rows"], masks)
 
 
-def softcapped(scores: Tensor, softcap: float | None) -> Tensor:
-    """Returns scores within ``-softcap`` and ``softcap``; with None, unchanged."""
-    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
-
-
 def _attend_dense(
     q_bHqD: Tensor, k_bKkD: Tensor, v_bKkD: Tensor, mask: Tensor, call: AttentionCall
 ) -> Tensor:
@@ -165,7 +147,9 @@ def _attend_dense(
     groups = q_bHqD.shape[1] // k_bKkD.shape[1]
     keys, values = (x.repeat_interleave(groups, dim=1) for x in (k_bKkD, v_bKkD))
     scores = torch.matmul(q_bHqD, keys.transpose(2, 3)).float() * call.scaling
-    scores = torch.where(mask, softcapped(scores, call.softcap), MASKED)
+    if call.softcap is not None:
+        scores = call.softcap * torch.tanh(scores / call.softcap)
+    scores = torch.where(mask, scores, MASKED)
     if call.sinks_H is not None:
         sinks = call.sinks_H.float().view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sinks], dim=-1)

@@ -16,7 +16,6 @@ from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text, to_text
 from aotgaudi.graphs.choose_entries import CHOOSE_ENTRIES
 from aotgaudi.graphs.hyper_connections import class_text
-from aotgaudi.graphs.invariant import linear
 from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 from aotgaudi.spec.hyper_connections import HyperConnections
 
@@ -56,14 +55,8 @@ class Chosen(nn.Module):
 
 
 class Linear(nn.Module):
-    """A product as a library has it, or as the batch-invariant mode writes it."""
-
-    def __init__(self, form: Callable[[Tensor, Tensor], Tensor]) -> None:
-        super().__init__()
-        self._form = form
-
     def forward(self, x: Tensor, weight: Tensor) -> tuple[Tensor]:
-        return (self._form(x, weight),)
+        return (nn.functional.linear(x, weight),)
 
 
 class Scaled(nn.Module):
@@ -321,12 +314,9 @@ def test_a_scale_without_dimensions_is_an_input_like_another() -> None:
     assert 0.5 < scale.item() < 1.5
 
 
-@pytest.mark.parametrize("form", [nn.functional.linear, linear], ids=["a library's", "batch-invariant"])
-def test_weights_are_scaled_by_their_fan_in_however_the_product_is_written(
-    form: Callable[[Tensor, Tensor], Tensor],
-) -> None:
+def test_weights_are_scaled_by_their_fan_in() -> None:
     """Else scores of attention lie so far apart that a last bit decides which key is read."""
-    text = text_of(Linear(form), torch.zeros(2, 4, 256), torch.zeros(64, 256))
+    text = text_of(Linear(), torch.zeros(2, 4, 256), torch.zeros(64, 256))
     graph, specs = from_text(text)
 
     _, weight = sample_inputs(graph, specs, seed=1)

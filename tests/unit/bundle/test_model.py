@@ -196,9 +196,9 @@ def whole(tmp_path: Path, spec: BuildSpec) -> Path:
     return folder
 
 
-def test_a_directory_fits_a_bundle_in_either_mode(whole: Path) -> None:
-    for is_invariant in (False, True):
-        check_model(spec_of(model={"batch_invariant": is_invariant}), ModelDirectory(whole))
+def test_a_directory_fits_a_bundle_however_its_weights_are_packed(whole: Path) -> None:
+    for quantization in (None, {"weights": "int8"}):
+        check_model(spec_of(model={"quantization": quantization}), ModelDirectory(whole))
 
 
 def test_what_a_server_reads_is_bound_and_nothing_else(whole: Path, spec: BuildSpec) -> None:

@@ -153,7 +153,6 @@ def dotted(path: tuple[Step, ...]) -> str:
 PATHS = [path for path in leaves(SPEC) if path != ("model", "config")]
 IN_KEY = {
     "model.dtype": "model.model.dtype",
-    "model.batch_invariant": "model.model.batch_invariant",
     "limits.block_size": "limits.block_size",
     "target.execution_mode": "spec.target.execution_mode",
     **{

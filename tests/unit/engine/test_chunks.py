@@ -20,7 +20,7 @@ def _request(num_tokens: int) -> Request:
     )
 
 
-def _chunker(*entries: PromptEntry, whole_blocks: bool = False, **seconds: float) -> Chunker:
+def _chunker(*entries: PromptEntry, **seconds: float) -> Chunker:
     """`seconds`: of entries by query length, ``q8=1.0``."""
     costs = StepCosts()
     for name, each in seconds.items():
@@ -28,7 +28,7 @@ def _chunker(*entries: PromptEntry, whole_blocks: bool = False, **seconds: float
     limits = ServingLimits(
         max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, block_size=16, num_blocks=32
     )
-    return Chunker(limits, BucketTable(entries or TABLE, ()), costs, whole_blocks)
+    return Chunker(limits, BucketTable(entries or TABLE, ()), costs)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +77,6 @@ class TestCut:
         assert self._cut(chunker, start=8, num_tokens=56) == 24
         assert self._cut(_chunker(q4=0.1, q8=0.2, q32=9.0), start=24, num_tokens=40) == 8
         assert self._cut(_chunker(q4=0.1, q8=9.0), start=24, num_tokens=40) == 4
-
-    def test_whole_blocks_are_never_cut(self) -> None:
-        assert self._cut(_chunker(whole_blocks=True, q4=0.1, q8=9.0)) == 16
 
     def test_nothing_is_cut_where_the_rest_would_have_no_entry(self) -> None:
         assert self._cut(_chunker(PromptEntry(1, 8, 0), PromptEntry(1, 64, 0), q8=0.1), of=64) == 64

@@ -57,7 +57,6 @@ def eager_runner(
     model: Any,
     entries: Sequence[Entry] = ENTRIES,
     *,
-    batch_invariant: bool = False,
     block_size: int = BLOCK_SIZE,
     dialect: Dialect = ATEN,
     load: Callable[[str], Any] = Eager,
@@ -67,7 +66,7 @@ def eager_runner(
 
     `load` makes a unit of its text, by default uncompiled. `put` brings weights, constants and caches to where units run.
     """
-    spec = spec_of(model, batch_invariant=batch_invariant, block_size=block_size)
+    spec = spec_of(model, block_size=block_size)
     limits = spec.limits
     table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
     declare_samplers(entries, table)
@@ -138,14 +137,6 @@ def test_chunks_from_any_token_and_decodes_of_mixed_lengths_while_blocks_are_exc
         positions = {row: position + (row in rows) for row, position in positions.items()}
 
     assert max(errors) < CLOSE
-
-
-@pytest.mark.parametrize("architecture", ["gemma2", "gpt_oss"])
-def test_batch_invariant_programs_compute_the_same(architecture: str) -> None:
-    """One layer each: with a window and a softcap; with a window, sinks and experts."""
-    model = reference(architecture, num_hidden_layers=1, layer_types=["sliding_attention"])
-
-    assert worst_error(model, eager_runner(model, batch_invariant=True)) < TOLERANCE
 
 
 def worst_error(model: Any, runner: ProgramRunner, decode: DecodeEntry = DECODE) -> float:

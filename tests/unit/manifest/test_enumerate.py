@@ -424,14 +424,6 @@ def test_our_engine_cannot_switch_them_off() -> None:
         mhc_spec_of(mhc={"enabled": False})
 
 
-def test_a_batch_invariant_model_has_one_class() -> None:
-    model = {"name": "m", "dtype": "float32", "config": FLASH, "batch_invariant": True}
-
-    assert specs.spec_of(model=model).mhc.rule == "one"
-    with pytest.raises(SpecError, match=r"mhc\.rule: is 'vllm-collapsed'.*batch_invariant"):
-        specs.spec_of(model=model, mhc={"rule": "vllm-collapsed"}, target={"backend": "cpu", "num_sms": 4})
-
-
 @pytest.mark.parametrize("tables", [{"target": {"backend": "cuda"}}, {"mhc": {"enabled": True}}])
 def test_a_device_is_not_guessed(tables: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=r"target\.num_sms: is missing"):

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED, ModelSpec
-from tests.specs import spec_of
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -56,22 +55,6 @@ def test_an_excluded_key_changes_no_signature_and_says_why(key: str) -> None:
     assert changed.signature() == model().signature()
     assert model(text_config={key: 1}).signature() == model(text_config={}).signature()
     assert len(CONFIG_KEYS_EXCLUDED[key]) > 10
-
-
-def test_batch_invariance_is_in_the_signature_and_a_spec_without_it_keeps_its_own() -> None:
-    invariant = ModelSpec(name="m", dtype="bfloat16", config=CONFIG, batch_invariant=True)
-    default = ModelSpec(name="m", dtype="bfloat16", config=CONFIG)
-
-    assert default.signature().differences(invariant.signature()) == (
-        ("model.batch_invariant", None, "true"),
-    )
-    assert "batch_invariant" not in default.model_dump(mode="json")
-
-
-@pytest.mark.parametrize("tables", [{"target": {"backend": "hpu"}}, {"scheduler": {"engine": "vllm"}}])
-def test_batch_invariance_of_graphs_that_are_not_ours_is_refused(tables: dict[str, Any]) -> None:
-    with pytest.raises(SpecError, match=r"model\.batch_invariant: is true, with engine"):
-        spec_of(model={"batch_invariant": True}, **tables)
 
 
 def test_the_padding_token_is_in_the_signature() -> None:
