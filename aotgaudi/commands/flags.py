@@ -45,7 +45,7 @@ class Flag:
         arity: how many words it takes.
         effect: its effect on shapes.
         reason: why it has that effect; for a flag that a spec takes, the spec's field.
-        no_op: values with which a refused flag changes nothing.
+        no_op: values with which a refused flag changes nothing, beside its default.
         is_neutral: whether it changes no code.
     """
 
@@ -100,29 +100,73 @@ _TAKEN: Mapping[str, str] = {
 _TAKEN_NEUTRAL: Mapping[str, str] = {"model.config": "model=", "model.name": "served-model-name=*"}
 """Field of a spec -> flags that name the model. In the key, the model counts by the content of its files."""
 
-FILE_NOT_READ = "the file is not read: give its flags on the command line"
-_NOT_ENUMERATED = "the steps or graphs that it adds are not enumerated"
-_POOLING = "pooling models have no decode steps; only text generation is enumerated"
-_REFUSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "data-parallel-size=": (
-        "ranks of data parallelism pad their steps to each other's: describe one replica",
-        ("1",),
-    ),
-    "decode-context-parallel-size= prefill-context-parallel-size=": (_NOT_ENUMERATED, ("1",)),
-    "enable-eplb enable-dbo enable-tower-connector-lora default-mm-loras= split-qkv": (_NOT_ENUMERATED, ()),
-    "kv-transfer-config= ec-transfer-config=": ("transfers between servers add steps of theirs", ()),
-    "num-scheduler-steps=": ("multi-step scheduling adds steps of its own", ("0", "1")),
-    "task= runner=": (_POOLING, ("auto", "generate")),
-    "convert=": (_POOLING, ("auto", "none")),
-    "config=": (FILE_NOT_READ, ()),
-    "hf-overrides= hf-config-path= disable-sliding-window": (
-        "give the changed config.json with --model-config instead",
-        (),
-    ),
-    "device=": ("a spec of a vLLM command is for Gaudi", ("hpu", "auto")),
-    "cpu-offload-gb=": ("offloaded weights change the graphs", ("0", "0.0")),
+_DEFAULTS: Mapping[str, str] = {
+    "1": """
+        tensor-parallel-size pipeline-parallel-size data-parallel-size nnodes decode-context-parallel-size
+        prefill-context-parallel-size""",
+    "auto": """
+        dtype kv-cache-dtype load-format model-impl config-format runner convert generation-config tokenizer-mode""",
+    "2": "optimization-level",
+    "0": "cpu-offload-gb",
 }
-"""Flags -> why a spec refuses them, and the values with which they change nothing. They count."""
+_OFF = "enforce-eager trust-remote-code enable-lora enable-expert-parallel"
+
+DEFAULTS: Mapping[str, JsonValue] = MappingProxyType(
+    {**dict.fromkeys(_OFF.split(), False), **dict(by_name(_DEFAULTS))}
+)
+"""The defaults of flags in vLLM 0.32 (vllm/config/*.py, vllm/engine/arg_utils.py). A flag at its default does not count."""
+
+BLOCK_SIZE = 128
+"""The default of ``--block-size`` on a CPU (vllm/platforms/cpu.py) and on Gaudi (vllm_gaudi/platform.py 152-156)."""
+
+CPU_DEFAULTS: Mapping[str, JsonValue] = MappingProxyType({**DEFAULTS, "block-size": str(BLOCK_SIZE)})
+"""The defaults of flags on a CPU."""
+
+GAUDI_DEFAULTS: Mapping[str, int] = MappingProxyType(
+    {"max-num-seqs": 256, "max-num-batched-tokens": 2048, "block-size": BLOCK_SIZE}
+)
+"""The defaults of limits on Gaudi, which ``--from-vllm`` writes into a spec. In a launch's key these flags count.
+
+vLLM has these for a server on a device whose memory it does not know (vllm/engine/arg_utils.py ``get_batch_defaults``), and
+Gaudi's platform reports 0 bytes to get them (vllm_gaudi/platform.py ``get_device_total_memory``).
+"""
+
+_FILE_NOT_READ = "the file is not read: give its flags on the command line"
+_REFUSED: Mapping[str, str] = {
+    "ranks of data parallelism pad their steps to each other's: describe one replica": "data-parallel-size=",
+    "the steps or graphs that it adds are not enumerated": """
+        decode-context-parallel-size= prefill-context-parallel-size= enable-eplb enable-dbo enable-tower-connector-lora
+        default-mm-loras= split-qkv""",
+    "transfers between servers add steps of theirs": "kv-transfer-config= ec-transfer-config=",
+    "multi-step scheduling adds steps of its own": "num-scheduler-steps=",
+    "pooling models have no decode steps; only text generation is enumerated": "task= runner= convert=",
+    _FILE_NOT_READ: "config=",
+    "give the changed config.json with --model-config instead": "hf-overrides= hf-config-path= disable-sliding-window",
+    "a spec of a vLLM command is for Gaudi": "device=",
+    "offloaded weights change the graphs": "cpu-offload-gb=",
+}
+"""Why a spec refuses flags -> these flags. They count."""
+
+_NO_OP: Mapping[str, tuple[str, ...]] = {
+    "num-scheduler-steps": ("0", "1"),
+    "task": ("auto", "generate"),
+    "runner": ("generate",),
+    "convert": ("none",),
+    "device": ("hpu", "auto"),
+    "cpu-offload-gb": ("0.0",),
+}
+"""Refused flags -> the values with which they change nothing, beside their defaults."""
+
+_NOT_WRAPPED: Mapping[str, str] = {
+    "the exercise is sent without TLS: let what stands before the server have it": "ssl-keyfile ssl-certfile",
+    "ranks on other machines cannot be watched from here": "headless",
+    _FILE_NOT_READ: "config",
+    "Ray's processes cannot be watched from here": "use-ray",
+    "it is not asked over HTTP, so the exercise cannot be sent": "grpc smg-grpc-mode grpc-mode",
+    "it answers no completions": "encoder-only is-embedding",
+}
+NOT_WRAPPED: Mapping[str, str] = MappingProxyType(dict(by_name(_NOT_WRAPPED)))
+"""Flags of vLLM and SGLang with which a server cannot be wrapped, each with the reason."""
 
 _MAY_CHANGE: Mapping[str, str] = {
     "chooses the attention's code": "attention-backend= attention-config= mm-encoder-attn-backend= disable-cascade-attn",
@@ -152,7 +196,7 @@ _MAY_CHANGE: Mapping[str, str] = {
 }
 """Why flags may change what is warm -> these flags. They count."""
 
-_COUNTED_ONLY: Mapping[str, str] = {
+_KEYED_ONLY: Mapping[str, str] = {
     "how requests are read and answered": """
         tokenizer-mode= skip-tokenizer-init reasoning-config= enable-reasoning tokens-only disable-mm-preprocessor-cache
         guided-decoding-backend= structured-outputs-config=""",
@@ -268,17 +312,15 @@ def _table(rows: Iterable[tuple[str, _Row]]) -> Mapping[str, _Row]:
 def _flag(written: str, effect: Effect, reason: str = "", *, is_neutral: bool = False) -> Flag:
     name, is_valued, more = written.partition("=")
     arity: Arity = "values" if more else "value" if is_valued else "switch"
-    return Flag(name, arity, effect, reason, is_neutral=is_neutral)
+    return Flag(name, arity, effect, reason, _NO_OP.get(name, ()), is_neutral)
 
 
 def _all_flags() -> Iterator[Flag]:
     yield from (_flag(name, "taken", field) for name, field in by_name(_TAKEN))
     yield from (_flag(name, "taken", field, is_neutral=True) for name, field in by_name(_TAKEN_NEUTRAL))
-    for names, (reason, no_op) in _REFUSED.items():
-        for flag in (_flag(name, "refused", reason) for name in names.split()):
-            yield Flag(flag.name, flag.arity, "refused", reason, no_op)
+    yield from (_flag(name, "refused", reason) for name, reason in by_name(_REFUSED))
     yield from (_flag(name, "unknown", reason) for name, reason in by_name(_MAY_CHANGE))
-    yield from (_flag(name, "harmless", reason) for name, reason in by_name(_COUNTED_ONLY))
+    yield from (_flag(name, "harmless", reason) for name, reason in by_name(_KEYED_ONLY))
     yield from (_flag(name, "harmless", reason, is_neutral=True) for name, reason in by_name(_NEUTRAL))
     yield from (_flag(name, "unread") for name in _UNREAD.split())
 
@@ -298,26 +340,6 @@ MEMORY_FLAGS: Mapping[str, str] = MappingProxyType(
     )
 )
 """Flags that are neutral on every device except Gaudi, where the number of blocks is a shape."""
-
-DEFAULTS: Mapping[str, JsonValue] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "nnodes"), "1"
-        ),
-        **dict.fromkeys(("decode-context-parallel-size", "prefill-context-parallel-size"), "1"),
-        **dict.fromkeys(("dtype", "kv-cache-dtype", "load-format", "model-impl", "config-format"), "auto"),
-        **dict.fromkeys(("runner", "convert", "generation-config", "tokenizer-mode"), "auto"),
-        **dict.fromkeys(
-            ("enforce-eager", "trust-remote-code", "enable-lora", "enable-expert-parallel"), False
-        ),
-        "optimization-level": "2",
-        "cpu-offload-gb": "0",
-    }
-)
-"""The defaults of flags in vLLM 0.32 (vllm/config/*.py, vllm/engine/arg_utils.py)."""
-
-CPU_DEFAULTS: Mapping[str, JsonValue] = MappingProxyType({**DEFAULTS, "block-size": "128"})
-"""The defaults of flags on a CPU (vllm/platforms/cpu.py)."""
 
 BOUND_PARAMETERS = ("MIN", "STEP", "MAX", "LIMIT", "PAD_MAX", "PAD_PERCENT")
 BOUND_VARIABLES = tuple(
@@ -403,7 +425,7 @@ _OF_THE_BRIDGE = """
 """Variables without ``PT_HPU_`` that make the bridge compile other code. They count, unless the bridge says otherwise
 (`aotgaudi.gaudi.environment`)."""
 
-_COUNTED_ONLY_VARIABLES: Mapping[str, str] = {
+_KEYED_ONLY_VARIABLES: Mapping[str, str] = {
     "where and how the server listens": "VLLM_API_KEY",
     "logs, metrics and traces": """
         VLLM_TRACE_FUNCTION VLLM_PT_PROFILE VLLM_PROFILE_PROMPT VLLM_PROFILE_DECODE VLLM_PROFILE_STEPS
@@ -514,7 +536,7 @@ def _all_variables() -> Iterator[tuple[str, Variable]]:
     yield from ((name, Variable("unknown", reason)) for name, reason in by_name(_MAY_CHANGE_VARIABLES))
     for name in _OF_THE_BRIDGE.split():
         yield f"PT_HPU_{name}", Variable("unknown", "the bridge compiles other code")
-    for table in (_COUNTED_ONLY_VARIABLES, _NEUTRAL_VARIABLES, _CONDITIONS, _CONDITIONS_OF_THE_POD):
+    for table in (_KEYED_ONLY_VARIABLES, _NEUTRAL_VARIABLES, _CONDITIONS, _CONDITIONS_OF_THE_POD):
         for name, reason in by_name(table):
             yield name, Variable("unknown" if reason == _FROM_ELSEWHERE else "harmless", reason)
 

@@ -15,43 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-PREFIXES = (
-    *("TORCH", "PYTORCH_", "AOT_", "INDUCTOR_", "TRITON_", "ATEN_", "FUNCTORCH_"),
-    *(
-        "CUDA_",
-        "CUBLAS",
-        "CUDNN_",
-        "NVCC_",
-        "NVRTC_",
-        "NVIDIA_TF32_",
-        "HIP_",
-        "HIPCC_",
-        "ROCM_",
-        "HSA_",
-        "MIOPEN_",
-    ),
-    *(
-        "FLASHINFER_",
-        "FLASH_ATTENTION_",
-        "DG_",
-        "DEEP_GEMM_",
-        "TVM_",
-        "TILELANG_",
-        "CUTE_DSL_",
-        "CUTLASS_",
-        "AITER_",
-    ),
-    *("ONEDNN_", "DNNL_", "MKL_", "MKLDNN_", "OMP_", "KMP_", "GOMP_", "NCCL_", "RCCL_", "XFORMERS_"),
-)
+_PREFIXES = """
+    TORCH PYTORCH_ AOT_ INDUCTOR_ TRITON_ ATEN_ FUNCTORCH_ XFORMERS_
+    CUDA_ CUBLAS CUDNN_ NVCC_ NVRTC_ NVIDIA_TF32_ HIP_ HIPCC_ ROCM_ HSA_ MIOPEN_ NCCL_ RCCL_
+    FLASHINFER_ FLASH_ATTENTION_ DG_ DEEP_GEMM_ TVM_ TILELANG_ CUTE_DSL_ CUTLASS_ AITER_
+    ONEDNN_ DNNL_ MKL_ MKLDNN_ OMP_ KMP_ GOMP_
+    """
+PREFIXES = tuple(_PREFIXES.split())
 """Prefixes of the variables of compilers, kernel libraries and frameworks."""
 
-NAMES = frozenset(
-    {
-        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS"),
-        *("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH"),
-        *("MAX_JOBS", "NVCC_THREADS", "SOURCE_DATE_EPOCH"),
-    }
-)
+_NAMES = """
+    CC CXX CFLAGS CXXFLAGS CPPFLAGS LDFLAGS CPATH C_INCLUDE_PATH CPLUS_INCLUDE_PATH LIBRARY_PATH MAX_JOBS NVCC_THREADS
+    SOURCE_DATE_EPOCH
+    """
+NAMES = frozenset(_NAMES.split())
 """Variables that compilers read and that have none of the prefixes."""
 
 _NEUTRAL: Mapping[str, str] = {
@@ -149,8 +126,8 @@ class VariableRules:
         """Returns whether a compiler or the server may read a variable."""
         return name.startswith((*PREFIXES, *self.prefixes)) or name in NAMES or name in self.hashed
 
-    def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables that count. Credentials are removed from their values."""
+    def keyed(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables that count in the key. Credentials are removed from their values."""
         return {name: text_of(value) for name, value in sorted(environ.items()) if self.reason(name) is None}
 
     def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:

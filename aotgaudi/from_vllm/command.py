@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aotgaudi.commands.flags import FLAGS, SHORT_FLAGS, Flag
+from aotgaudi.commands.flags import DEFAULTS, FLAGS, SHORT_FLAGS, Flag
 from aotgaudi.commands.starts import REMEDY, assignments, find_vllm
 from aotgaudi.commands.values import Remark
 from aotgaudi.commands.words import (
@@ -95,7 +95,7 @@ def _refuse(flag: Flag, value: Given) -> None:
         return
     if value is True:
         raise SpecError(f"--{flag.name}", "cannot be expressed in a spec", flag.reason)
-    if first(value) not in flag.no_op:
+    if first(value) not in (DEFAULTS.get(flag.name), *flag.no_op):
         raise SpecError(f"--{flag.name}", f"is {shown(first(value))}", flag.reason)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
+from aotgaudi.commands.flags import GAUDI_DEFAULTS
 from aotgaudi.commands.values import parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import BucketingEnvironment
@@ -28,16 +29,6 @@ from aotgaudi.from_vllm.serving import (
 )
 from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
-
-DEFAULT_MAX_NUM_SEQS = 256
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
-"""vLLM's default for a server on a device whose memory it does not know (vllm/engine/arg_utils.py ``get_batch_defaults``).
-
-Gaudi's platform reports 0 bytes to get this default (vllm_gaudi/platform.py ``get_device_total_memory``).
-"""
-
-DEFAULT_BLOCK_SIZE = 128
-"""vllm_gaudi/platform.py 152-156."""
 
 DEFAULT_UTILIZATION = 0.9
 """vllm/config/cache.py, and vllm-gaudi's docs/configuration/warm-up/warm-up.md."""
@@ -83,14 +74,14 @@ def read_limits(
     """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
     rules, assumed = find_version(bucketing.version).environment, _Assumed()
     length = _Length.of(command, facts, serving, bucketing.version, assumed)
-    max_num_seqs = _integer(command, "max-num-seqs")
-    tokens = _batched_tokens(command, rules, length.value, max_num_seqs or DEFAULT_MAX_NUM_SEQS, assumed)
+    max_num_seqs, most = _integer(command, "max-num-seqs"), GAUDI_DEFAULTS["max-num-seqs"]
+    tokens = _batched_tokens(command, rules, length.value, max_num_seqs or most, assumed)
     if max_num_seqs is None:
-        max_num_seqs = assumed.default("max-num-seqs", min(DEFAULT_MAX_NUM_SEQS, tokens))
+        max_num_seqs = assumed.default("max-num-seqs", min(most, tokens))
     _check_seqs(max_num_seqs, tokens)
     block_size = _integer(command, "block-size")
     if block_size is None:
-        block_size = assumed.default("block-size", DEFAULT_BLOCK_SIZE)
+        block_size = assumed.default("block-size", GAUDI_DEFAULTS["block-size"])
     _check_mamba(facts, tokens, find_version(bucketing.version))
     count = _Count(command, rules, serving, facts, block_size, device)
     num_blocks, notes = _pinned_blocks(pin, command, count)
@@ -225,10 +216,9 @@ def _batched_tokens(
     text = command.values.get("max-num-batched-tokens")
     if text is not None:
         return parse_tokens("--max-num-batched-tokens", text)
-    is_chunked = is_prefill_chunked(command, rules)
-    tokens = (
-        DEFAULT_MAX_NUM_BATCHED_TOKENS if is_chunked else max(max_model_len, DEFAULT_MAX_NUM_BATCHED_TOKENS)
-    )
+    tokens = GAUDI_DEFAULTS["max-num-batched-tokens"]
+    if not is_prefill_chunked(command, rules):
+        tokens = max(max_model_len, tokens)
     return assumed.default("max-num-batched-tokens", min(tokens, max_num_seqs * max_model_len))
 
 

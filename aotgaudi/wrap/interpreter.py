@@ -21,41 +21,14 @@ from pathlib import Path
 from aotgaudi.commands.starts import Start, find_start, working_directory
 from aotgaudi.errors import SpecError, TargetError
 
-DISTRIBUTIONS = (
-    *(
-        "torch",
-        "torch-*",
-        "torchvision",
-        "torchaudio",
-        "triton",
-        "triton-*",
-        "pytorch-triton*",
-        "intel-extension-*",
-    ),
-    *("transformers", "numpy", "compressed-tensors", "xgrammar", "gguf", "bitsandbytes", "humming*"),
-    *(
-        "flashinfer*",
-        "flash-attn*",
-        "flash-mla*",
-        "xformers",
-        "deep-gemm",
-        "deepgemm",
-        "tilelang",
-        "apache-tvm*",
-    ),
-    *(
-        "nvidia-*",
-        "cuda-*",
-        "cutlass*",
-        "quack-kernels",
-        "amd-aiter",
-        "aiter",
-        "rocm*",
-        "habana*",
-        "intel-openmp",
-    ),
-    *("vllm", "vllm-*", "sglang*", "sgl-*", "neural-compressor*"),
-)
+_DISTRIBUTIONS = """
+    torch torch-* torchvision torchaudio triton triton-* pytorch-triton* intel-extension-*
+    transformers numpy compressed-tensors xgrammar gguf bitsandbytes humming*
+    flashinfer* flash-attn* flash-mla* xformers deep-gemm deepgemm tilelang apache-tvm*
+    nvidia-* cuda-* cutlass* quack-kernels amd-aiter aiter rocm* habana* intel-openmp
+    vllm vllm-* sglang* sgl-* neural-compressor*
+    """
+DISTRIBUTIONS = tuple(_DISTRIBUTIONS.split())
 """Patterns of normalised names (PEP 503) of distributions that make code or are traced. A server's plugins (entry points of
 the groups ``vllm.*`` and ``sglang.*``) count too, because they run in its processes."""
 

@@ -2,7 +2,7 @@
 
 ``vllm serve MODEL`` and ``python -m vllm.entrypoints.openai.api_server --model MODEL`` are the same launch.
 
-The configurations in the model's directory (`FILES_COUNTED`) are part of the launch by their content, and its ``.py`` files
+The configurations in the model's directory (`KEYED_FILES`) are part of the launch by their content, and its ``.py`` files
 by their bytes. Servers read no other JSON that decides a graph. A name on the hub is looked up in the hub's local cache.
 Nothing is fetched.
 """
@@ -42,7 +42,7 @@ from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.interpreter import Asking, question_of
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, device_of, installed_of
 
-FILES_COUNTED: Mapping[str, str] = MappingProxyType(
+KEYED_FILES: Mapping[str, str] = MappingProxyType(
     {
         "*config*.json": "the model, its quantization, its processors, its poolers",
         "*quant*.json": "quantization, by the names that quantizers give it",
@@ -202,10 +202,10 @@ def describe(
     return Launch(
         guest=adapter.name,
         words=public_words(found.words, flags, adapter),
-        flags=_counted_flags(
+        flags=_keyed_flags(
             adapter, flags.values, target.backend, frozenset() if like is None else like.flags
         ),
-        variables={**{name: text_of(found.environ[name]) for name in names}, **rules.counted(found.environ)},
+        variables={**{name: text_of(found.environ[name]) for name in names}, **rules.keyed(found.environ)},
         model=identify(
             os.path.abspath(found.model) if found.is_local else flags.model,
             found.model,
@@ -235,7 +235,7 @@ def features_of(found: Found) -> tuple[Feature, ...]:
     return found.adapter.features(found.flags, config, device_of(found.installed))
 
 
-def _counted_flags(
+def _keyed_flags(
     adapter: Adapter, values: Mapping[str, JsonValue], device: str, always: Collection[str]
 ) -> dict[str, JsonValue]:
     """Returns the flags that count: neither neutral ones nor those that repeat a default. Flags in `always` count anyway."""
@@ -312,7 +312,7 @@ def identify(name: str, directory: Path, like: Mapping[str, Digest] = MappingPro
     Raises SpecError if the model has no configuration, or if a file cannot be read.
     """
     try:
-        files = {str(path.relative_to(directory)): path for path in _counted(directory)}
+        files = {str(path.relative_to(directory)): path for path in _keyed_files(directory)}
         files |= {path: directory / path for path in like if (directory / path).is_file()}
     except OSError as error:
         raise SpecError(str(directory), f"cannot be read: {error.strerror}", "a model's directory") from error
@@ -347,7 +347,7 @@ def weights_stamp(directory: Path) -> str:
     return sha256_bytes(canonical_json([[name, str(size), str(time)] for name, size, time in stamps]))
 
 
-def _counted(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
+def _keyed_files(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
     for path in sorted(directory.iterdir()):
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
@@ -355,11 +355,11 @@ def _counted(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
             if path.suffix == ".py" or _is_configuration(path.name):
                 yield path
         elif depth and path.is_dir():
-            yield from _counted(path, depth - 1)
+            yield from _keyed_files(path, depth - 1)
 
 
 def _is_configuration(name: str) -> bool:
-    patterns = [pattern for pattern in FILES_COUNTED if fnmatch.fnmatchcase(name, pattern)]
+    patterns = [pattern for pattern in KEYED_FILES if fnmatch.fnmatchcase(name, pattern)]
     return bool(patterns) and not name.startswith("tokenizer")
 
 

@@ -92,25 +92,11 @@ def compiler_version(environ: Mapping[str, str]) -> str:
 Device = Literal["cpu", "cuda", "rocm"]
 
 _VECTOR = ("avx", "sse", "ssse", "amx", "asimd", "sve")
-_OTHERS = frozenset(
-    {
-        *("abm", "adx", "bmi1", "bmi2", "cx16", "f16c", "fma", "gfni", "lahf_lm", "movbe", "pni", "popcnt"),
-        *(
-            "vaes",
-            "vpclmulqdq",
-            "atomics",
-            "bf16",
-            "crc32",
-            "dotprod",
-            "fcma",
-            "fphp",
-            "i8mm",
-            "jscvt",
-            "sme",
-            "sme2",
-        ),
-    }
-)
+_OTHERS_TEXT = """
+    abm adx bmi1 bmi2 cx16 f16c fma gfni lahf_lm movbe pni popcnt vaes vpclmulqdq
+    atomics bf16 crc32 dotprod fcma fphp i8mm jscvt sme sme2
+    """
+_OTHERS = frozenset(_OTHERS_TEXT.split())
 _QUERY = "name,compute_cap,driver_version"
 _TOOL_SECONDS = 20
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import GuestName, Launch
-from aotgaudi.commands.flags import FILE_NOT_READ
 from aotgaudi.commands.variables import VariableRules, by_name
 from aotgaudi.commands.words import Arity, CommandReader, one_integer, one_text
 from aotgaudi.errors import SpecError, shown
@@ -79,16 +78,6 @@ _GENERATED = 1
 """Tokens that each request for a shape generates."""
 
 _READER = CommandReader(_ARITIES, _SHORT, acted_on=frozenset(_ARITIES))
-
-_REFUSED: Mapping[str, str] = {
-    "config": FILE_NOT_READ,
-    "use-ray": "Ray's processes cannot be watched from here",
-    "smg-grpc-mode": "it is not asked over HTTP, so the exercise cannot be sent",
-    "grpc-mode": "it is not asked over HTTP, so the exercise cannot be sent",
-    "encoder-only": "it answers no completions",
-    "is-embedding": "it answers no completions",
-}
-
 
 CHUNK = "chunked-prefill-size"
 """The flag that bounds the tokens of a step. It counts, because SGLang's default depends on the device's memory."""
@@ -150,7 +139,6 @@ class Sglang(Vllm):
     reader: CommandReader = _READER
     model_flag: str = "model-path"
     neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
-    refused_flags: Mapping[str, str] = _REFUSED
     variable_rules: VariableRules = VariableRules(("SGLANG_", "SGL_"), NEUTRAL_VARIABLES, {})
     left_out: tuple[tuple[str, str], ...] = (
         *LEFT_OUT,

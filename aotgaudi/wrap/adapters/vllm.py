@@ -15,11 +15,11 @@ from aotgaudi.commands.flags import (
     CONDITIONS,
     CPU_DEFAULTS,
     DEFAULTS,
-    FILE_NOT_READ,
     FLAGS,
     MEMORY_FLAGS,
     NEUTRAL_FLAGS,
     NEUTRAL_VARIABLES,
+    NOT_WRAPPED,
     SHORT_FLAGS,
 )
 from aotgaudi.commands.starts import STARTS
@@ -106,13 +106,6 @@ LEFT_OUT = (
     ("home/.config/vllm/*", "usage statistics"),
     ("home/.cache/huggingface/*", "the model, which is no cache of code"),
 )
-_REFUSED_FLAGS: Mapping[str, str] = {
-    "ssl-keyfile": "the exercise is sent without TLS: let what stands before the server have it",
-    "ssl-certfile": "the exercise is sent without TLS: let what stands before the server have it",
-    "headless": "ranks on other machines cannot be watched from here",
-    "config": FILE_NOT_READ,
-    "grpc": "it is not asked over HTTP, so the exercise cannot be sent",
-}
 _REFUSED_VARIABLES: Mapping[str, str] = {
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is kept that could be captured or loaded",
     "VLLM_USE_RUST_FRONTEND": "the front end is a process that loads no plugin, so nothing of it can be watched",
@@ -160,7 +153,6 @@ class Vllm:
     Attributes:
         family: the server's key in `starts.STARTS`.
         model_flag: the flag that names the model.
-        refused_flags: flags with which the server cannot be wrapped -> why.
         cache_roots: cache variables -> where the caches lie below a sandbox's root.
         counted: the server's counters whose values a warm start must repeat.
         zeros: the server's counters that must stay 0 in a warm start.
@@ -171,7 +163,6 @@ class Vllm:
     reader: CommandReader = _READER
     model_flag: str = "model"
     neutral_flags: Mapping[str, str] = {**NEUTRAL_FLAGS, **MEMORY_FLAGS}
-    refused_flags: Mapping[str, str] = _REFUSED_FLAGS
     variable_rules: VariableRules = VariableRules(
         ("VLLM_", "MOONCAKE_", "INKLING_"), NEUTRAL_VARIABLES, CONDITIONS
     )
@@ -264,7 +255,7 @@ class Vllm:
             raise SpecError("--api-server-count", f"is {num_servers}", remedy)
 
     def _require_known(self, flags: Flags) -> None:
-        for name, reason in self.refused_flags.items():
+        for name, reason in NOT_WRAPPED.items():
             if flags.values.get(name, False) is not False:
                 raise SpecError(f"--{name}", "cannot be wrapped", reason)
         if flags.world["nodes"] > 1:

@@ -96,11 +96,11 @@ class GaudiVariables(VariableRules):
         """Returns whether a variable may be read by what compiles."""
         return super().is_looked_at(name) or may_change_code(name)
 
-    def counted(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns the variables that count. Raises SpecError if one names a file that cannot be read."""
-        counted = super().counted(environ)
-        sealed = sealed_variables({name: environ[name] for name in counted if not is_secret(name)})
-        return {name: sealed.get(name, value) for name, value in counted.items()}
+    def keyed(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns the variables that count in the key. Raises SpecError if one names a file that cannot be read."""
+        keyed = super().keyed(environ)
+        sealed = sealed_variables({name: environ[name] for name in keyed if not is_secret(name)})
+        return {name: sealed.get(name, value) for name, value in keyed.items()}
 
 
 RULES = GaudiVariables(

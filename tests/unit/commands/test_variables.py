@@ -59,7 +59,7 @@ def test_a_models_tables_have_tokens_that_are_none() -> None:
 
 @given(name=st.from_regex(r"VLLM_[A-Z]{1,12}(_[A-Z]{1,8})?", fullmatch=True), value=st.text(max_size=8))
 def test_a_variable_that_nobody_knew_of_counts(name: str, value: str) -> None:
-    counted = RULES.counted({name: value})
+    counted = RULES.keyed({name: value})
 
     assert counted or RULES.reason(name)
     if name not in RULES.neutral and name not in RULES.hashed and not is_secret(name):
@@ -74,7 +74,7 @@ def test_every_exclusion_has_a_reason_and_a_variable_is_of_one_kind() -> None:
 def test_what_is_of_nothing_that_compiles_does_not_count() -> None:
     environ = {"PATH": "/bin", "HOME": "/root", "SHLVL": "1", "HOSTNAME": "pod", "MY_APP": "1"}
 
-    assert RULES.counted(environ) == {}
+    assert RULES.keyed(environ) == {}
     assert RULES.conditions(environ) == {}
 
 
@@ -82,7 +82,7 @@ def test_conditions_are_what_the_guest_hashes_though_it_changes_nothing() -> Non
     environ = {"VLLM_IMAGE_TAG": "v1", "VLLM_USE_AOT_COMPILE": "1", "VLLM_PORT": "1"}
 
     assert RULES.conditions(environ) == {"VLLM_IMAGE_TAG": "v1"}
-    assert RULES.counted(environ) == {"VLLM_USE_AOT_COMPILE": "1"}
+    assert RULES.keyed(environ) == {"VLLM_USE_AOT_COMPILE": "1"}
 
 
 def test_values_of_secrets_are_found_for_those_who_look_for_them_in_files() -> None:
@@ -102,7 +102,7 @@ KNOWN = sorted(
 def test_each_variable_that_is_changed_counts_or_says_why_it_does_not(rules: VariableRules) -> None:
     wrong = []
     for name in KNOWN:
-        reason, counted = rules.reason(name), [rules.counted({name: value}) for value in "12"]
+        reason, counted = rules.reason(name), [rules.keyed({name: value}) for value in "12"]
         expected = [{name: "1"}, {name: "2"}] if reason is None else [{}, {}]
         if counted != expected or reason == "":
             wrong.append((name, reason, counted))

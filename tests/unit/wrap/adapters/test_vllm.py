@@ -26,8 +26,8 @@ def test_all_caches_lie_below_the_root() -> None:
 
 
 def test_the_roots_variables_do_not_count() -> None:
-    assert GUEST.variable_rules.counted(GUEST.environment(PLACE, "load", {}).set) == {}
-    assert GUEST.variable_rules.counted(GUEST.environment(PLACE, "cold", {}).set) == {}
+    assert GUEST.variable_rules.keyed(GUEST.environment(PLACE, "load", {}).set) == {}
+    assert GUEST.variable_rules.keyed(GUEST.environment(PLACE, "cold", {}).set) == {}
 
 
 @pytest.mark.parametrize(("phase", "is_forced"), [("cold", False), ("load", True), ("measure", False)])

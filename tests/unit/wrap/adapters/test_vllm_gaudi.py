@@ -90,7 +90,7 @@ def test_variables_of_the_bridge_count_and_files_by_their_content(tmp_path: Path
         "PATH": "/usr/bin",
     }
 
-    counted = GUEST.variable_rules.counted(environ)
+    counted = GUEST.variable_rules.keyed(environ)
 
     assert counted.keys() == {
         "PT_HPU_LAZY_MODE",
@@ -268,7 +268,7 @@ def test_a_plugin_that_makes_other_buckets_is_refused_by_its_version(version: st
     ],
 )
 def test_places_and_noise_do_not_count(name: str) -> None:
-    assert GUEST.variable_rules.counted({name: "10.0.0.7:5000"}) == {}
+    assert GUEST.variable_rules.keyed({name: "10.0.0.7:5000"}) == {}
 
 
 def test_a_model_that_is_calibrated_anew_is_another_launch(tmp_path: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_model_that_is_calibrated_anew_is_another_launch(tmp_path: Path) -> No
     counted = []
     for measured in (b"1", b"2", b"1"):
         (tmp_path / "m_hooks_maxabs.npz").write_bytes(measured)
-        counted.append(GUEST.variable_rules.counted({"QUANT_CONFIG": str(config)})["QUANT_CONFIG"])
+        counted.append(GUEST.variable_rules.keyed({"QUANT_CONFIG": str(config)})["QUANT_CONFIG"])
 
     assert counted[0] == counted[2] != counted[1]
 

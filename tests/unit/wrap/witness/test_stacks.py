@@ -4,6 +4,11 @@ import sys
 
 import pytest
 from aotgaudi_witness.stacks import is_secret, stack_of, told_arguments
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from aotgaudi.commands import variables
+from aotgaudi.commands.flags import FLAGS, VARIABLES
 
 
 def test_the_innermost_frame_comes_first() -> None:
@@ -44,19 +49,45 @@ def test_names_of_secrets(name: str) -> None:
     assert is_secret(name)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "--max-num-batched-tokens",
-        "--tokenizer",
-        "tokenizer_mode",
-        "--model",
-        "max_tokens",
-        "num_speculative_tokens",
-    ],
+_WORDS = [
+    "api",
+    "key",
+    "keys",
+    "hf",
+    "token",
+    "tokens",
+    "secret",
+    "password",
+    "passphrase",
+    "bearer",
+    "access",
+    "id",
+    "max",
+    "num",
+    "tokenizer",
+    "mode",
+]
+
+
+@given(
+    name=st.lists(st.sampled_from(_WORDS), min_size=1, max_size=4),
+    sep=st.sampled_from("_-."),
+    is_upper=st.booleans(),
 )
-def test_names_that_only_look_like_those_of_secrets(name: str) -> None:
-    assert not is_secret(name)
+@example(name=["secretAccessKey"], sep="_", is_upper=False)
+def test_the_secrets_are_those_of_a_launch(name: list[str], sep: str, is_upper: bool) -> None:
+    text = sep.join(name).upper() if is_upper else sep.join(name)
+
+    assert is_secret(text) == variables.is_secret(text)
+    assert is_secret(f"--{text}") == variables.is_secret(text)
+
+
+def test_the_secrets_among_known_flags_and_variables_are_those_of_a_launch() -> None:
+    known = {*FLAGS, *VARIABLES}
+
+    assert {name for name in known if is_secret(name)} == {
+        name for name in known if variables.is_secret(name)
+    }
 
 
 def test_secrets_are_not_told() -> None:
