@@ -16,9 +16,9 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -31,10 +31,6 @@ else:
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 
-_MAX_BYTES = 1024 * 1024
-JSON_METAVAR = "JSON"
-"""The metavar of options whose value may be a table."""
-
 
 def config_option(unsupported: Mapping[str, str]) -> Callable[[CommandT], CommandT]:
     """Adds ``--config FILE`` to a command. `unsupported`: options of other programs -> what to do instead."""
@@ -42,11 +38,26 @@ def config_option(unsupported: Mapping[str, str]) -> Callable[[CommandT], Comman
     def take(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
         if path is None:
             return
-        options = _options_of(context.command.params, parameter)
-        context.default_map = dict(
-            _taken(context, options.get(name) or _unknown(path, name, options, unsupported), value, path)
-            for name, value in _read(path).items()
-        )
+        options = {
+            name.removeprefix("--"): option
+            for option in context.command.params
+            if isinstance(option, click.Option) and option is not parameter
+            for name in option.opts
+        }
+        defaults: dict[str, Any] = {}
+        for name, value in _read(path).items():
+            where = f"{path}: {name}"
+            if name not in options:
+                raise _unknown(where, name, list(options), unsupported.get(f"--{name}"))
+            option = options[name]
+            try:
+                defaults[str(option.name)] = texts = _texts(option, value)
+                option.process_value(context, texts)  # Here, so that an error names the file.
+            except ValueError as error:
+                raise SpecError(where, str(error)) from error
+            except click.BadParameter as error:
+                raise SpecError(where, error.message) from error
+        context.default_map = defaults
 
     return click.option(
         "--config",
@@ -59,50 +70,19 @@ def config_option(unsupported: Mapping[str, str]) -> Callable[[CommandT], Comman
     )
 
 
-def _options_of(
-    parameters: Iterable[click.Parameter], excluded: click.Parameter
-) -> Mapping[str, click.Option]:
-    return {
-        name.removeprefix("--"): option
-        for option in parameters
-        if isinstance(option, click.Option) and option is not excluded
-        for name in option.opts
-        if name.startswith("--")
-    }
-
-
-def _unknown(path: Path, name: str, options: Iterable[str], unsupported: Mapping[str, str]) -> NoReturn:
-    where, reason = f"{path}: {name}", unsupported.get(f"--{name}")
+def _unknown(where: str, name: str, options: list[str], reason: str | None) -> SpecError:
     if reason is not None:
-        raise SpecError(where, "is not supported", reason)
+        return SpecError(where, "is not supported", reason)
     close = difflib.get_close_matches(name.replace("_", "-"), options, n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`--help` lists all"
-    raise SpecError(where, "is not an option of this command", hint)
-
-
-def _taken(context: click.Context, option: click.Option, value: Any, path: Path) -> tuple[str, Any]:
-    """Returns an option's name, and the default that the file's `value` gives it, after checking the value."""
-    where = f"{path}: {option.opts[0].removeprefix('--')}"
-    try:
-        texts = _texts(option, value)
-        option.process_value(context, texts)
-    except ValueError as error:
-        raise SpecError(where, str(error)) from error
-    except click.BadParameter as error:
-        raise SpecError(where, error.message) from error
-    return str(option.name), texts
+    return SpecError(where, "is not an option of this command", hint)
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
+        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(str(path), f"cannot be read: {error.strerror}", "a TOML file of options") from error
-    if len(content) > _MAX_BYTES:
-        raise SpecError(str(path), f"is larger than {_MAX_BYTES} bytes", "a TOML file of options")
-    try:
-        found: dict[str, Any] = tomllib.loads(content.decode())
     except ValueError as error:
         raise SpecError(str(path), f"is not TOML: {error}", "lines such as `max-requests = 64`") from error
     return found
@@ -116,7 +96,7 @@ def _texts(option: click.Option, value: Any) -> Any:
         return value
     if option.multiple:
         return tuple(_text(one) for one in (value if isinstance(value, list) else [value]))
-    if isinstance(value, dict) and option.metavar == JSON_METAVAR:
+    if isinstance(value, dict) and option.metavar == "JSON":
         return json.dumps(value)
     return _text(value)
 

@@ -18,7 +18,6 @@ from click.core import ParameterSource
 
 from aotgaudi.cli.config_file import config_option
 from aotgaudi.cli.options import (
-    ABOVE_ZERO,
     POSITIVE,
     GroupedCommand,
     heading_of,
@@ -30,16 +29,16 @@ from aotgaudi.cli.served_model import OTEL, Serving, begun_engine, require_packa
 from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.server.options import (
-    DEFAULT_LIMITS,
+    DEFAULT_MAX_CONNECTIONS,
     Access,
     Listening,
     Observability,
     ReplyParsers,
     StopTimes,
+    TlsFiles,
     digests_of,
     read_key_digests,
 )
-from aotgaudi.server.tls import TlsFiles
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -195,20 +194,15 @@ class _Clients:
         metavar="PATH",
     ),
     allowed_hosts=said(
-        "Name that requests may use (repeatable; *.example.com; *)  [default: the address's own; any on 0.0.0.0]",
+        "Name that requests may use (repeatable; *.example.com; *)  [default: localhost on the loopback, else any]",
         "--allowed-host",
         metavar="NAME",
     ),
     max_connections=said(
-        f"Connections at once  [default: {DEFAULT_LIMITS.max_connections}, or as many as files may be open]",
+        "Connections at once; while there are more, requests get 503. Slow clients are not closed: put a proxy in front "
+        f"(ci/templates/nginx.conf)  [default: {DEFAULT_MAX_CONNECTIONS}, or as many as files may be open]",
         type=POSITIVE,
         metavar="N",
-    ),
-    client_seconds=said(
-        "How long a client may keep the server waiting: for a request, or by not reading its answer.",
-        "--client-timeout",
-        type=ABOVE_ZERO,
-        metavar="SECONDS",
     ),
 )
 @options_of(

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from aotgaudi.cli.config_file import JSON_METAVAR
 from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, FiniteRange, option
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.errors import MissingPackageError
@@ -78,7 +77,7 @@ class Serving:
         "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
         default=None,
         parse=_parse_override,
-        metavar=JSON_METAVAR,
+        metavar="JSON",
     )
     chat_template: Path | None = option(
         "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"

@@ -42,7 +42,7 @@ from aotgaudi.server.boundary import (
     answer_id,
 )
 from aotgaudi.server.generation import Generation
-from aotgaudi.server.hosts import ANY_HOST, AllowedHosts, HostCheck
+from aotgaudi.server.hosts import AllowedHosts, HostCheck
 from aotgaudi.server.http import (
     BodyReader,
     ClientGoneError,
@@ -72,7 +72,7 @@ _LAST_SLASHES = re.compile(r"(/|%2[fF])+$")
 
 def create_app(
     service: Service,
-    hosts: AllowedHosts = ANY_HOST,
+    hosts: AllowedHosts = AllowedHosts(),  # noqa: B008 - a frozen value
     observability: Observability = Observability(),  # noqa: B008 - a frozen value
     access: Access = OPEN_ACCESS,
     root_path: str = "",

@@ -1,11 +1,8 @@
-"""Decides which ``Host`` a request may name, which protects against DNS rebinding.
+"""Decides which ``Host`` a request may name, which protects a server on the loopback against DNS rebinding.
 
 A browser lets a page of ``http://evil.example`` send requests to that name. If the name's owner then points it at 127.0.0.1,
-the requests reach a server that listens on this machine only, and the page may read the answers. But the requests still name
-evil.example. So a server on the loopback accepts only the loopback's names, and a server on another address only that
-address's names. Both also accept the names that the user adds.
-
-Starlette's TrustedHostMiddleware supports neither IPv6 addresses nor "any address", which probes of Kubernetes need.
+the requests reach a server that listens on this machine only, and the page may read the answers. But they still name
+evil.example. Starlette's TrustedHostMiddleware knows no IPv6 addresses.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from aotgaudi.machine import address_of, is_loopback
 from aotgaudi.server.http import error_body
 
-_ANY = "*"
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^:\[\]]*)(:[0-9]*)?")
 _MAX_ECHO_CHARS = 64
 _MISDIRECTED = 421
@@ -29,44 +25,29 @@ _MISDIRECTED = 421
 
 @dataclass(frozen=True)
 class AllowedHosts:
-    """The names and addresses that requests may use. `names` are in lower case.
+    """Which names and addresses requests may use for a server on `host`, a name or an address (empty: a socket file).
 
-    ``*.example.com`` stands for all names below example.com, ``*`` for every name. With `all_addresses`, every address is
-    allowed, otherwise only the loopback's. That is safe because DNS redirects names, not addresses, and useful because
-    probes of Kubernetes use the pod's address.
+    On the loopback these are the loopback's and `extra`; elsewhere all addresses and `extra`, or every name without `extra`.
+    In `extra`, ``*.example.com`` stands for all names below example.com, ``*`` for every name. DNS redirects no addresses,
+    and probes of Kubernetes use the pod's.
     """
 
-    names: Collection[str] = frozenset({_ANY})
-    all_addresses: bool = True
-
-    @classmethod
-    def of(cls, host: str, extra: Collection[str] = ()) -> AllowedHosts:
-        """Returns the names that a server on `host` (a name or an address) allows: its own and `extra`.
-
-        A server on all interfaces allows every name unless `extra` is given.
-        """
-        address = address_of(host)
-        if (address is None and not host) or (address is not None and address.is_unspecified):
-            return cls(frozenset(map(_normal, extra)) or frozenset({_ANY}))
-        own = {"localhost"} if is_loopback(host) else set()
-        return cls(frozenset({_normal(host), *own, *map(_normal, extra)}), not is_loopback(host))
+    host: str = ""
+    extra: Collection[str] = ()
 
     def has(self, header: str) -> bool:
         """Returns whether a request may carry this ``Host``."""
-        if _ANY in self.names:
+        is_local = is_loopback(self.host)
+        if "*" in self.extra or not (is_local or self.extra):
             return True
         found = _HOST.fullmatch(header.strip())
         if found is None:
             return False
         name = _normal(found["name"])
-        if name in self.names:
+        if is_loopback(name) if is_local else address_of(name) is not None:
             return True
-        if address_of(name) is not None and (self.all_addresses or is_loopback(name)):
-            return True
-        return any(name.endswith(known[1:]) for known in self.names if known.startswith("*."))
-
-
-ANY_HOST = AllowedHosts()
+        known = list(map(_normal, self.extra))
+        return name in known or any(name.endswith(each[1:]) for each in known if each.startswith("*."))
 
 
 def _normal(name: str) -> str:

@@ -10,7 +10,7 @@ import gc
 import logging
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
 from aotgaudi.server.hosts import AllowedHosts
-from aotgaudi.server.listener import SocketFile, bind
+from aotgaudi.server.listener import bind, socket_file
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import (
     DEFAULT_STOP_TIMES,
@@ -40,6 +40,7 @@ from aotgaudi.server.options import (
     Observability,
     ReplyParsers,
     StopTimes,
+    allow_connections,
 )
 from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
@@ -95,13 +96,12 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
         CoverageError: under `require_warm`, a step that the scheduler can form has no entry.
         AotGaudiError: the engine's process or the preprocessor pool ended without being asked to.
     """
-    with phases.time("bind"):
-        listener = _listener(options.listening)
-    with (
-        listener,
-        PreprocessorPool(seccomp=options.seccomp) as preprocessor,
-        tracing(options.observability.otlp_traces_endpoint) as traced,
-    ):
+    listening, has_keys = options.listening, bool(options.access.key_digests)
+    with ExitStack() as stack:
+        with phases.time("bind"):
+            listener = stack.enter_context(_listener(listening))
+        preprocessor = stack.enter_context(PreprocessorPool(seccomp=options.seccomp))
+        traced = stack.enter_context(tracing(options.observability.otlp_traces_endpoint))
         leave_others_alone()  # The engine's process and the pool run already, so they are among the others.
         service, engine = _start_service(options, process, preprocessor, phases)
         logger.info("%s", options.threads)
@@ -117,16 +117,17 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             logger.info("ready in %.2f s: %s (model %s)", seconds, url, name)
             logger.info("start: %s (seconds since the process began)", listed(done))
 
-        hosts = _hosts(options.listening, asks_for_key=bool(options.access.key_digests))
-        root_path = options.listening.root_path
+        if listening.uds is None:
+            warn_of_reach(listening.host, asks_for_key=has_keys)
+        hosts = AllowedHosts(listening.host if listening.uds is None else "", listening.allowed_hosts)
+        app = create_app(service, hosts, options.observability, options.access, listening.root_path)
         server = HttpServer(
-            traced(create_app(service, hosts, options.observability, options.access, root_path)),
+            traced(app),
             listener,
             service,
             on_listening=on_listening,
             stop_times=options.stop_times,
-            limits=options.listening.limits(),
-            on_close=service.metrics.count_closed,
+            max_connections=allow_connections(listening.max_connections),
             housekeeping=freed_memory().give_back,
             tls=options.tls,
         )
@@ -170,19 +171,8 @@ def tracing(url: str | None) -> Iterator[_Wrap]:
         provider.shutdown()
 
 
-def _listener(listening: Listening) -> socket.socket:
-    return bind(listening.host, listening.port) if listening.uds is None else SocketFile(listening.uds)
-
-
-def _hosts(listening: Listening, *, asks_for_key: bool) -> AllowedHosts:
-    """Returns the names that requests may use, and warns if too many clients reach the server.
-
-    A socket file needs no warning and accepts any name by default, because browsers cannot reach it.
-    """
-    if listening.uds is not None:
-        return AllowedHosts.of("", listening.allowed_hosts)
-    warn_of_reach(listening.host, asks_for_key=asks_for_key)
-    return AllowedHosts.of(listening.host, listening.allowed_hosts)
+def _listener(listening: Listening) -> AbstractContextManager[socket.socket]:
+    return bind(listening.host, listening.port) if listening.uds is None else socket_file(listening.uds)
 
 
 def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:

@@ -30,7 +30,6 @@ from aotgaudi.entries import Entry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import LAYERS
-from aotgaudi.server.options import REASONS, Reason
 
 _Simple: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
 
@@ -224,6 +223,24 @@ _REQUEST_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0
 _WAIT_BUCKETS = (0.001, 0.005, 0.01, 0.05, *_REQUEST_BUCKETS)
 _LENGTH_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
 
+_HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Sequence[str]], ...] = (
+    ("step_seconds", "Time of an engine step.", _STEP_BUCKETS, ["kind"]),
+    ("time_to_first_token_seconds", "From a request's arrival to its first token.", _FIRST_TOKEN_BUCKETS, []),
+    (
+        "time_per_output_token_seconds",
+        "Mean time between the tokens of one output, the first excluded.",
+        _TOKEN_BUCKETS,
+        [],
+    ),
+    ("e2e_request_latency_seconds", "From a request's arrival to its last token.", _REQUEST_BUCKETS, []),
+    ("request_queue_time_seconds", "From a request's arrival to its first step.", _WAIT_BUCKETS, []),
+    ("request_prefill_time_seconds", "From a request's first step to its first token.", _WAIT_BUCKETS, []),
+    ("request_decode_time_seconds", "From a request's first token to its last.", _WAIT_BUCKETS, []),
+    ("request_inference_time_seconds", "From a request's first step to its last token.", _WAIT_BUCKETS, []),
+    ("request_prompt_tokens", "Tokens of a request's prompt.", _LENGTH_BUCKETS, []),
+    ("request_generation_tokens", "Tokens of a whole output.", _LENGTH_BUCKETS, []),
+)
+"""Histograms: name without prefix, help, upper bounds of the buckets, and labels."""
 
 _ENGINE_TABLE: tuple[tuple[str, type[_Simple], str, Callable[[EngineStats], float]], ...] = (
     ("requests_running", GaugeMetricFamily, "Requests that hold KV blocks.", lambda s: s.num_running),
@@ -383,14 +400,6 @@ class Metrics:
         )
         self.generation_tokens = Counter("aotgaudi_generation_tokens", "Tokens generated.", registry=registry)
         self.connections = Gauge("aotgaudi_connections", "Open connections.", registry=registry)
-        self._closed = Counter(
-            "aotgaudi_connections_closed",
-            "Connections that the server closed, by why.",
-            ["reason"],
-            registry=registry,
-        )
-        for reason in REASONS:
-            self._closed.labels(reason)
         self.ready = Gauge("aotgaudi_ready", "1 while the server takes requests.", registry=registry)
         self.time_to_ready = Gauge(
             "aotgaudi_time_to_ready_seconds", "From the process's start to ready.", registry=registry
@@ -404,37 +413,10 @@ class Metrics:
             )
             for edge, past in (("begin", "began"), ("end", "ended"))
         )
-        self.step_seconds = self._histogram(
-            "aotgaudi_step_seconds", "Time of an engine step.", _STEP_BUCKETS, "kind"
-        )
-        self.time_to_first_token = self._histogram(
-            "aotgaudi_time_to_first_token_seconds",
-            "From a request's arrival to its first token.",
-            _FIRST_TOKEN_BUCKETS,
-        )
-        self.time_per_output_token = self._histogram(
-            "aotgaudi_time_per_output_token_seconds",
-            "Mean time between the tokens of one output, the first excluded.",
-            _TOKEN_BUCKETS,
-        )
-        self.request_latency = self._histogram(
-            "aotgaudi_e2e_request_latency_seconds",
-            "From a request's arrival to its last token.",
-            _REQUEST_BUCKETS,
-        )
-        self.queue_time, self.prefill_time, self.decode_time, self.inference_time = (
-            self._histogram(f"aotgaudi_request_{part}_time_seconds", f"From {text}.", _WAIT_BUCKETS)
-            for part, text in (
-                ("queue", "a request's arrival to its first step"),
-                ("prefill", "a request's first step to its first token"),
-                ("decode", "a request's first token to its last"),
-                ("inference", "a request's first step to its last token"),
-            )
-        )
-        self.request_prompt_tokens, self.request_generation_tokens = (
-            self._histogram(f"aotgaudi_request_{part}_tokens", f"Tokens of {text}.", _LENGTH_BUCKETS)
-            for part, text in (("prompt", "a request's prompt"), ("generation", "a whole output"))
-        )
+        self._histograms = {
+            name: Histogram(f"{_OURS}{name}", text, labels, buckets=buckets, registry=registry)
+            for name, text, buckets, labels in _HISTOGRAMS
+        }
 
     def watch(
         self, stats: Callable[[], EngineStats], warmth: Callable[[], Warmth], is_ready: Callable[[], bool]
@@ -451,13 +433,13 @@ class Metrics:
             self._phase_begin.labels(phase.name).set(phase.begin)
             self._phase_end.labels(phase.name).set(phase.end)
 
+    def observe(self, name: str, value: float) -> None:
+        """Adds `value` to the histogram `name`, which has no labels."""
+        self._histograms[name].observe(value)
+
     def observe_step(self, kind: str, seconds: float) -> None:
         """Records one step of an entry of this kind."""
-        self.step_seconds.labels(kind).observe(seconds)
-
-    def count_closed(self, reason: Reason) -> None:
-        """Counts a connection that the server closed."""
-        self._closed.labels(reason).inc()
+        self._histograms["step_seconds"].labels(kind).observe(seconds)
 
     def expose(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics in the format that the `Accept` header asks for, and their content type."""
@@ -465,9 +447,6 @@ class Metrics:
         if isinstance(encode, partial):  # Else prometheus_client 0.26 turns vllm:x into vllm_x.
             encode = partial(encode.func, **{**encode.keywords, "escaping": "allow-utf-8"})
         return encode(WithVllmNames(self.registry.collect(), self._model_name)), content_type
-
-    def _histogram(self, name: str, help_text: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
 
 
 class OutputTimer:
@@ -484,24 +463,24 @@ class OutputTimer:
             return
         if self._first is None:
             self._first = self._clock()
-            self._metrics.time_to_first_token.observe(self._first - self._arrival)
+            self._metrics.observe("time_to_first_token_seconds", self._first - self._arrival)
         self._num_tokens += num_tokens
         self._metrics.generation_tokens.inc(num_tokens)
 
     def finish(self, usage: Usage | None) -> None:
         """Records the end of an output that was neither aborted nor failed."""
-        now, gaps, metrics = self._clock(), self._num_tokens - 1, self._metrics
-        metrics.request_latency.observe(now - self._arrival)
+        now, gaps, observe = self._clock(), self._num_tokens - 1, self._metrics.observe
+        observe("e2e_request_latency_seconds", now - self._arrival)
         if usage is not None:
-            metrics.request_prompt_tokens.observe(usage.num_prompt_tokens)
-            metrics.request_generation_tokens.observe(usage.num_output_tokens)
+            observe("request_prompt_tokens", usage.num_prompt_tokens)
+            observe("request_generation_tokens", usage.num_output_tokens)
         if self._first is None:
             return
         if gaps >= 1:
-            metrics.time_per_output_token.observe((now - self._first) / gaps)
+            observe("time_per_output_token_seconds", (now - self._first) / gaps)
         queue_seconds = 0.0 if usage is None else usage.queue_seconds
         started = min(self._arrival + queue_seconds, self._first)
-        metrics.queue_time.observe(queue_seconds)
-        metrics.prefill_time.observe(self._first - started)
-        metrics.decode_time.observe(now - self._first)
-        metrics.inference_time.observe(now - started)
+        observe("request_queue_time_seconds", queue_seconds)
+        observe("request_prefill_time_seconds", self._first - started)
+        observe("request_decode_time_seconds", now - self._first)
+        observe("request_inference_time_seconds", now - started)

@@ -9,12 +9,16 @@ import hashlib
 import os
 import re
 import resource
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from aotgaudi.errors import SpecError
+
+if TYPE_CHECKING:
+    import ssl
 
 LogFormat = Literal["text", "json"]
 
@@ -22,57 +26,13 @@ ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["deepseek_r1", "qwen3"]
 """Names as in vLLM."""
 
-Reason = Literal["refused", "head_timeout", "body_timeout", "write_timeout", "malformed"]
-
-REASONS: dict[Reason, str] = {
-    "refused": "refused: all connections were taken",
-    "head_timeout": "closed: the head of a request did not come in time",
-    "body_timeout": "closed: the body of a request did not come, or came too slowly",
-    "write_timeout": "closed: the client did not read its answer, or read it too slowly",
-    "malformed": "closed: not a request that HTTP/1.1 allows",
-}
-"""Why the server closes a connection."""
-
 DEFAULT_MAX_CONNECTIONS = 4096
-_LEAST_CONNECTIONS = 8
 _SPARE_FILES = 32
-"""Files kept free for the log and ``/proc``."""
-_SPARE_SHARE = 4
-"""One spare file for every four connections: the event loop accepts a whole backlog before it refuses the first."""
+"""Files kept free for the log, ``/proc`` and clients that get a 503."""
 _DESCRIPTORS = "/proc/self/fd"
 _MAX_KEY_CHARS = 512
 _KEY = re.compile(rf"[!-~]{{1,{_MAX_KEY_CHARS}}}")
 _MAX_KEY_FILE_BYTES = 1024 * 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConnectionLimits:
-    """Limits of clients' connections.
-
-    Attributes:
-        max_connections: Connections at once. A further one gets 503.
-        client_seconds: How long a request's head may take. In each period of this length, a client must send
-            `least_bytes_per_second` of its body, or read as much of its answer, on average.
-        idle_seconds: How long a connection may wait for its next request.
-    """
-
-    max_connections: int = DEFAULT_MAX_CONNECTIONS
-    client_seconds: float = 20.0
-    least_bytes_per_second: int = 4096
-    idle_seconds: float = 75.0
-
-    @property
-    def least_bytes(self) -> float:
-        """How many bytes a client must move in `client_seconds`."""
-        return self.client_seconds * self.least_bytes_per_second
-
-    @property
-    def backlog(self) -> int:
-        """How many connections the event loop accepts at once, and the kernel queues."""
-        return max(_LEAST_CONNECTIONS, min(512, self.max_connections // (2 * _SPARE_SHARE)))
-
-
-DEFAULT_LIMITS = ConnectionLimits()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +44,6 @@ class Listening:
         port: 0 for any free one.
         allowed_hosts: Names that requests may use in addition to those of `host`.
         max_connections: None for the default, or fewer if the system allows fewer open files.
-        client_seconds: See `ConnectionLimits`.
         uds: Listen on this socket file instead.
         root_path: Where clients find the API behind a proxy, such as ``/llm``. The paths of requests may include it or not.
     """
@@ -95,13 +54,49 @@ class Listening:
     root_path: str = ""
     allowed_hosts: tuple[str, ...] = ()
     max_connections: int | None = None
-    client_seconds: float = DEFAULT_LIMITS.client_seconds
 
-    def limits(self) -> ConnectionLimits:
-        """Returns the limits of clients. Call it when all other files are open, since it counts them. Raises SpecError."""
-        return ConnectionLimits(
-            max_connections=allow_connections(self.max_connections), client_seconds=self.client_seconds
-        )
+
+@dataclass(frozen=True, kw_only=True)
+class TlsFiles:
+    """The files of a server that speaks TLS, in PEM. Without `ssl_certfile`, it speaks plain HTTP.
+
+    Attributes:
+        ssl_certfile: The server's certificate, followed by those of the authorities between it and the root.
+        ssl_keyfile: Its private key. None: the key is in `ssl_certfile`.
+        ssl_keyfile_password_file: The password of an encrypted key, alone in a file.
+    """
+
+    ssl_certfile: Path | None = None
+    ssl_keyfile: Path | None = None
+    ssl_keyfile_password_file: Path | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """Reads the files, and returns None without `ssl_certfile`. Later changes of the files have no effect.
+
+        Raises:
+            SpecError: a file cannot be used.
+        """
+        if self.ssl_certfile is None:
+            if self.ssl_keyfile is not None or self.ssl_keyfile_password_file is not None:
+                raise SpecError(
+                    "--ssl-keyfile", "is of no use without a certificate", "give --ssl-certfile, too"
+                )
+            return None
+        import ssl  # Imported here because most servers speak no TLS.
+
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        try:
+            password = self.ssl_keyfile_password_file and self.ssl_keyfile_password_file.read_bytes()
+            # Without a password, OpenSSL would ask for one on the terminal.
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, (password or b"").rstrip(b"\r\n"))
+        except OSError as error:  # An SSLError is one.
+            files = (self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password_file)
+            raise SpecError(
+                ", ".join(str(file) for file in files if file is not None),
+                f"cannot be used: {error.strerror}",
+                "a certificate and its key in PEM, and a file with the password if the key has one",
+            ) from error
+        return context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,6 +219,8 @@ DEFAULT_STOP_TIMES = StopTimes()
 def allow_connections(asked: int | None) -> int:
     """Returns how many connections this process may have, and raises its soft limit of open files as far as they need.
 
+    Call it when all other files are open, since it counts them.
+
     Args:
         asked: What the user wants. None stands for `DEFAULT_MAX_CONNECTIONS`, or fewer if open files are scarce.
 
@@ -232,28 +229,18 @@ def allow_connections(asked: int | None) -> int:
     """
     used = len(os.listdir(_DESCRIPTORS)) + _SPARE_FILES
     wanted = asked or DEFAULT_MAX_CONNECTIONS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _allowed_files(used + _files_for(wanted), soft, hard)
-    if soft not in (limit, resource.RLIM_INFINITY):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    found = min(wanted, (limit - used) * _SPARE_SHARE // (_SPARE_SHARE + 1))
-    least = asked or _LEAST_CONNECTIONS
-    if found < least:
+    soft, hard = (
+        sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
+    )
+    if soft < used + wanted:
+        soft = min(used + wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    found = min(wanted, soft - used)
+    if found < (asked or 1):
         raise SpecError(
-            f"{least} connections",
-            f"need {used + _files_for(least)} open files, and this process may open {limit}",
+            f"{asked or 1} connections",
+            f"need {used + (asked or 1)} open files, and this process may open {soft}",
             "raise the hard limit (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=), or ask for fewer",
         )
     return found
-
-
-def _files_for(num_connections: int) -> int:
-    return num_connections + -(-num_connections // _SPARE_SHARE)
-
-
-def _allowed_files(wanted: int, soft: int, hard: int) -> int:
-    """Returns the soft limit to set, which is not below the present one and not above the hard one."""
-    infinite = resource.RLIM_INFINITY
-    if soft == infinite:
-        return wanted
-    return max(soft, wanted if hard == infinite else min(wanted, hard))

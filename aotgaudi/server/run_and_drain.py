@@ -21,16 +21,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from aotgaudi.server.connection import Closures, Connection
-from aotgaudi.server.listener import address_of, check_in_place, refused, url_of
-from aotgaudi.server.options import DEFAULT_LIMITS, DEFAULT_STOP_TIMES, ConnectionLimits, Reason, StopTimes
+from aotgaudi.server.listener import refused, url_of
+from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS, DEFAULT_STOP_TIMES, StopTimes
 
 if TYPE_CHECKING:
     import ssl
@@ -41,10 +39,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _POLL_SECONDS = 0.05
 _GOODBYE_SECONDS = 0.5
 _HOUSEKEEPING_SECONDS = 5.0
-_SEND_BUFFER_BYTES = 128 * 1024
-"""How much the kernel buffers for a client that does not read. The default is some megabytes."""
-_RECEIVE_BUFFER_BYTES = 64 * 1024
-"""How much the kernel buffers from a client that sends faster than we read."""
+_KEEP_ALIVE_SECONDS = 75
+"""How long a connection may wait for its next request: as with nginx, longer than nginx's own connections to a server."""
+_MAX_HEAD_BYTES = 16 * 1024
 
 OnListening = Callable[[str], None]
 """Called once the server answers requests, with its URL (which has the real port if 0 was asked for)."""
@@ -73,14 +70,14 @@ class Served(Protocol):
 class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
     """An application on a bound socket, with TLS if `tls` is given. `stop` may be called on any thread.
 
-    `on_listening` is called once requests are answered, `on_close` with the reason whenever the server closes a connection,
-    and `housekeeping` every few seconds on the event loop. The server needs no threads to stop.
+    `on_listening` is called once requests are answered, and `housekeeping` every few seconds on the event loop. While more
+    than `max_connections` are open, requests get 503. The server needs no threads to stop.
     """
 
     started: bool
     force_exit: bool
 
-    def __init__(  # noqa: PLR0913 - one argument for each part
+    def __init__(
         self,
         app: ASGIApp,
         listener: socket.socket,
@@ -88,14 +85,12 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         *,
         on_listening: OnListening,
         stop_times: StopTimes = DEFAULT_STOP_TIMES,
-        limits: ConnectionLimits = DEFAULT_LIMITS,
-        on_close: Callable[[Reason], object] = lambda _: None,
+        max_connections: int = DEFAULT_MAX_CONNECTIONS,
         housekeeping: Callable[[], object] = lambda: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(_config(app, limits, Closures(on_close, time.monotonic)))
+        super().__init__(_config(app, max_connections, tls))
         self._socket, self._service = listener, service
-        self._tls, self._handshake_seconds = tls, limits.client_seconds
         self._on_listening, self._stop_times = on_listening, stop_times
         self._housekeeping, self._housekeeping_at = housekeeping, 0.0
         self._stop_at = math.inf
@@ -108,8 +103,6 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         Raises:
             SpecError: another process has taken the address since `bind`.
         """
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
         self.run(sockets=[self._socket])
 
     def stop(self) -> None:
@@ -140,30 +133,13 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self.force_exit = self.force_exit or (is_second and sig == signal.SIGINT)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Part of uvicorn's life. Limits TLS handshakes, for which uvicorn allows a minute and has no option."""
-        await super().startup([])
-        del sockets
+        """Part of uvicorn's life."""
+        url = url_of(self._socket, has_tls=self.config.ssl is not None)
         try:
-            check_in_place(self._socket)
-            server = await asyncio.get_running_loop().create_server(
-                self._connection,
-                sock=self._socket,
-                backlog=self.config.backlog,
-                ssl=self._tls,
-                ssl_handshake_timeout=None if self._tls is None else self._handshake_seconds,
-            )
+            await super().startup(sockets)
         except OSError as error:
-            where = address_of(self._socket)
-            self._socket.close()
-            raise refused(where, error) from error
-        self.servers = [server]
-        self._on_listening(url_of(self._socket, has_tls=self._tls is not None))
-
-    def _connection(self) -> Connection:
-        made: Connection = self.config.http_protocol_class(
-            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
-        )
-        return made
+            raise refused(url, error) from error
+        self._on_listening(url)
 
     @property
     def num_connections(self) -> int:
@@ -188,19 +164,11 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
             logger.warning("the engine did not end within %g s", self._stop_times.flush)
         await self._until(lambda: not self.server_state.tasks, self._stop_times.flush)
         for connection in list(self.server_state.connections):
-            if connection.cycle is not None and not connection.cycle.response_complete:
-                connection.transport.abort()  # The client does not read, or has not sent its whole request.
-        if self._tls is not None:
-            await self._end_tls()
-        await super().shutdown(sockets)
-
-    async def _end_tls(self) -> None:
-        """Closes TLS connections. Waits only briefly for the clients' goodbyes, since a client that idles sends none."""
-        for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._until(lambda: not self.server_state.connections, _GOODBYE_SECONDS)
         for connection in list(self.server_state.connections):
-            connection.transport.abort()
+            connection.transport.abort()  # The client does not read, has not sent its whole request, or ends no TLS.
+        await super().shutdown(sockets)
 
     async def _until(self, condition: Callable[[], bool], seconds: float, *, is_hurried: bool = True) -> bool:
         """Waits at most `seconds` for `condition`, and returns whether it holds.
@@ -216,11 +184,10 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         return True
 
 
-def _config(app: ASGIApp, limits: ConnectionLimits, closures: Closures) -> uvicorn.Config:
-    protocol = partial(Connection, limits=limits, closures=closures)
-    return uvicorn.Config(
+def _config(app: ASGIApp, max_connections: int, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    config = uvicorn.Config(
         app,
-        http=protocol,  # type: ignore[arg-type,unused-ignore]  # uvicorn only calls it.
+        http="h11",
         loop="asyncio",
         lifespan="off",
         ws="none",
@@ -228,7 +195,11 @@ def _config(app: ASGIApp, limits: ConnectionLimits, closures: Closures) -> uvico
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        backlog=limits.backlog,
-        timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type,unused-ignore]  # Seconds of any kind.
+        limit_concurrency=max_connections + 1,  # A request's own connection counts, too.
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
     )
+    config.load()
+    config.ssl = tls  # Its files were read at the beginning of the start, when mistakes should show.
+    return config

@@ -131,7 +131,7 @@ def test_a_server_that_traces_cannot_start_programs_either_and_sends_its_spans_a
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"ssl-certfile": "none.pem"}, "error: none.pem: cannot be read: No such file or directory"),
+        ({"ssl-certfile": "none.pem"}, "error: none.pem: cannot be used: No such file or directory"),
         (
             {"uds": "no/such/folder/s.sock"},
             "error: no/such/folder/s.sock: cannot be listened on: No such file",

@@ -6,9 +6,11 @@ import re
 
 from tests.hostile.attackers import COMPLETIONS, HOST, head, say, status_of
 from tests.hostile.conftest import Trial
+from tests.hostile.proxy import need_nginx, nginx_before
 
 QUESTION = b'{"prompt": "a", "max_tokens": 1}'
 NEXT = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+BODY = b"%x\r\n%s\r\n0\r\n\r\n" % (len(QUESTION), QUESTION)
 CHUNKED = b"Host: 127.0.0.1\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n"
 
 
@@ -20,13 +22,9 @@ REFUSED = {
     "no HTTP at all": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 500,
     "no Host": get("/health"),
     "two Hosts": get("/health", "Host: 127.0.0.1", "Host: other"),
-    "bare line feeds": b"GET /health HTTP/1.1\nHost: 127.0.0.1\n\n",
-    "folded headers": get("/health", "Host: 127.0.0.1", "X: a", " b"),
     "space before the colon": get("/health", "Host: 127.0.0.1", "X : a"),
     "NUL in a header": b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: \0\r\n\r\n",
     "a head of 1 MB": get("/health", "Host: 127.0.0.1", *(f"X-{n}: {'a' * 990}" for n in range(1000))),
-    "10,000 headers": get("/health", "Host: 127.0.0.1", *(f"X-{n}: a" for n in range(10_000))),
-    "HTTP/3.7": b"GET /health HTTP/3.7\r\nHost: 127.0.0.1\r\n\r\n",
     "a forged Host": get("/health", "Host: evil.example"),
     "two lengths": head(COMPLETIONS, 5, "Content-Length: 6") + b"12345",
     "a negative length": head(COMPLETIONS, -1),
@@ -45,12 +43,25 @@ def test_l9_malformed_requests_are_refused_and_not_followed(trial: Trial) -> Non
             it.expect(b"HTTP/1.1 200" not in received, f"{name}: {received[:300]!r}")
 
 
-def test_l9_a_length_beside_chunks_closes_the_connection(trial: Trial) -> None:
-    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(QUESTION), QUESTION)
-    both = b"POST /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n" + CHUNKED + b"\r\n" + body
-    with trial() as it:
-        received = say(int(it.server.base_url.rpartition(":")[2]), both + NEXT, 5)
-        it.expect(received.count(b"HTTP/1.1 ") <= 1, f"the next request was answered: {received!r}")
+REFUSED_BY_THE_PROXY = {
+    "10,000 headers": get("/health", "Host: 127.0.0.1", *(f"X-{n}: a" for n in range(10_000))),
+    "a length beside chunks": b"POST /v1/completions HTTP/1.1\r\nContent-Length: 4\r\n"
+    + CHUNKED
+    + b"\r\n"
+    + BODY,
+    "chunks in HTTP/1.0": b"POST /v1/completions HTTP/1.0\r\n" + CHUNKED + b"\r\n" + BODY,
+    "folded headers": get("/health", "Host: 127.0.0.1", "X: a", " b"),
+    "HTTP/3.7": b"GET /health HTTP/3.7\r\nHost: 127.0.0.1\r\n\r\n",
+}
+
+
+def test_l9_what_the_server_would_take_does_not_pass_the_proxy(trial: Trial) -> None:
+    need_nginx()
+    with trial(proxy=nginx_before) as it:
+        port = int(it.base_url.rpartition(":")[2])
+        for name, data in REFUSED_BY_THE_PROXY.items():
+            received = say(port, data + NEXT, 5)
+            it.expect(b"HTTP/1.1 200" not in received, f"{name}: {received[:300]!r}")
 
 
 def test_l9_no_redirect_names_a_host_that_the_client_made_up(trial: Trial) -> None:

@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 from aotgaudi.errors import SpecError
 from aotgaudi.server.app import create_app
-from aotgaudi.server.hosts import ANY_HOST, AllowedHosts
+from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.options import Access, Observability, digests_of, read_key_digests
 from aotgaudi.server.service import Service
 
@@ -31,7 +31,7 @@ def _bearer(key: str) -> dict[str, str]:
 
 @pytest.fixture
 def app(service: Service) -> Starlette:
-    return create_app(service, ANY_HOST, Observability(access_log=True), ACCESS)
+    return create_app(service, AllowedHosts(), Observability(access_log=True), ACCESS)
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_without_origins_no_page_of_another_origin_may_read_answers(client: Test
 
 
 def test_allowed_origins_do_not_allow_other_hosts(make_service: Callable[..., Service]) -> None:
-    app = create_app(make_service(), AllowedHosts.of("127.0.0.1"), access=Access(allowed_origins=("*",)))
+    app = create_app(make_service(), AllowedHosts("127.0.0.1"), access=Access(allowed_origins=("*",)))
 
     refused = TestClient(app, base_url="http://evil.example").get("/v1/models", headers={"Origin": PAGE})
 

@@ -21,7 +21,7 @@ LOOPBACK = ["127.0.0.1", "localhost", "::1", "127.0.0.2"]
     ["localhost", "LOCALHOST:8000", "localhost.:8000", "127.0.0.1:8000", "127.0.0.2", "[::1]:8000", "[::1]"],
 )
 def test_on_the_loopback_its_names_are_taken(host: str, header: str) -> None:
-    assert AllowedHosts.of(host).has(header)
+    assert AllowedHosts(host).has(header)
 
 
 @pytest.mark.parametrize("host", LOOPBACK)
@@ -39,14 +39,14 @@ def test_on_the_loopback_its_names_are_taken(host: str, header: str) -> None:
     ],
 )
 def test_on_the_loopback_no_other_name_is_taken(host: str, header: str) -> None:
-    assert not AllowedHosts.of(host).has(header)
+    assert not AllowedHosts(host).has(header)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
-def test_on_all_interfaces_any_name_is_taken_unless_names_are_given(host: str) -> None:
-    assert AllowedHosts.of(host).has("chat.example.com")
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.5", "chat.internal"])
+def test_beyond_the_loopback_any_name_is_taken_unless_names_are_given(host: str) -> None:
+    assert AllowedHosts(host).has("chat.example.com")
 
-    named = AllowedHosts.of(host, ["Chat.example.com", "*.pods.example"])
+    named = AllowedHosts(host, ["Chat.example.com", "*.pods.example"])
     assert named.has("chat.example.com:80")
     assert named.has("a.pods.example")
     assert named.has("10.1.2.3:8000")  # A probe's.
@@ -54,21 +54,13 @@ def test_on_all_interfaces_any_name_is_taken_unless_names_are_given(host: str) -
     assert not named.has("evil.example")
 
 
-def test_on_one_address_its_name_and_addresses_are_taken() -> None:
-    hosts = AllowedHosts.of("chat.internal", ["alias"])
-
-    assert all(map(hosts.has, ["chat.internal:8000", "alias", "10.0.0.5"]))
-    assert not hosts.has("evil.example")
-    assert not hosts.has("localhost")
-
-
 def test_a_star_is_any_name() -> None:
-    assert AllowedHosts.of("127.0.0.1", ["*"]).has("evil.example")
+    assert AllowedHosts("127.0.0.1", ["*"]).has("evil.example")
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/ready", "/v1/models", "/none"])
 def test_a_request_for_another_server_is_refused(service: Service, path: str) -> None:
-    client = TestClient(create_app(service, AllowedHosts.of("127.0.0.1")), base_url="http://localhost:8000")
+    client = TestClient(create_app(service, AllowedHosts("127.0.0.1")), base_url="http://localhost:8000")
 
     refused = client.get(path, headers={"Host": "evil.example"})
 

@@ -42,14 +42,14 @@ def test_the_soft_limit_is_raised_as_far_as_is_needed() -> None:
     connections, soft = map(int, run(256, 10_000).split())
 
     assert connections == DEFAULT_MAX_CONNECTIONS
-    assert connections * 1.25 < soft < 5500
+    assert connections < soft < connections + 100
 
 
 def test_a_low_hard_limit_gives_fewer_connections_and_keeps_files_for_the_server() -> None:
     connections, soft = map(int, run(110, 110).split())
 
     assert soft == 110
-    assert 40 < connections < 64
+    assert 40 < connections < 80
 
 
 def test_a_limit_that_is_higher_already_stays() -> None:
@@ -58,10 +58,10 @@ def test_a_limit_that_is_higher_already_stays() -> None:
     assert run(hard, hard, 10) == f"10 {hard}"
 
 
-@pytest.mark.parametrize(("limit", "asked"), [(40, 0), (200, 1000)])
+@pytest.mark.parametrize(("limit", "asked"), [(30, 0), (200, 1000)])
 def test_too_few_files_are_a_users_mistake(limit: int, asked: int) -> None:
     said = run(limit, limit, asked)
 
-    assert said.startswith(f"{asked or 8} connections: need ")
+    assert said.startswith(f"{asked or 1} connections: need ")
     assert f"may open {limit} " in said
     assert "ulimit -Hn" in said

@@ -69,7 +69,7 @@ def test_every_answer_carries_the_id(client: TestClient, path: str, body: object
 
 
 def test_an_answer_of_another_host_carries_it_too(service: Service) -> None:
-    client = TestClient(create_app(service, AllowedHosts.of("127.0.0.1")), base_url="http://elsewhere")
+    client = TestClient(create_app(service, AllowedHosts("127.0.0.1")), base_url="http://elsewhere")
 
     answer = client.get("/ready", headers={"X-Request-Id": GIVEN})
 

@@ -235,10 +235,9 @@ async def _unused_app(scope: object, receive: object, send: object) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize(("host", "port"), [("no.such.host.invalid", 0), ("127.0.0.1", 70_000)])
-def test_bad_address_is_a_spec_error(host: str, port: int) -> None:
-    with pytest.raises(SpecError, match=host):
-        bind(host, port)
+def test_bad_address_is_a_spec_error() -> None:
+    with pytest.raises(SpecError, match="cannot be listened on"):
+        bind("no.such.host.invalid", 0)
 
 
 @contextmanager
