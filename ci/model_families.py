@@ -138,7 +138,7 @@ def page(rows: dict[str, tuple[str, str, float]]) -> str:
         "# Which families of models are computed right",
         "",
         "A build compares the graphs of a model with transformers' own model before it compiles the first unit",
-        "([ADR 0097](adr/0097-compared-with-the-model.md)). This page has the result for a small config of every family",
+        "([ADR 0006](adr/0006-checked-graphs.md)). This page has the result for a small config of every family",
         f"that has a causal language model in transformers {transformers.__version__} (torch {torch.__version__}): "
         + ", ".join(
             f"{counts[what]} {what}" for what in (RIGHT, REFUSED, NOT_TRACED, NO_CONFIG) if counts[what]
