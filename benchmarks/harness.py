@@ -1,7 +1,7 @@
 """What the benchmarks share: samples, tables, the machine's description, processes and servers.
 
-A benchmark is a script. It prints tables and writes one JSON file, from which report.py renders
-docs/benchmarks.md. Paths stay out of that file: of an argument that is a path, only the name is kept.
+A benchmark is a script. It prints tables and writes one JSON file with all samples, which git ignores; docs/benchmarks.md
+quotes the tables. Paths stay out of that file: of an argument that is a path, only the name is kept.
 """
 
 from __future__ import annotations

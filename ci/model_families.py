@@ -31,6 +31,25 @@ from aotgaudi.spec.model import ModelSpec
 
 ORDER = RIGHT, REFUSED, NOT_TRACED, NO_CONFIG = "right", "refused", "not traced", "no small config"
 
+SAID = {
+    "its graphs are not what transformers": "its graphs are not what transformers computes",
+    "keeps more than attention's keys and values": "keeps more than keys and values: a state, or an indexer's keys",
+    "attention keyword ": "attention takes a keyword that is not supported",
+    "does not attend through transformers": "does not attend through transformers' AttentionInterface",
+    "do not fit the KV cache": "keys and values of the layers do not fit one KV cache",
+    "has layers that differ in ": "has layers that differ in heads or head size",
+    "chooses among attention classes": "chooses among attention classes of its own",
+    "attends more often than its config has layers": "attends more often than its config has layers",
+    "does not hand the keywords of a call on": "does not hand the keywords of a call on to its attention",
+    "builds its own attention mask": "builds its own attention mask",
+    "is not supported": "is not supported, by its layer types",
+    "does not export": "does not export",
+    "is not a torch operator": "calls what is not a torch operator",
+    "took more than ": "took too long",
+    "Error: ": "transformers refuses the small config, or fails with it",
+}
+"""A phrase of the words with which a family is refused, and what the page says of it. The first that is there counts."""
+
 SIZES: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 128,
@@ -127,6 +146,17 @@ def result_of(family: str, seconds: float) -> tuple[str, str, float]:
         process.join()
 
 
+def grouped(rows: dict[str, tuple[str, str, float]]) -> dict[tuple[str, str], list[str]]:
+    """Returns the families that are not right, by what became of them and why, in the words of SAID where it has some."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for family, (what, words, _) in rows.items():
+        if what != RIGHT:
+            said = " ".join(words.split()).replace("|", "/")
+            why = next((short for phrase, short in SAID.items() if phrase in said), said)
+            groups.setdefault((what, why), []).append(family)
+    return groups
+
+
 def page(rows: dict[str, tuple[str, str, float]]) -> str:
     """Returns the page: the families that are right in a line, and the others with the words that they are refused with."""
     left = ", ".join(f"`{family}`" for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if family not in rows)
@@ -135,9 +165,9 @@ def page(rows: dict[str, tuple[str, str, float]]) -> str:
     lines = [
         "# Which families of models are computed right",
         "",
-        "A build compares the graphs of a model with transformers' own model before it compiles the first unit",
-        "([ADR 0097](adr/0097-compared-with-the-model.md)). This page has the result for a small config of every family",
-        f"that has a causal language model in transformers {transformers.__version__} (torch {torch.__version__}): "
+        "A build compares the graphs of a model with transformers' own model before it compiles the first unit. This page",
+        "has the result for a small config of every family that has a causal language model in transformers",
+        f"{transformers.__version__} (torch {torch.__version__}): "
         + ", ".join(
             f"{counts[what]} {what}" for what in (RIGHT, REFUSED, NOT_TRACED, NO_CONFIG) if counts[what]
         )
@@ -154,14 +184,13 @@ def page(rows: dict[str, tuple[str, str, float]]) -> str:
         "",
         "## Others",
         "",
-        "| family | | what a build says |",
+        "| | what a build says | families |",
         "|---|---|---|",
         *(
-            f"| `{family}` | {what} | {' '.join(words.split()).replace('|', '/')} |"
-            for family, (what, words, _) in sorted(
-                rows.items(), key=lambda row: (ORDER.index(row[1][0]), row[0])
+            f"| {what} | {words} | {', '.join(f'`{family}`' for family in families)} |"
+            for (what, words), families in sorted(
+                grouped(rows).items(), key=lambda row: (ORDER.index(row[0][0]), -len(row[1]), row[0])
             )
-            if what != RIGHT
         ),
     ]
     return "\n".join(lines) + "\n"

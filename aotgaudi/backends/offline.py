@@ -173,7 +173,7 @@ def differences(target: Target, stored: Mapping[str, Path], rebuilt: Mapping[str
     if target.backend == "hpu":
         from aotgaudi.gaudi.recipes import RecipeName
 
-        # Their names hold the keys; unit.json lists them (docs/adr/0090-hpu-bytes.md).
+        # Their names hold the keys; unit.json lists them (docs/adr/0023-hpu-backend.md).
         recipes = {name for name in {*stored, *rebuilt} if RecipeName.parse(name) is not None}
     else:
         recipes = set()

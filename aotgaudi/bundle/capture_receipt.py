@@ -26,8 +26,8 @@ A path is relative to the sandbox in which the server ran. It has at most 16 par
 No part is ``.`` or ``..`` or contains a backslash. No two paths, and no two directories on them, differ only in case, and no
 path leads through a file. Restored files get the sealed modes. Owners, times and links are not kept.
 
-Measured seconds are not sealed, except for ``start``, an estimate for people (docs/adr/0100-what-a-start-is-asked.md). They
-are in the store's record (docs/adr/0002-receipt-and-bundle.md).
+Measured seconds are not sealed, except for ``start``, an estimate for people (docs/adr/0020-capture.md). They
+are in the store's record (docs/adr/0010-bundle-and-trust.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The canonical JSON (RFC 8785) of `Launch`, schema ``aotgaudi.launch/1``, is the manifest of a bundle that holds a capture.
 docs/formats/launch.md has the grammar. Servers mix two classes of components, so their users cannot tell why a cache is not
-used. A launch keeps the classes apart (docs/adr/0041-launch.md):
+used. A launch keeps the classes apart (docs/adr/0020-capture.md):
 
 * The **key** (`Launch.components`) changes the compiled code. A flag or a variable is part of it unless the server's adapter
   gives a reason why it is not. We put no path, host, user or port into it, but the value of a flag may contain one. Its

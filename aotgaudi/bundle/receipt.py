@@ -20,7 +20,7 @@ Versions: 1 (first). `model`, `layouts`, `recipes` and `model_check` came later 
 without them have not changed.
 
 A receipt is sealed, so it holds nothing that could differ between two builds of the same inputs: no times, no host, no
-measurement (docs/adr/0002-receipt-and-bundle.md). Measurements are in `UnitRecord`, which the store's records keep with the
+measurement (docs/adr/0010-bundle-and-trust.md). Measurements are in `UnitRecord`, which the store's records keep with the
 artifact.
 
 A bundle holds either programs, which `aotgaudi serve` runs, or a capture of the caches of a wrapped server
@@ -105,9 +105,10 @@ class UnitRecord(SealedUnit):
 
 
 class ModelCheck(Value):
-    """How the traced steps were compared with transformers' own model: logits agreed within `tolerance` (docs/adr/0097).
+    """How the traced steps were compared with transformers' own model: logits agreed within `tolerance`.
 
-    `layers` are the kinds of the compared model's layers, in order. `reduced` has what was smaller in it than in the spec's.
+    docs/adr/0006-checked-graphs.md has the reasons. `layers` are the kinds of the compared model's layers, in order.
+    `reduced` has what was smaller in it than in the spec's.
     """
 
     transformers: str

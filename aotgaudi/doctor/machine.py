@@ -53,7 +53,7 @@ WORKER_BYTES = 1_000_000_000
 """The memory that a build's worker may take, including the compilers that it starts."""
 
 TOOLCACHE_BYTES = 300_000_000
-"""The space of a build's own files in the store (docs/adr/0015-same-bytes.md: precompiled headers, some 270 MB)."""
+"""The space of a build's own files in the store: precompiled headers, some 270 MB."""
 
 ROOM_BYTES = 2_000_000_000
 """With less, a store is soon full: it also holds a small model's results, and those of other models and versions."""

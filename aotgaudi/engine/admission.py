@@ -8,7 +8,7 @@ status  the request
 503     comes too late: the server drains, or its engine has died
 ======  ==========================================================================================
 
-The API server refuses requests before they reach the engine process (docs/adr/0066).
+The API server refuses requests before they reach the engine process (docs/adr/0016-http-edge.md).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ latency     1                                                   what `Interleavi
 throughput  while prompts have a seat, at most `max_num_seqs`   as long as its tokens need
 ==========  ==================================================  =========================================
 
-Budgets follow from the times of recent steps of the same entries. The module reads no clock (docs/adr/0053).
+Budgets follow from the times of recent steps of the same entries. The module reads no clock (docs/adr/0017-engine.md).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ is collision-resistant, no prompt finds blocks of other tokens under its key, an
 with the same salt share blocks. Keys live in one process, for one model and one cache, so they include neither.
 
 A prompt gets the cached blocks of its beginning (`BlockPool.share`), and its first chunk starts after them. The last known
-token is always computed, because its logits give the next token. docs/adr/0050 has the reasons.
+token is always computed, because its logits give the next token. docs/adr/0017-engine.md has the reasons.
 """
 
 from __future__ import annotations

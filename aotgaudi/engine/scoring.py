@@ -2,7 +2,7 @@
 
 The head of a prompt entry gives only the logits of each row's last token. The head of a decode entry takes the same hidden
 states and gives the logits of all its tokens. So the other tokens go through the heads of warm decode entries, as many at
-once as the widest takes. No graph exists only for this purpose (docs/adr/0076).
+once as the widest takes. No graph exists only for this purpose (docs/adr/0017-engine.md).
 """
 
 from __future__ import annotations

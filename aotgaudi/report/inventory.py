@@ -1,6 +1,6 @@
 """Finds what is built, and how long it took, in a bundle or a store.
 
-A bundle holds no times (docs/adr/0002-receipt-and-bundle.md). They are in the records of the store that built it, and are
+A bundle holds no times (docs/adr/0010-bundle-and-trust.md). They are in the records of the store that built it, and are
 looked up if that store is available. A bundle's programs are verified as they are read. Its units are not read.
 """
 

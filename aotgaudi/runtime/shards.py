@@ -7,8 +7,8 @@
 
 (https://github.com/huggingface/safetensors#format.) The tensors cover the data from the first byte to the last, in any order
 and without overlap. The safetensors library maps the file, so that overwriting it changes the results, or copies the whole
-file, and needs torch or numpy to read a header (ADR 0033). Here each wanted tensor gets pages of its own, which are freed
-with it, and the others are hashed and dropped.
+file, and needs torch or numpy to read a header (docs/adr/0010-bundle-and-trust.md). Here each wanted tensor gets pages of
+its own, which are freed with it, and the others are hashed and dropped.
 """
 
 from __future__ import annotations

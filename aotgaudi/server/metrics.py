@@ -1,7 +1,7 @@
 """The metrics of one server, in their own registry. Some are counted here, others read from the engine at each scrape.
 
 Each is exported under our name. If vLLM has a metric with the same meaning, it is exported under vLLM's name too, so that
-boards made for vLLM show this server (docs/adr/0060-metric-names.md). ``docs/metrics.md`` lists them all.
+boards made for vLLM show this server (docs/adr/0019-metrics-and-reports.md). ``docs/metrics.md`` lists them all.
 """
 
 from __future__ import annotations

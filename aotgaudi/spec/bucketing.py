@@ -84,7 +84,7 @@ class TunedBuckets(SpecValue):
     """The buckets of the ``tuned`` strategy: each is one entry. Ascending, each once.
 
     `prompts`: (query length, context blocks) of chunks of one sequence. `decodes`: (batch size, blocks). The choice
-    depends on traffic, so a spec holds the result (docs/adr/0058).
+    depends on traffic, so a spec holds the result (docs/adr/0008-bucket-tables.md).
     """
 
     prompts: tuple[Pair, ...]

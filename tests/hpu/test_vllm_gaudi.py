@@ -180,7 +180,7 @@ def test_it_serves_warm_by_its_user_s_command_whatever_is_asked_at_the_same_time
     """Greedy and random, in one batch or not; chunks of prompts beside decodes; two at a time and one that waits.
 
     The sampler has a graph for each set of truncations, and so 20 graphs with one of them, 74 with all three. A start does
-    not ask for each: Dynamo traces the others on live traffic (ADR 0100), and their recipes are there.
+    not ask for each: Dynamo traces the others on live traffic (docs/adr/0020-capture.md), and their recipes are there.
     """
     truncations = {text: body for text, body in exercise._truncations().items() if {*body} <= {*names}}
     monkeypatch.setattr(exercise, "_truncations", lambda: truncations)

@@ -1,6 +1,6 @@
 """Runs units from recipes on this process's card. Online: the graph compiler must never run here.
 
-The bridge cannot be kept from compiling; what it compiles is counted (docs/adr/0091-placement-and-rehearsal.md). So all
+The bridge cannot be kept from compiling; what it compiles is counted (docs/adr/0023-hpu-backend.md). So all
 programs run before anything is served, each unit must find its recipes then, and afterwards the count is watched.
 """
 
