@@ -1,7 +1,7 @@
 """Decides which of inductor's loops the threads share. Offline only.
 
 Matrix products and attention are our templates; inductor writes the loops between them. For a prompt's rows these loops are
-a seventh of a step on two threads if one thread waits (docs/adr/0065-shared-loops.md). In a decode step they take less time
+a seventh of a step on two threads if one thread waits (docs/adr/0005-cpu-kernels.md). In a decode step they take less time
 than sharing costs. By default inductor shares by the number of threads of the building machine, or shares every loop.
 
 Results do not depend on the thread that computes them: no sum is shared, and units that add to stored values share nothing.
