@@ -39,6 +39,7 @@ from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.parse import json_floats
 from aotgaudi.spec.quantization import WeightsDtype
 
 _PROLOGUE = "prologue"
@@ -275,7 +276,7 @@ def _caches(model: ModelSpec, limits: ServingLimits, form: Form) -> tuple[CacheS
 def _hf_config(config_json: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(**json.loads(config_json)).get_text_config()
+    return AutoConfig.for_model(**json_floats(json.loads(config_json))).get_text_config()
 
 
 def _export(module: nn.Module, args: tuple[torch.Tensor, ...], dynamic: Any = None) -> fx.GraphModule:
