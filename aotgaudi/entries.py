@@ -101,7 +101,7 @@ class SamplerEntry(_Row):
     """Sampling of `batch_size` rows with one setting. `batch_changed`: the batch has a new composition.
 
     The fields from `min_p` on default to "off". `num_logprobs` is the number of log-probabilities returned per row. A stored
-    row ends with `num_logprobs`, or with the last field after it that is on.
+    row omits `constraints` if it is off.
     """
 
     kind: ClassVar[str] = "sampler"
@@ -123,16 +123,9 @@ class SamplerEntry(_Row):
         return signature_of(self, logprobs=self.num_logprobs > 0, constraints=self.constraints)
 
     def row(self) -> tuple[Scalar, ...]:
-        """The field values, in stored order. Omits the last ones that are off, so entries without them keep their ids."""
+        """The field values, in stored order. Omits `constraints` if off, so those entries keep their old ids."""
         values = _Row.row(self)
-        end = len(values)
-        while end > _NUM_STORED and not values[end - 1]:
-            end -= 1
-        return values[:end]
-
-
-_NUM_STORED = SamplerEntry.columns().index("num_logprobs") + 1
-"""How many values every stored row of a sampler has."""
+        return values if self.constraints else values[:-1]
 
 
 @dataclass(frozen=True, slots=True, order=True)
