@@ -48,21 +48,6 @@ def sha256_file(path: Path) -> str:
     return state.hexdigest()
 
 
-def sha256_source(files: Iterable[Path], root: Path | None = None) -> str:
-    """Returns the sha256 of the names and bytes of source files, sorted by path. Raises OSError.
-
-    A file's name is its path relative to `root`, or without `root` its base name.
-    """
-    return sha256_bytes(
-        canonical_json(
-            [
-                [path.relative_to(root).as_posix() if root else path.name, sha256_file(path)]
-                for path in sorted(files)
-            ]
-        )
-    )
-
-
 def canonical_json(value: Any) -> bytes:
     """Returns the RFC 8785 form of a JSON value (dict, list, str, int, float, bool, None)."""
     return rfc8785.dumps(value)

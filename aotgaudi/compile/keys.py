@@ -32,10 +32,11 @@ import aotgaudi.graphs
 from aotgaudi.backends.base import Target, require_installed, version_of
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.receipt import ModelCheck, UnitRecord
-from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes, sha256_source
+from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes
 from aotgaudi.document import DigestField, Sha256, Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.graphs.dialect import dialect_of
+from aotgaudi.source_digest import sha256_source
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
@@ -150,7 +151,7 @@ def model_check_key(spec: BuildSpec) -> Key:
 
 
 def builder_versions() -> dict[str, str]:
-    """Returns the versions of the code that traces: our graph code (a digest of its source) and transformers."""
+    """Returns the versions of the code that traces: our graph code (a digest of it) and transformers."""
     return {"graphs": graph_code_digest(), "transformers": version_of("transformers")}
 
 
@@ -164,7 +165,7 @@ def require_key_parts() -> None:
 
 @functools.cache
 def graph_code_digest() -> str:
-    """Returns the sha256 of our graph code's source, including subfolders. Any edit of it causes new traces."""
+    """Returns the sha256 of our graph code, including subfolders. Any change of it causes new traces."""
     folder = Path(aotgaudi.graphs.__path__[0])
     return sha256_source(folder.rglob("*.py"), folder)
 

@@ -74,7 +74,7 @@ def compare_model(model: ModelSpec, dialect: Dialect) -> ModelCheck:
         raise
     except Exception:
         with torch.device("meta"):
-            build_model(json_floats(model.config), "float32")  # Says in our words what is wrong with it.
+            build_model(model.config, "float32")  # Says in our words what is wrong with it.
         raise
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aotgaudi.engine.blocks import PADDING_BLOCK
-from aotgaudi.engine.closing_windows import ClosingWindows
+from aotgaudi.engine.completed_windows import CompletedWindows
 from aotgaudi.engine.constraints import MaskMaker
 from aotgaudi.engine.sampler import Sampler, to_ids
 from aotgaudi.engine.scoring import Scorer
@@ -24,7 +24,7 @@ from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
 from aotgaudi.graphs.masks import decode_mask, prompt_mask, with_new_entries
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.graphs.step_inputs import MaskKind, entries_input, num_closing
+from aotgaudi.graphs.step_inputs import MaskKind, entries_input, num_completed
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 
 
@@ -163,8 +163,8 @@ class _PromptInputs:
         if found := entries_input(spec.name):
             name, every = found
             chunks = [(row.start, len(row.token_ids), row.block_table) for row in self._rows]
-            num = num_closing(self._entry.query_len, every)
-            return ClosingWindows(chunks, num, every, self._block_size).tensor(name, spec)
+            num = num_completed(self._entry.query_len, every)
+            return CompletedWindows(chunks, num, every, self._block_size).tensor(name, spec)
         made = to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
         return made.to(torch.int32) if spec.dtype == "int32" else made
 
@@ -230,7 +230,7 @@ class _DecodeInputs:
             name, every = found
             chunks = [(row.position, 1, row.block_table) for row in self._rows]
             chunks += [(0, 0, ())] * (self._entry.batch_size - len(chunks))
-            return ClosingWindows(chunks, 1, every, self._block_size).tensor(name, spec)
+            return CompletedWindows(chunks, 1, every, self._block_size).tensor(name, spec)
         return to_ids(self._MAKERS[spec.name](self))
 
     def _mask(self, kind: MaskKind) -> Tensor:

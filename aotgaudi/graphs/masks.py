@@ -44,15 +44,15 @@ def with_new_entries(
     """Returns a prompt's mask over tokens and entries, made from the one over tokens.
 
     Keys are each cached block's tokens, then its entries; after all blocks the new tokens, then the entries of the windows
-    that the chunk may close. A block has `per_block` entries, one for `every` tokens, seen from its last token on.
+    that the chunk may complete. A block has `per_block` entries, one for `every` tokens, seen from its last token on.
     `spans` are as in `prompt_mask`.
     """
     b, _, query_len, num_keys = mask_b1qk.shape
     starts_b111, numbers_b111 = torch.tensor(spans, dtype=torch.int64).T[:, :, None, None, None]
     new_q1 = torch.arange(query_len)[:, None]
     is_real = new_q1 < numbers_b111
-    closing = starts_b111 // every + torch.arange(-(-query_len // every))
-    seen_new = is_real & ((closing + 1) * every - 1 <= starts_b111 + new_q1)
+    completed = starts_b111 // every + torch.arange(-(-query_len // every))
+    seen_new = is_real & ((completed + 1) * every - 1 <= starts_b111 + new_q1)
     context, new_tokens = mask_b1qk.split([num_keys - query_len, query_len], dim=3)
     if not num_ctx_blocks:
         return torch.cat([new_tokens, seen_new], dim=3)

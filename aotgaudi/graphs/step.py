@@ -27,6 +27,7 @@ from aotgaudi.graphs.step_inputs import Window, mask_name
 from aotgaudi.spec.cache_rows import CONFIG_KEYS
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.parse import json_floats
 
 StepEntry = Union[PromptEntry, DecodeEntry]
 
@@ -49,7 +50,7 @@ def build_model(config: dict[str, Any], dtype: str) -> Any:
     AttentionInterface.register(ATTENTION_NAME, paged_attention)
     model_type = config.get("model_type")
     try:
-        hf_config = AutoConfig.for_model(**config)
+        hf_config = AutoConfig.for_model(**json_floats(config))
     except StrictDataclassError as error:
         raise SpecError(
             "model.config", _one_line(error), "as transformers' configuration class wants it"

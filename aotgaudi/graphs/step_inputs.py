@@ -16,14 +16,14 @@ mask                [b, 1, q, c * B + q]    bool     what a query sees: cached t
 mask_w<W>           [b, 1, q, c * B + q]    bool     the same under a sliding window of W tokens
 ==================  ======================  =======  ======================================================
 
-With layers that compress r tokens into an entry, made of S tokens (`aotgaudi.spec.cache_rows`), also these. A chunk closes
-at most w = ceil(q / r) windows of r tokens, wherever it starts; a decode step at most w = 1 a row, with q = 1:
+With layers that compress r tokens into an entry, made of S tokens (`aotgaudi.spec.cache_rows`), also these. A chunk
+completes at most w = ceil(q / r) windows of r tokens, wherever it starts; a decode step at most w = 1 a row, with q = 1:
 
 ====================  ===================================  =====  ============================================
 windows_r<r>          [b, w, S]                            int64  slots of what each window is made of, up to
                                                                   its last token; 0 where nothing is
 windows_seen_r<r>     [b, w, S]                            bool   False before the sequence's first token, and
-                                                                  where no window closes
+                                                                  where no window is completed
 entry_slots_r<r>      [b * w]                              int64  ``block * (B / r) + offset`` to write the
                                                                   entry to; padding goes to block 0
 entry_positions_r<r>  [b * w]                              int64  the window's first token, 0 where padded
@@ -146,8 +146,8 @@ def entries_input(name: str) -> tuple[str, int] | None:
     return None if found is None else (found["kind"], int(found["every"]))
 
 
-def num_closing(query_len: int, every: int) -> int:
-    """Returns how many windows of `every` tokens a chunk of `query_len` tokens closes at most, wherever it starts."""
+def num_completed(query_len: int, every: int) -> int:
+    """Returns how many windows of `every` tokens a chunk of `query_len` tokens completes at most, wherever it starts."""
     return -(-query_len // every)
 
 
@@ -195,13 +195,13 @@ def _compressed(
     query_len: int,
     mask_shape: Callable[[int, int], tuple[int, ...]],
 ) -> Iterator[TensorSpec]:
-    """Yields the inputs of each ratio. `mask_shape` is a function of the ratio and of the windows that may close."""
+    """Yields the inputs of each ratio. `mask_shape` is a function of the ratio and of the windows that may be completed."""
     num_read: dict[tuple[int, int], int] = {}
     for compression in compressions:
         key = compression.every, compression.window
         num_read[key] = max(num_read.get(key, 0), compression.num_read)
     for (every, window), size in num_read.items():
-        w = num_closing(query_len, every)
+        w = num_completed(query_len, every)
         yield _ids(f"windows_r{every}", batch_size, w, size)
         yield _flags(f"windows_seen_r{every}", batch_size, w, size)
         yield _ids(f"entry_slots_r{every}", batch_size * w)

@@ -24,9 +24,9 @@ from aotgaudi.graphs.export import export
 from aotgaudi.graphs.forms import Form, form_of
 from aotgaudi.graphs.hyper_connections import class_text
 from aotgaudi.graphs.layer_reuse import reusing_layers
+from aotgaudi.graphs.partition import PartitionedStep, Piece, partition_step
 from aotgaudi.graphs.program import CacheSpec, TensorSpec
 from aotgaudi.graphs.quantization import QUANTIZATIONS, Quantization
-from aotgaudi.graphs.split import Piece, SplitStep, split_step
 from aotgaudi.graphs.step import (
     StepEntry,
     build_model,
@@ -39,6 +39,7 @@ from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec
+from aotgaudi.spec.parse import json_floats
 from aotgaudi.spec.quantization import WeightsDtype
 
 _PROLOGUE = "prologue"
@@ -82,9 +83,9 @@ def _trace_step(
     entry: StepEntry, model: ModelSpec, limits: ServingLimits, dialect: Dialect, n_splits: int
 ) -> TracedProgram:
     tracer = _tracer(json.dumps(model.config), model.dtype, model.weights_dtype, dialect)
-    form, split = tracer.form, tracer.split(entry, limits, n_splits)
+    form, step = tracer.form, tracer.partition(entry, limits, n_splits)
     caches = _caches(model, limits, form)
-    pieces = split.pieces
+    pieces = step.pieces
     used = {name for piece in pieces for name in piece.inputs}
     _require_paged(model, caches, used)
     specs = {spec.name: spec for spec in step_inputs(tracer.module, entry, limits, form)}
@@ -102,11 +103,11 @@ def _trace_step(
         pieces = (first, *rest)
     return TracedProgram(
         inputs=tuple(given.values()),
-        weights=split.weights,
+        weights=step.weights,
         caches=caches,
         pieces=pieces,
-        outputs=split.outputs,
-        constants=save(dict(sorted(split.constants.items()))) if split.constants else None,
+        outputs=step.outputs,
+        constants=save(dict(sorted(step.constants.items()))) if step.constants else None,
     )
 
 
@@ -211,7 +212,7 @@ class _StepTracer:
         self._stored = stored_names(module)
         self._can_reuse: dict[type[StepEntry], bool] = {}
 
-    def split(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
+    def partition(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> PartitionedStep:
         """Returns the step of `entry` in pieces."""
         kind = type(entry)
         if kind not in self._can_reuse:
@@ -222,7 +223,7 @@ class _StepTracer:
         is_full = not self._can_reuse[kind]
         return (self._full if is_full else self._reusing)(entry, limits, n_splits)
 
-    def _full(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
+    def _full(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> PartitionedStep:
         exported = export_step(
             self.module,
             entry,
@@ -230,9 +231,11 @@ class _StepTracer:
             n_splits=n_splits,
             form=self.form,
         )
-        return split_step(exported, self._stored, quantization=self._quantization, finish=self.form.finish)
+        return partition_step(
+            exported, self._stored, quantization=self._quantization, finish=self.form.finish
+        )
 
-    def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> SplitStep:
+    def _reusing(self, entry: StepEntry, limits: ServingLimits, n_splits: int) -> PartitionedStep:
         with reusing_layers(self.module):
             return self._full(entry, limits, n_splits)
 
@@ -275,7 +278,7 @@ def _caches(model: ModelSpec, limits: ServingLimits, form: Form) -> tuple[CacheS
 def _hf_config(config_json: str) -> Any:
     from transformers import AutoConfig
 
-    return AutoConfig.for_model(**json.loads(config_json)).get_text_config()
+    return AutoConfig.for_model(**json_floats(json.loads(config_json))).get_text_config()
 
 
 def _export(module: nn.Module, args: tuple[torch.Tensor, ...], dynamic: Any = None) -> fx.GraphModule:

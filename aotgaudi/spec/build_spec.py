@@ -111,7 +111,6 @@ class BuildSpec(SpecValue):
         self._check_mhc()
         self._check_short_queries()
         self._check_tuned()
-        self._check_front_end()
         limits = self.limits
         positions = None if limits.allow_long_max_model_len else self.model.max_position_embeddings
         if positions is not None and limits.max_model_len > positions:
@@ -121,15 +120,6 @@ class BuildSpec(SpecValue):
                 f"at most max_position_embeddings {positions}, or allow_long_max_model_len = true",
             )
         return self
-
-    def _check_front_end(self) -> None:
-        """Another server brings its own."""
-        if self.target.frontend is not None and self.scheduler.engine != "aotgaudi":
-            raise SpecError(
-                "target.frontend",
-                f"is {self.target.frontend!r}, with engine {self.scheduler.engine!r}, which chooses its own",
-                'engine = "aotgaudi", or leave it out',
-            )
 
     def _check_mhc(self) -> None:
         """Every step of our engine mixes the streams of such a model, so its classes cannot be left out."""

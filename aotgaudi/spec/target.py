@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -57,9 +57,6 @@ class TargetSpec(SpecValue):
     `num_sms`: its streaming multiprocessors, if there is no profile or the number differs. `execution_mode`: for hpu
     targets only (PT_HPU_LAZY_MODE and --enforce-eager).
     """
-
-    frontend: ClassVar[str | None] = None
-    """No field: ``build_spec.py``, which is hashed into keys, still asks for it."""
 
     backend: Literal["cpu", "cuda", "hpu", "fake"] = "cpu"
     isa: Literal["native", "avx2", "avx512", "avx512+bf16", "avx512+amx"] = "native"

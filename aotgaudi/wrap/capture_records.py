@@ -25,9 +25,10 @@ from pydantic import Field
 from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOut
 from aotgaudi.bundle.launch import Launch, load_launch
-from aotgaudi.digest import Digest, Key, canonical_json, sha256_bytes, sha256_source
+from aotgaudi.digest import Digest, Key, canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Value, load_document
 from aotgaudi.errors import ManifestError
+from aotgaudi.source_digest import sha256_source
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.witness import SITE

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aotgaudi.backends.base import Unit
 from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.probe import at_level, levels_within, probe, this_machine
+from aotgaudi.backends.inductor.probe import levels_within, probe, this_machine
 from aotgaudi.backends.inductor.quantized_linear import MOST_ROWS
 from aotgaudi.backends.inductor.runtime import InductorRuntime
 from aotgaudi.compile.keys import unit_key
@@ -76,7 +76,7 @@ class Products:
                 results = [call(*given[name]) for name in calls]
                 return [*results, *map(after, results)]
 
-        target = at_level(probe("native"), level)
+        target = probe(level)
         text = to_text(torch.export.export(Calls(), (calls,), strict=False).graph)
         unit = Unit(text, unit_key(text, target), "int8")
         made = InductorCompiler(target).compile(unit, folder)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.backends.base import Executable, Unit
 from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.probe import at_level, probe
+from aotgaudi.backends.inductor.probe import probe
 from aotgaudi.backends.inductor.runtime import InductorRuntime
 from aotgaudi.digest import Key
 from aotgaudi.graphs.canonical import to_text
@@ -42,7 +42,7 @@ class Case:
     def compiled(self, folder: Path) -> Executable:
         example = self.inputs(torch.zeros(ROWS, self.vocab, dtype=self.dtype), [Row()] * ROWS)
         graph = torch.export.export(Draw(), tuple(example), strict=False).graph
-        target = at_level(probe("native"), self.level)
+        target = probe(self.level)
         unit = Unit(to_text(graph), Key.of([("text", "x")]), "draw")
         return InductorRuntime(target).load(InductorCompiler(target).compile(unit, folder).files)
 

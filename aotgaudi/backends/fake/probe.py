@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
-from aotgaudi.digest import sha256_source
+from aotgaudi.source_digest import sha256_source
 
 
 def probe(flags: dict[str, str] | None = None) -> Target:

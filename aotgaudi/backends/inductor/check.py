@@ -184,8 +184,8 @@ def _sides(k: int, n: int) -> list[tuple[int, ...]]:
 def _shifted(arguments: Sequence[Any], shift: float) -> tuple[Any, ...]:
     """Returns the arguments of a sampling operator with slightly shifted noise and filters."""
     logits, temperature, noise, top_k, *shares = arguments
-    top_p, min_p = (None if share is None else share * (1 + shift) for share in shares)
-    return logits, temperature, (noise * (1 + shift)).clamp_max(1 - 2**-53), top_k, top_p, min_p
+    shifted = (None if share is None else share * (1 + shift) for share in shares)
+    return logits, temperature, (noise * (1 + shift)).clamp_max(1 - 2**-53), top_k, *shifted
 
 
 def _eager(graph: fx.GraphModule, inputs: Sequence[Tensor], way: _Way) -> list[Tensor]:

@@ -37,10 +37,10 @@ from aotgaudi.backends.inductor.loops import shared_loops
 from aotgaudi.backends.inductor.rewrite import rewrite
 from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
 from aotgaudi.backends.inductor.toolchain import Toolchain
-from aotgaudi.digest import sha256_source
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import OPEN_SIZE, InputSpec, from_text, is_open
 from aotgaudi.graphs.export import export
+from aotgaudi.source_digest import sha256_source
 
 _FIXED_OPTIONS: dict[str, Any] = {
     "aot_inductor.debug_symbols": False,
@@ -161,7 +161,7 @@ def _level(target: Target) -> IsaLevel:
 
 def _toolchain(target: Target, level: IsaLevel) -> Toolchain:
     flags = target.flags.get("aotgaudi.compiler_flags", "")
-    # Of our code only the toolchain's counts: edits elsewhere do not change what it caches.
+    # Of our code only the toolchain's counts: changes elsewhere do not change what it caches.
     code = {"compile_code": sha256_source([Path(toolchain.__file__)])}
     identity = json.dumps({**target.toolchain, **target.flags, **_FIXED_OPTIONS, **code}, sort_keys=True)
     return Toolchain(level, tuple(flags.split()), Path(cache_dir()) / "toolchains", identity)

@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from aotgaudi.backends.base import Target, version_of
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel
-from aotgaudi.digest import sha256_source
 from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.source_digest import sha256_source
 
 COMPILE_FLAGS = {
     "aot_inductor.compile_wrapper_opt_level": "O1",
@@ -35,6 +35,7 @@ NO_COMPILE_CODE = MappingProxyType(
 
 COMPILED_GRAPH_CODE = (
     "canonical.py",
+    "choose_entries.py",
     "export.py",
     "paged_decode.py",
     "quantization.py",
@@ -49,7 +50,7 @@ def probe(isa: str) -> Target:
 
     Compiler and linker are named by the first line of their ``--version``, distribution included, since two builds of one
     version of g++ have different defaults and give different bytes. Our part of the toolchain is named by a digest of its
-    source.
+    code.
 
     Raises SpecError if no compiler is found or the machine lacks the level.
     """
@@ -71,7 +72,7 @@ def probe(isa: str) -> Target:
 
 @functools.cache
 def compile_code_digest() -> str:
-    """Returns the sha256 of our source that turns a unit's text into an artifact. An edit of it makes units compile anew."""
+    """Returns the sha256 of our code that turns a unit's text into an artifact. A change of it makes units compile anew."""
     folder = Path(__file__).parent
     files = [
         path
@@ -80,14 +81,6 @@ def compile_code_digest() -> str:
     ]
     graphs = folder.parents[1] / "graphs"
     return sha256_source((*files, *(graphs / name for name in COMPILED_GRAPH_CODE)), folder.parents[1])
-
-
-def at_level(target: Target, name: str) -> Target:
-    """Returns `target` at another level, which this machine may lack. Raises SpecError for an unknown level."""
-    level = ISA_LEVELS.get(name)
-    if level is None:
-        raise SpecError("target.isa", f"is {name!r}", f"one of {', '.join(ISA_LEVELS)}")
-    return target.model_copy(update={"isa": level.features, "flags": {**target.flags, **_flags_of(level)}})
 
 
 def this_machine() -> Target:

@@ -7,10 +7,10 @@ by a softmax over gates, then normed and rotated at the window's first token. Wi
 tokens, in two series: the first of the window before, the second of its own. The indexer makes a key for each entry in the
 same way, and a query reads the k entries whose keys score highest.
 
-Values and gates of tokens are kept in the cache (``raw``), so a window may close in another step than it began. The caches
-and the step's inputs are those of `aotgaudi.spec.cache_rows` and `aotgaudi.graphs.step_inputs`.
+Values and gates of tokens are kept in the cache (``raw``), so a window may be completed in another step than it began.
+The caches and the step's inputs are those of `aotgaudi.spec.cache_rows` and `aotgaudi.graphs.step_inputs`.
 
-Legend of shape suffixes: see `base.py`; N windows that a step may close (w of each row), S tokens that one is made of,
+Legend of shape suffixes: see `base.py`; N windows that a step may complete (w of each row), S tokens that one is made of,
 W numbers that a token's raw row has, E entries, k keys of a row, I indexer's heads, M numbers of its keys, P pairs that are
 rotated.
 

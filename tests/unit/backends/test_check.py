@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from aotgaudi.backends.inductor.check import check
+from aotgaudi.backends.inductor.check import _shifted, check
 from aotgaudi.backends.inductor.example_inputs import sample_inputs
 from aotgaudi.errors import CompileError
 from aotgaudi.graphs.canonical import from_text, to_text
@@ -301,6 +301,15 @@ def test_a_graph_with_open_tokens_is_checked_with_one_two_and_many() -> None:
     check(graph, specs, Compiled(), "hc_pre")
 
     assert seen == [1, 2, 65]
+
+
+def test_all_filters_of_a_draw_are_shifted_however_many_there_are() -> None:
+    logits, row = torch.zeros(2, 4), torch.full((2,), 0.5)
+
+    _, temperature, noise, top_k, *shares = _shifted((logits, row, row, None, row, None, row), 0.5)
+
+    assert (temperature[0].item(), noise[0].item(), top_k) == (0.5, 0.75, None)
+    assert [None if share is None else share[0].item() for share in shares] == [0.75, None, 0.75]
 
 
 def test_a_scale_without_dimensions_is_an_input_like_another() -> None:

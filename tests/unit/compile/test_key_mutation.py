@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import typing
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.fake import probe as fake_probe
 from aotgaudi.backends.inductor import probe as inductor_probe
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
-from aotgaudi.backends.inductor.probe import COMPILE_FLAGS, at_level
+from aotgaudi.backends.inductor.probe import COMPILE_FLAGS
 from aotgaudi.compile import keys
 from aotgaudi.compile.keys import LIMITS_EXCLUDED, SPEC_EXCLUDED, ProgramRow, UnitSource, record, unit_key
 from aotgaudi.compile.why import Change, Finding
@@ -41,20 +42,24 @@ ENTRIES: tuple[Entry, ...] = (
     MhcEntry(64, 2, "attn"),
 )
 LABELS = (("layer a", "head b"), ("layer a",), ("sampler c",), ("swap d",), ("mhc e",))
-TARGET = at_level(
-    Target(
-        backend="cpu",
-        machine="x86_64",
-        toolchain={
-            "torch": "2.13",
-            "compiler": "g++ 12",
-            "linker": "ld 2.40",
-            "libc": "glibc 2.36",
-            "compile_code": "0" * 64,
-        },
-        flags=dict(COMPILE_FLAGS),
-    ),
-    "avx512+amx",
+*_, HIGHEST = ISA_LEVELS.values()
+TARGET = Target(
+    backend="cpu",
+    machine="x86_64",
+    isa=HIGHEST.features,
+    toolchain={
+        "torch": "2.13",
+        "compiler": "g++ 12",
+        "linker": "ld 2.40",
+        "libc": "glibc 2.36",
+        "compile_code": "0" * 64,
+    },
+    flags={
+        **COMPILE_FLAGS,
+        "aotgaudi.isa": HIGHEST.name,
+        "aotgaudi.compiler_flags": " ".join(HIGHEST.compiler_flags),
+        "cpp.simdlen": str(HIGHEST.simdlen),
+    },
 )
 
 
@@ -346,6 +351,7 @@ CODE = sorted(
 
 OF_UNITS = (
     "canonical.py",
+    "choose_entries.py",
     "export.py",
     "paged_decode.py",
     "quantization.py",
@@ -368,7 +374,7 @@ def test_an_edit_of_what_compiles_is_another_target_and_of_what_does_not_is_not(
         monkeypatch.setattr(module, "__file__", str(tmp_path / "backends" / name / "probe.py"))
     assert {module: digest() for module, digest in digests.items()} == before
 
-    (tmp_path / file).write_text("# edited\n", encoding="utf-8")
+    (tmp_path / file).write_text("edited = 1\n", encoding="utf-8")
 
     folder, _, name = file.rpartition("/")
     compiles = {
@@ -377,6 +383,14 @@ def test_an_edit_of_what_compiles_is_another_target_and_of_what_does_not_is_not(
         "graphs": {inductor_probe} if name in OF_UNITS else set(),
     }
     assert {module for module, digest in digests.items() if digest() != before[module]} == compiles[folder]
+
+
+def test_graph_code_that_the_compile_code_imports_is_in_its_digest() -> None:
+    files = (PACKAGE / "backends" / "inductor").glob("*.py")
+    texts = [path.read_text() for path in files if path.name not in inductor_probe.NO_COMPILE_CODE]
+    imported = {name for text in texts for name in re.findall(r"^from aotgaudi\.graphs\.(\w+)", text, re.M)}
+
+    assert {f"{name}.py" for name in imported} <= set(inductor_probe.COMPILED_GRAPH_CODE)
 
 
 @pytest.mark.process

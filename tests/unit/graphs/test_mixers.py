@@ -104,6 +104,14 @@ def test_packed_weights_that_were_not_shown_for_a_family_are_refused(architectur
         trace(DECODE, spec.model, spec.limits)
 
 
+def test_numbers_that_are_not_finite_reach_the_models_configuration() -> None:
+    config = spec_of(reference("llama")).model.config
+
+    model = build_model({**config, "time_step_limit": [0.0, {"__float__": "Infinity"}]}, "float32")
+
+    assert model.config.time_step_limit == [0.0, float("inf")]
+
+
 @pytest.mark.parametrize("architecture", [*LATENT, "deepseek_v4"])
 def test_every_weight_has_the_dtype_that_transformers_loads_it_in(architecture: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -17,7 +17,7 @@ _TRACE = """
 import json, resource, sys, time
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.graphs.layer_reuse import reusing_layers
-from aotgaudi.graphs.split import split_step
+from aotgaudi.graphs.partition import partition_step
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import stored_names
 from tests.specs import limits_of
@@ -31,9 +31,9 @@ limits = limits_of(
 def cut(model, entry, is_reusing=True):
     names = stored_names(model)
     if not is_reusing:
-        return split_step(export_step(model, entry, limits, n_splits=16), names)
+        return partition_step(export_step(model, entry, limits, n_splits=16), names)
     with reusing_layers(model):
-        return split_step(export_step(model, entry, limits, n_splits=16), names)
+        return partition_step(export_step(model, entry, limits, n_splits=16), names)
 
 found = {"pieces": {}}
 model = build_model(config, "bfloat16")

@@ -18,8 +18,8 @@ from aotgaudi.graphs.canonical import from_text, to_text
 from aotgaudi.graphs.dialect import ATEN, Dialect
 from aotgaudi.graphs.layer_reuse import renumbered, reusing_layers
 from aotgaudi.graphs.mixers.base import paged_attention
+from aotgaudi.graphs.partition import partition_step
 from aotgaudi.graphs.program import CacheSpec, Call, Program
-from aotgaudi.graphs.split import split_step
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
 from aotgaudi.runtime.bindings import weight_bindings
@@ -162,9 +162,9 @@ def test_stamping_gives_what_a_full_trace_gives(architecture: str, entry: Prompt
     module = build_model(spec.model.config, "float32")
     names = stored_names(module)
 
-    full = split_step(export_step(module, entry, spec.limits), names)
+    full = partition_step(export_step(module, entry, spec.limits), names)
     with reusing_layers(module):
-        stamps = split_step(export_step(module, entry, spec.limits), names)
+        stamps = partition_step(export_step(module, entry, spec.limits), names)
 
     assert stamps.pieces == full.pieces
     assert stamps.outputs == full.outputs

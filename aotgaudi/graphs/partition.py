@@ -31,7 +31,7 @@ from aotgaudi.graphs.quantization import Quantization
 from aotgaudi.graphs.quantized_linear import quantize_linears
 
 _ORIGIN = "aotgaudi_origin"
-"""Key in a node's meta of its name before the split. Pieces and markers refer to each other by it."""
+"""Key in a node's meta of its name before the partition. Pieces and markers refer to each other by it."""
 
 
 OWN_UNITS: Mapping[Any, tuple[str, Callable[[fx.Node], str]]] = MappingProxyType(
@@ -54,7 +54,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class SplitStep:
+class PartitionedStep:
     """A step in pieces. `constants` has the tensors of ``const`` bindings by name."""
 
     pieces: tuple[Piece, ...]
@@ -63,14 +63,14 @@ class SplitStep:
     constants: dict[str, torch.Tensor]
 
 
-def split_step(
+def partition_step(
     exported: torch.export.ExportedProgram,
     persistent: Mapping[str, str],
     *,
     quantization: Quantization | None = None,
     finish: Callable[[fx.Graph], None] = lambda _: None,
-) -> SplitStep:
-    """Splits an exported step.
+) -> PartitionedStep:
+    """Partitions an exported step.
 
     Args:
         exported: The step.
@@ -89,11 +89,11 @@ def split_step(
     for node in graph_module.graph.nodes:
         node.meta[_ORIGIN] = node.name
     partitioner = _Partitioner()
-    split = split_module(graph_module, graph_module, partitioner, keep_original_order=True)
-    pieces, outputs = _Assembly(split, bindings, markers, partitioner.places, finish).pieces()
+    module = split_module(graph_module, graph_module, partitioner, keep_original_order=True)
+    pieces, outputs = _Assembly(module, bindings, markers, partitioner.places, finish).pieces()
     used = {name for piece in pieces for name in piece.inputs}
     used_weights = {name for binding in used for name in weight_names(binding)}
-    return SplitStep(
+    return PartitionedStep(
         pieces=pieces,
         outputs=outputs,
         weights=tuple(spec for spec in weights if spec.name in used_weights),
@@ -181,25 +181,25 @@ def _user_bindings(exported: torch.export.ExportedProgram) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _TracedPiece:
-    """A piece of a traced layer, and the names that its inputs had before the split."""
+    """A piece of a traced layer, and the names that its inputs had before the partition."""
 
     piece: Piece
     origins: tuple[str, ...]
 
 
 class _Assembly:
-    """Makes the pieces of a split module, in order, and binds their inputs."""
+    """Makes the pieces of a partitioned module, in order, and binds their inputs."""
 
     def __init__(
         self,
-        split: fx.GraphModule,
+        module: fx.GraphModule,
         bindings: dict[str, str],
         markers: Mapping[int, Marker],
         places: Sequence[_Place],
         finish: Callable[[fx.Graph], None],
     ) -> None:
         self._finish = finish
-        self._split, self._bindings, self._markers, self._places = split, bindings, markers, places
+        self._module, self._bindings, self._markers, self._places = module, bindings, markers, places
         self._names: dict[fx.Node, str] = {}
         self._pieces: list[Piece] = []
         self._layers: defaultdict[int, list[_TracedPiece]] = defaultdict(list)
@@ -207,7 +207,7 @@ class _Assembly:
     def pieces(self) -> tuple[tuple[Piece, ...], tuple[str, ...]]:
         """Returns the pieces, and the names of the step's outputs."""
         outputs: tuple[str, ...] = ()
-        for node in self._split.graph.nodes:
+        for node in self._module.graph.nodes:
             if node.op == "placeholder":
                 self._names[node] = self._bindings[node.name]
             elif node.op == "call_module":
@@ -215,12 +215,12 @@ class _Assembly:
             elif node.op == "output":
                 outputs = tuple(self._names[result].removeprefix("tmp:") for result in _results(node))
             elif node.op != "call_function":
-                raise CompileError(f"a split step has a node of kind {node.op!r}")
+                raise CompileError(f"a partitioned step has a node of kind {node.op!r}")
         return tuple(self._pieces), outputs
 
     def _pieces_of(self, node: fx.Node) -> list[Piece]:
         """Returns the piece of a submodule, or the pieces of the layer for which it has a marker."""
-        graph, place = _subgraph(self._split, str(node.target)), self._place(node)
+        graph, place = _subgraph(self._module, str(node.target)), self._place(node)
         names = dict(zip(_origins(graph), self._input_names(node), strict=True))
         if place.label in _LABELS_OF_UNITS:
             return [self._own_unit(node, graph, names, place)]
@@ -280,7 +280,7 @@ class _Assembly:
         """Names what a submodule returns, in order. Returns the names."""
         outputs = tuple(f"{len(self._pieces)}.{number}" for number in numbers)
         (result,) = [
-            inner for inner in _subgraph(self._split, str(node.target)).nodes if inner.op == "output"
+            inner for inner in _subgraph(self._module, str(node.target)).nodes if inner.op == "output"
         ]
         if isinstance(result.args[0], (tuple, list)):
             self._names.update({user: f"tmp:{outputs[user.args[1]]}" for user in node.users})  # type: ignore[index]
@@ -295,10 +295,10 @@ class _Assembly:
             yield self._names[argument]
 
 
-def _subgraph(split: fx.GraphModule, name: str) -> fx.Graph:
-    module = split.get_submodule(name)
+def _subgraph(partitioned: fx.GraphModule, name: str) -> fx.Graph:
+    module = partitioned.get_submodule(name)
     if not isinstance(module, fx.GraphModule):
-        raise CompileError(f"a split step has a module {name!r} without a graph")
+        raise CompileError(f"a partitioned step has a module {name!r} without a graph")
     return module.graph
 
 
