@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.commands.starts import Start, find_start, working_directory
 from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.wrap.starts import Start, find_start, working_directory
 
 _DISTRIBUTIONS = """
     torch torch-* torchvision torchaudio triton triton-* pytorch-triton* intel-extension-*
