@@ -72,7 +72,8 @@ def read_limits(
     pin: Pin,
 ) -> Limits:
     """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
-    rules, assumed = find_version(bucketing.version).environment, _Assumed()
+    version, assumed = find_version(bucketing.version), _Assumed()
+    rules = version.environment
     length = _Length.of(command, facts, serving, bucketing.version, assumed)
     max_num_seqs, most = _integer(command, "max-num-seqs"), GAUDI_DEFAULTS["max-num-seqs"]
     tokens = _batched_tokens(command, rules, length.value, max_num_seqs or most, assumed)
@@ -82,7 +83,7 @@ def read_limits(
     block_size = _integer(command, "block-size")
     if block_size is None:
         block_size = assumed.default("block-size", GAUDI_DEFAULTS["block-size"])
-    _check_mamba(facts, tokens, find_version(bucketing.version))
+    _check_mamba(facts, tokens, version)
     count = _Count(command, rules, serving, facts, block_size, device)
     num_blocks, notes = _pinned_blocks(pin, command, count)
     if not rules.is_extension:
