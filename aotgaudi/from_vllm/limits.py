@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
-from aotgaudi.commands.flags import GAUDI_DEFAULTS
+from aotgaudi.commands.flags import GAUDI_DEFAULTS, UTILIZATION
 from aotgaudi.commands.values import parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import BucketingEnvironment
@@ -29,9 +29,6 @@ from aotgaudi.from_vllm.serving import (
 )
 from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
-
-DEFAULT_UTILIZATION = 0.9
-"""vllm/config/cache.py, and vllm-gaudi's docs/configuration/warm-up/warm-up.md."""
 
 _OVERRIDE = "num-gpu-blocks-override"
 _UTILIZATION = "gpu-memory-utilization"
@@ -272,7 +269,7 @@ class _Count:
     def of(self, free_bytes: int) -> tuple[int, str]:
         """Returns the number of blocks, and the figures as text. Raises SpecError if no block fits."""
         share = _utilization(self.command)
-        share = DEFAULT_UTILIZATION if share is None else share
+        share = UTILIZATION if share is None else share
         reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
         reserved = 0.0 if self.command.switches.get("enforce-eager", False) else reserved
         parallel = self.device.parallel

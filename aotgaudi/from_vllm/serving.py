@@ -64,7 +64,7 @@ class ServingEnvironment:
         allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
         static_shapes: whether VLLM_T_COMPILE_DYNAMIC_SHAPES is false.
         quant_config: the path in QUANT_CONFIG; None if it is unset.
-        heeded: the variables that were read.
+        read: the variables that were read.
         notes: as in ``BucketingEnvironment``.
     """
 
@@ -79,7 +79,7 @@ class ServingEnvironment:
     allows_long: bool
     static_shapes: bool
     quant_config: str | None
-    heeded: frozenset[str]
+    read: frozenset[str]
     notes: tuple[str, ...]
 
     @classmethod
@@ -102,7 +102,7 @@ class ServingEnvironment:
             allows_long=(reader.text(LONG_VARIABLE) or "").strip().lower() in ("1", "true"),
             static_shapes=reader.boolean(DYNAMIC_SHAPES_VARIABLE) is False,
             quant_config=reader.text(QUANTIZATION_VARIABLE),
-            heeded=reader.heeded,
+            read=reader.read,
             notes=reader.notes,
         )
 

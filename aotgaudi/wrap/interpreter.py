@@ -96,8 +96,8 @@ class Asking:
             raise TargetError(f"software: {interpreter} cannot be asked: {error}") from error
         if self._process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            told = "".join(last) or f"it ended with {self._process.returncode}"
-            raise TargetError(f"software: {interpreter} fails: {told}")
+            message = "".join(last) or f"it ended with {self._process.returncode}"
+            raise TargetError(f"software: {interpreter} fails: {message}")
         return answer
 
 
