@@ -119,6 +119,9 @@ DEFAULTS: Mapping[str, JsonValue] = MappingProxyType(
 BLOCK_SIZE = 128
 """The default of ``--block-size`` on a CPU (vllm/platforms/cpu.py) and on Gaudi (vllm_gaudi/platform.py 152-156)."""
 
+UTILIZATION = 0.9
+"""The default of ``--gpu-memory-utilization`` (vllm/config/cache.py; vllm-gaudi: docs/configuration/warm-up/warm-up.md)."""
+
 CPU_DEFAULTS: Mapping[str, JsonValue] = MappingProxyType({**DEFAULTS, "block-size": str(BLOCK_SIZE)})
 """The defaults of flags on a CPU."""
 

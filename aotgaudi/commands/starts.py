@@ -1,28 +1,20 @@
-"""Finds where a command starts a server and which Python runs it, from the words alone. Imports almost nothing.
-
-Programs that set something up and then become the command (`WRAPPERS`) may precede it. A shell may not, because its words do
-not show what it starts.
-"""
+"""Finds where a command starts vLLM, and the variables that it assigns, from the words alone. Imports almost nothing."""
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 
-from aotgaudi.errors import SpecError, shown
-
-WHERE = "the command"
-
-MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 """The modules with which ``python -m`` starts a vLLM server."""
 
-COMMAND_MODULE = "vllm.entrypoints.cli.main"
+_COMMAND_MODULE = "vllm.entrypoints.cli.main"
 """The module behind the command ``vllm``."""
+
+REMEDY = f"vllm serve MODEL ..., or python -m {_MODULES[0]} --model MODEL ..."
+"""Examples of a command that starts a server."""
+
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 def find_vllm(words: Sequence[str]) -> tuple[int, int] | None:
@@ -30,108 +22,12 @@ def find_vllm(words: Sequence[str]) -> tuple[int, int] | None:
     for index, word in enumerate(words):
         after = words[index + 1] if index + 1 < len(words) else None
         is_serve = word.rpartition("/")[2] == "vllm" and after == "serve"
-        is_module = word == "-m" and after in MODULES
+        is_module = word == "-m" and after in _MODULES
         if is_serve or is_module:
             return index, index + 2
-        if word == "-m" and after == COMMAND_MODULE and list(words[index + 2 : index + 3]) == ["serve"]:
+        if word == "-m" and after == _COMMAND_MODULE and list(words[index + 2 : index + 3]) == ["serve"]:
             return index, index + 3
     return None
-
-
-WRAPPERS = frozenset(
-    {"env", "nice", "ionice", "chrt", "taskset", "numactl", "stdbuf", "tini", "dumb-init", "setpriv", "exec"}
-)
-"""Programs that may precede a server's command."""
-
-FAKE_SWITCH = "AOTGAUDI_FAKE_GUEST"
-"""The variable that enables the fake server."""
-
-FAKE_SCRIPT = "fake_server.py"
-SGLANG_MODULE = "sglang.launch_server"
-
-_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
-_PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
-_EXEC_LINE = re.compile(rb"^'''exec' +(.+?) +\"\$0\"", re.MULTILINE)
-_HEAD_BYTES = 4096
-REMEDY = f"vllm serve MODEL ..., or python -m {MODULES[0]} --model MODEL ..."
-"""Examples of a command that starts a server."""
-
-Indices = tuple[int, int]
-"""The indices of the first word that starts a server, and of the first word after that."""
-
-
-def _sglang(words: Sequence[str]) -> Indices | None:
-    """Finds ``sglang serve``, or ``python -m sglang.launch_server``."""
-    for index, word in enumerate(words):
-        after = words[index + 1] if index + 1 < len(words) else ""
-        is_serve = word.rpartition("/")[2] == "sglang" and after == "serve"
-        if is_serve or (word == "-m" and after == SGLANG_MODULE):
-            return index, index + 2
-    return None
-
-
-def _fake(words: Sequence[str]) -> Indices | None:
-    """Finds ``python fake_server.py serve``."""
-    for index, word in enumerate(words):
-        if word.rpartition("/")[2] == FAKE_SCRIPT and list(words[index + 1 : index + 2]) == ["serve"]:
-            return index, index + 2
-    return None
-
-
-STARTS: Mapping[str, Callable[[Sequence[str]], Indices | None]] = MappingProxyType(
-    {"vllm": find_vllm, "sglang": _sglang, "fake": _fake}
-)
-"""Family of servers -> the function that finds where a command starts one, or returns None."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a command starts a server.
-
-    Attributes:
-        family: a key of `STARTS`.
-        at: the index of the first word that starts the server.
-        after: the index of the first word after that.
-        environ: the command's environment, including the command's own assignments (``env NAME=VALUE``).
-    """
-
-    family: str
-    at: int
-    after: int
-    environ: Mapping[str, str]
-
-    def interpreter(self, words: Sequence[str], cwd: Path) -> str:
-        """Returns the path of the Python that runs the server. Raises SpecError."""
-        before = [word for word in words[: self.at] if not word.startswith("-")]
-        if before and _PYTHON.fullmatch(before[-1].rpartition("/")[2]):
-            return _program(before[-1], self.environ, cwd)
-        if words[self.at] == "-m":
-            raise SpecError(WHERE, "names no interpreter before -m", "python -m ...")
-        return _of_script(_program(words[self.at], self.environ, cwd), self.environ, cwd)
-
-
-def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
-    """Returns where a command starts a server. Raises SpecError if it starts none, or if a program in front may hide one."""
-    _require_text(words)
-    for family, find in STARTS.items():
-        found = find(words) if family != "fake" or environ.get(FAKE_SWITCH) == "1" else None
-        if found is not None:
-            at, after = found
-            _require_wrappers(words[:at])
-            return Start(family, at, after, MappingProxyType({**environ, **dict(assignments(words[:at]))}))
-    if not words:
-        raise SpecError(WHERE, "is empty", REMEDY)
-    raise SpecError(WHERE, f"{shown(' '.join(words))} starts no server that is known", REMEDY)
-
-
-def working_directory() -> Path:
-    """Returns the working directory. Raises SpecError if it has been removed."""
-    try:
-        return Path.cwd()
-    except OSError as error:
-        raise SpecError(
-            "the working directory", f"cannot be used: {error.strerror}", "cd to one that is there"
-        ) from error
 
 
 def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -140,55 +36,3 @@ def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
         found = _ASSIGNMENT.fullmatch(word)
         if found:
             yield found[1], found[2]
-
-
-def _require_text(words: Sequence[str]) -> None:
-    """Raises SpecError for a word that no document can hold: bytes that are not UTF-8 become lone surrogates in Python."""
-    for word in words:
-        if not word.isascii() and word.encode(errors="replace").decode() != word:
-            raise SpecError(WHERE, f"has {word!a:.100}, which is not UTF-8", "UTF-8 throughout")
-
-
-def _require_wrappers(head: Sequence[str]) -> None:
-    if not head:
-        return
-    program = head[0].rpartition("/")[2]
-    if program == "env" and len(head) > 1 and head[1].startswith("-"):
-        raise SpecError(
-            WHERE, "has options of env, which change what is read here", "env NAME=VALUE ... alone"
-        )
-    if program in WRAPPERS or _PYTHON.fullmatch(program) or _ASSIGNMENT.fullmatch(head[0]):
-        return
-    remedy = f"the server's own command; one of {', '.join(sorted(WRAPPERS))} may stand in front of it"
-    raise SpecError(WHERE, f"begins with {shown(head[0])}, which may start something else", remedy)
-
-
-def _program(word: str, environ: Mapping[str, str], cwd: Path) -> str:
-    found = str(cwd / word) if "/" in word else shutil.which(word, path=environ.get("PATH", os.defpath))
-    if found is None or not os.access(found, os.X_OK):
-        raise SpecError(
-            WHERE, f"{shown(word)} is no program on this machine", "its path, or activate its environment"
-        )
-    return found
-
-
-def _of_script(path: str, environ: Mapping[str, str], cwd: Path) -> str:
-    """Returns the interpreter in the first line of a console script, or in its second if the first was too short."""
-    try:
-        with Path(path).open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise SpecError(WHERE, f"{path} cannot be read: {error.strerror}", "python -m ...") from error
-    first = head.partition(b"\n")[0]
-    exec_line = _EXEC_LINE.search(head)
-    if exec_line is not None:
-        return os.fsdecode(exec_line[1].strip(b'"'))
-    if not first.startswith(b"#!"):
-        raise SpecError(WHERE, f"{path} is no script of Python's", "python -m ...")
-    program, *arguments = os.fsdecode(first[2:]).split() or [""]
-    if program.rpartition("/")[2] == "env":
-        named = [word for word in arguments if not word.startswith("-")]
-        return _program(named[0] if named else "", environ, cwd)
-    if not _PYTHON.fullmatch(program.rpartition("/")[2]):
-        raise SpecError(WHERE, f"{path} is run by {shown(program)}, which is no Python", "python -m ...")
-    return program

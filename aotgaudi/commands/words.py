@@ -28,7 +28,7 @@ from aotgaudi.errors import SpecError, shown
 Arity = Literal["value", "switch", "values"]
 """A ``switch`` takes no word and has a ``--no-`` form. ``values`` takes all words up to the next flag."""
 
-Given = Union[str, tuple[str, ...], bool]
+FlagValue = Union[str, tuple[str, ...], bool]
 """The value of a flag: its text, its words, or whether a switch is on."""
 
 LONGEST = 100_000
@@ -65,7 +65,7 @@ class _Option:
         return bool(self.form) and self.written.startswith("--") and self.written != self.form
 
     @property
-    def value(self) -> Given:
+    def value(self) -> FlagValue:
         """The value of an unknown flag: its words, if there are several."""
         first, *others = self.values or (True,)
         return self.values if others else first
@@ -90,7 +90,7 @@ class CommandWords:
         notes: flags that were abbreviated.
     """
 
-    given: Mapping[str, Given] = field(repr=False)
+    given: Mapping[str, FlagValue] = field(repr=False)
     unknown: Mapping[str, str] = field(repr=False)
     positional: tuple[str, ...] = field(repr=False)
     notes: tuple[str, ...]
@@ -108,7 +108,7 @@ class CommandWords:
         """Returns all words as written, except secrets."""
         return tuple(word for option in self._options for word in option.public())
 
-    def _values(self) -> list[tuple[str, Given]]:
+    def _values(self) -> list[tuple[str, FlagValue]]:
         unknown = {one.name: one.value for one in self._options if one.name is not None and not one.form}
         return sorted({**self.given, **unknown}.items())
 
@@ -140,7 +140,7 @@ class CommandReader:
     def read(self, words: Sequence[str]) -> CommandWords:
         """Returns the flags. Raises SpecError for a known flag without its value, and for a switch with a value."""
         options = tuple(self._options(words))
-        given: dict[str, Given] = {}
+        given: dict[str, FlagValue] = {}
         for one in sorted(
             options, key=lambda one: len(one.keys) > 0
         ):  # Keys are set in the table that is given.
@@ -218,7 +218,7 @@ class CommandReader:
             raise SpecError(written, f"is the beginning of --{names.pop()}", "the whole name")
         return ""
 
-    def _given(self, option: _Option, name: str, table: Given) -> Given:
+    def _given(self, option: _Option, name: str, table: FlagValue) -> FlagValue:
         """Returns the value of a known flag; for a key, `table` with its value. Raises SpecError."""
         flag, arity = f"--{name}", self._flags[name]
         if arity == "switch" and not option.keys:
@@ -253,7 +253,7 @@ def split_words(text: str, where: str) -> list[str]:
     return words
 
 
-def first(value: Given) -> str:
+def first(value: FlagValue) -> str:
     """Returns the text of a flag, or its first text."""
     return value[0] if isinstance(value, tuple) else str(value)
 
@@ -294,7 +294,7 @@ def _set(table: dict[str, Any], keys: Sequence[str], value: str) -> dict[str, An
         return {**table, key: value}
 
 
-def _in_key(value: Given) -> JsonValue:
+def _in_key(value: FlagValue) -> JsonValue:
     """Returns a flag's value in a key's form, without secrets: a table or a list if the text is JSON of one."""
     if isinstance(value, bool):
         return value

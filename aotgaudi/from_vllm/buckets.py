@@ -283,7 +283,7 @@ class BucketingEnvironment:
         max_num_prefill_seqs: VLLM_PROMPT_BS_BUCKET_MAX, if it is set and decides the number.
         file: the path of the bucket file, as given; None for other strategies.
         is_enabled: VLLM_ENABLE_BUCKETING.
-        heeded: the variables that had an effect.
+        read: the variables that had an effect.
         ignored: every variable that is set and that this version and strategy do not heed, by name.
         notes: values that upstream reads differently from what the user may expect.
     """
@@ -299,7 +299,7 @@ class BucketingEnvironment:
     sliding: SlidingSpec | None
     file: str | None
     is_enabled: bool
-    heeded: frozenset[str]
+    read: frozenset[str]
     ignored: tuple[IgnoredVariable, ...]
     notes: tuple[str, ...]
 
@@ -337,7 +337,7 @@ class BucketingEnvironment:
         sliding = _sliding(rules, reader)
         prefill_seqs = _prefill_seqs(rules, reader, merged_prefill=merged_prefill)
         is_enabled = reader.boolean("VLLM_ENABLE_BUCKETING") is not False
-        unread = (name for name in sorted(environment) if is_looked_at(name) and name not in reader.heeded)
+        unread = (name for name in sorted(environment) if is_looked_at(name) and name not in reader.read)
         reasons = ((name, _why_ignored(name, situation)) for name in unread)
         is_cached_apart = rules.contiguous_pa == "environment" and contiguous_pa and not unified
         return cls(
@@ -352,7 +352,7 @@ class BucketingEnvironment:
             sliding=sliding,
             file=file,
             is_enabled=is_enabled,
-            heeded=reader.heeded,
+            read=reader.read,
             ignored=tuple(
                 IgnoredVariable(name, environment[name], why) for name, why in reasons if why is not None
             ),

@@ -12,7 +12,7 @@ from aotgaudi.commands.values import Remark
 from aotgaudi.commands.words import (
     CommandReader,
     CommandWords,
-    Given,
+    FlagValue,
     first,
     split_words,
 )
@@ -77,7 +77,7 @@ class VllmCommand:
         )
 
 
-def _require_known(read: CommandWords) -> dict[str, Given]:
+def _require_known(read: CommandWords) -> dict[str, FlagValue]:
     """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
     for flag in read.unknown.values():
         close = difflib.get_close_matches(flag.lstrip("-"), _KNOWN, n=1, cutoff=0.75)
@@ -90,7 +90,7 @@ def _require_known(read: CommandWords) -> dict[str, Given]:
     return {"model": model[0], **read.given} if model else dict(read.given)
 
 
-def _refuse(flag: Flag, value: Given) -> None:
+def _refuse(flag: Flag, value: FlagValue) -> None:
     if flag.effect != "refused" or value is False:
         return
     if value is True:
@@ -99,7 +99,7 @@ def _refuse(flag: Flag, value: Given) -> None:
         raise SpecError(f"--{flag.name}", f"is {shown(first(value))}", flag.reason)
 
 
-def _remarks(given: Mapping[str, Given], effect: str) -> tuple[Remark, ...]:
+def _remarks(given: Mapping[str, FlagValue], effect: str) -> tuple[Remark, ...]:
     flags = (FLAGS[name] for name in given)
     return tuple(Remark(f"--{flag.name}", flag.reason) for flag in flags if flag.effect == effect)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
-from aotgaudi.commands.flags import GAUDI_DEFAULTS
+from aotgaudi.commands.flags import GAUDI_DEFAULTS, UTILIZATION
 from aotgaudi.commands.values import parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import BucketingEnvironment
@@ -29,9 +29,6 @@ from aotgaudi.from_vllm.serving import (
 )
 from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 from aotgaudi.spec.parallel import ParallelSpec
-
-DEFAULT_UTILIZATION = 0.9
-"""vllm/config/cache.py, and vllm-gaudi's docs/configuration/warm-up/warm-up.md."""
 
 _OVERRIDE = "num-gpu-blocks-override"
 _UTILIZATION = "gpu-memory-utilization"
@@ -72,7 +69,8 @@ def read_limits(
     pin: Pin,
 ) -> Limits:
     """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
-    rules, assumed = find_version(bucketing.version).environment, _Assumed()
+    version, assumed = find_version(bucketing.version), _Assumed()
+    rules = version.environment
     length = _Length.of(command, facts, serving, bucketing.version, assumed)
     max_num_seqs, most = _integer(command, "max-num-seqs"), GAUDI_DEFAULTS["max-num-seqs"]
     tokens = _batched_tokens(command, rules, length.value, max_num_seqs or most, assumed)
@@ -82,7 +80,7 @@ def read_limits(
     block_size = _integer(command, "block-size")
     if block_size is None:
         block_size = assumed.default("block-size", GAUDI_DEFAULTS["block-size"])
-    _check_mamba(facts, tokens, find_version(bucketing.version))
+    _check_mamba(facts, tokens, version)
     count = _Count(command, rules, serving, facts, block_size, device)
     num_blocks, notes = _pinned_blocks(pin, command, count)
     if not rules.is_extension:
@@ -271,7 +269,7 @@ class _Count:
     def of(self, free_bytes: int) -> tuple[int, str]:
         """Returns the number of blocks, and the figures as text. Raises SpecError if no block fits."""
         share = _utilization(self.command)
-        share = DEFAULT_UTILIZATION if share is None else share
+        share = UTILIZATION if share is None else share
         reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
         reserved = 0.0 if self.command.switches.get("enforce-eager", False) else reserved
         parallel = self.device.parallel

@@ -64,7 +64,7 @@ class ServingEnvironment:
         allows_long: VLLM_ALLOW_LONG_MAX_MODEL_LEN.
         static_shapes: whether VLLM_T_COMPILE_DYNAMIC_SHAPES is false.
         quant_config: the path in QUANT_CONFIG; None if it is unset.
-        heeded: the variables that were read.
+        read: the variables that were read.
         notes: as in ``BucketingEnvironment``.
     """
 
@@ -79,7 +79,7 @@ class ServingEnvironment:
     allows_long: bool
     static_shapes: bool
     quant_config: str | None
-    heeded: frozenset[str]
+    read: frozenset[str]
     notes: tuple[str, ...]
 
     @classmethod
@@ -87,13 +87,13 @@ class ServingEnvironment:
         """Reads the environment as `version` does. Raises SpecError, naming the variable."""
         reader = VariableReader(environment)
         reserved = reader.text(RESERVED_VARIABLE)
-        defrag = _Defrag.read(reader, find_version(version).environment)
+        defrag, threshold, with_graphs = _defrag(reader, find_version(version).environment)
         return cls(
             is_lazy=_lazy(reader),
             skips_warmup=bool(reader.boolean("VLLM_SKIP_WARMUP")),
-            defrag=defrag.enabled,
-            defrag_threshold=defrag.threshold,
-            defrag_with_graphs=defrag.with_graphs,
+            defrag=defrag,
+            defrag_threshold=threshold,
+            defrag_with_graphs=with_graphs,
             reserved=None
             if reserved is None
             else parse_fraction(RESERVED_VARIABLE, reserved, includes_zero=True, includes_one=False),
@@ -102,7 +102,7 @@ class ServingEnvironment:
             allows_long=(reader.text(LONG_VARIABLE) or "").strip().lower() in ("1", "true"),
             static_shapes=reader.boolean(DYNAMIC_SHAPES_VARIABLE) is False,
             quant_config=reader.text(QUANTIZATION_VARIABLE),
-            heeded=reader.heeded,
+            read=reader.read,
             notes=reader.notes,
         )
 
@@ -122,20 +122,14 @@ class ServingEnvironment:
         return spec.model_copy(update=threshold)
 
 
-@dataclass(frozen=True, slots=True)
-class _Defrag:
-    enabled: bool | None
-    threshold: int | None
-    with_graphs: bool | None
-
-    @classmethod
-    def read(cls, reader: VariableReader, rules: EnvironmentRules) -> _Defrag:
-        if rules.defrag is None:
-            return cls(False, None, None)
-        enabled, threshold, with_graphs = DEFRAG_VARIABLES
-        most = reader.integer(threshold)
-        within = None if most is None else min(max(most, 1), LARGEST_LIMIT)
-        return cls(reader.boolean(enabled), within, reader.boolean(with_graphs))
+def _defrag(reader: VariableReader, rules: EnvironmentRules) -> tuple[bool | None, int | None, bool | None]:
+    """Returns whether the defragmenter is on, its threshold, and whether its swaps are graphs."""
+    if rules.defrag is None:
+        return False, None, None
+    enabled, threshold, with_graphs = DEFRAG_VARIABLES
+    most = reader.integer(threshold)
+    within = None if most is None else min(max(most, 1), LARGEST_LIMIT)
+    return reader.boolean(enabled), within, reader.boolean(with_graphs)
 
 
 def _lazy(reader: VariableReader) -> bool | None:
@@ -186,11 +180,10 @@ def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] 
         for flag, key in flags.items()
         if flag in command.values
     }
+    dtype = command.values.get("lora-dtype", "auto")
     return {
         "extra_vocab_size": rules.lora_extra_vocab_size,
-        "dtype": DTYPES.get(
-            command.values.get("lora-dtype", "auto"), command.values.get("lora-dtype", "auto")
-        ),
+        "dtype": DTYPES.get(dtype, dtype),
         "fully_sharded": command.switches.get("fully-sharded-loras", False),
         **given,
     }
@@ -222,12 +215,8 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
     """Returns the number of speculative tokens per step: --speculative-config, else --num-speculative-tokens, else 0."""
     text = values.get("speculative-config")
     if text is None:
-        older = values.get("num-speculative-tokens")
-        return (
-            0
-            if older is None
-            else parse_integer("--num-speculative-tokens", older, maximum=_MOST_SPECULATIVE_TOKENS)
-        )
+        older = values.get("num-speculative-tokens", "0")
+        return parse_integer("--num-speculative-tokens", older, maximum=_MOST_SPECULATIVE_TOKENS)
     count = parse_table("speculative-config", text).get("num_speculative_tokens")
     where = "--speculative-config num_speculative_tokens"
     if count is None:
@@ -240,9 +229,9 @@ def num_speculative_tokens(values: Mapping[str, str]) -> int:
 def max_logprobs(values: Mapping[str, str]) -> int | None:
     """Returns --max-logprobs; None if it is not given."""
     text = values.get("max-logprobs")
-    if text is None or text.strip() == "-1":
-        return None if text is None else -1
-    return parse_integer("--max-logprobs", text)
+    if text is None:
+        return None
+    return -1 if text.strip() == "-1" else parse_integer("--max-logprobs", text)
 
 
 def most_images(command: VllmCommand) -> int:

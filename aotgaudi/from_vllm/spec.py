@@ -129,7 +129,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     tokens, block_size = (parts.limits.table[name] for name in ("max_num_batched_tokens", "block_size"))
     check_slices(environment, bucketing.sliding, tokens)
     check_attention(environment, version, merged_prefill=merged, tokens=tokens, block_size=block_size)
-    named = {one.name for one in bucketing.ignored} | serving.heeded | bucketing.heeded
+    named = {one.name for one in bucketing.ignored} | serving.read | bucketing.read
     others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)
     return parts.spec(setup), Report(
         notes=(*setup.command.notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),

@@ -68,13 +68,13 @@ class VariableReader:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment
-        self._heeded: set[str] = set()
+        self._read: set[str] = set()
         self._notes: list[str] = []
 
     @property
-    def heeded(self) -> frozenset[str]:
+    def read(self) -> frozenset[str]:
         """The variables that were set and read, except disregarded ones."""
-        return frozenset(self._heeded)
+        return frozenset(self._read)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -82,14 +82,14 @@ class VariableReader:
         return tuple(self._notes)
 
     def disregard(self, name: str) -> None:
-        """Marks a variable as not heeded because another one takes precedence."""
-        self._heeded.discard(name)
+        """Takes a variable back, which another one or its value leaves without effect."""
+        self._read.discard(name)
 
     def text(self, name: str) -> str | None:
         """Returns a variable's text; None if it is unset."""
         value = self._environment.get(name)
         if value is not None:
-            self._heeded.add(name)
+            self._read.add(name)
         return value
 
     def boolean(self, name: str, *, is_word_only: bool = False) -> bool | None:

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aotgaudi.commands.starts import Start, find_start, working_directory
 from aotgaudi.errors import SpecError, TargetError
+from aotgaudi.wrap.starts import Start, find_start, working_directory
 
 _DISTRIBUTIONS = """
     torch torch-* torchvision torchaudio triton triton-* pytorch-triton* intel-extension-*
@@ -96,8 +96,8 @@ class Asking:
             raise TargetError(f"software: {interpreter} cannot be asked: {error}") from error
         if self._process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            told = "".join(last) or f"it ended with {self._process.returncode}"
-            raise TargetError(f"software: {interpreter} fails: {told}")
+            message = "".join(last) or f"it ended with {self._process.returncode}"
+            raise TargetError(f"software: {interpreter} fails: {message}")
         return answer
 
 

@@ -32,7 +32,7 @@ from aotgaudi.bundle.launch import (
     WarmUpLevel,
     world,
 )
-from aotgaudi.commands.starts import assignments, find_start, working_directory
+from aotgaudi.commands.starts import assignments
 from aotgaudi.commands.variables import hugging_face_home, is_secret, text_of, without_credentials
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
@@ -41,6 +41,7 @@ from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.interpreter import Asking, question_of
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, device_of, installed_of
+from aotgaudi.wrap.starts import find_start, working_directory
 
 KEYED_FILES: Mapping[str, str] = MappingProxyType(
     {

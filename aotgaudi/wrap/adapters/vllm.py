@@ -22,7 +22,6 @@ from aotgaudi.commands.flags import (
     NOT_WRAPPED,
     SHORT_FLAGS,
 )
-from aotgaudi.commands.starts import STARTS
 from aotgaudi.commands.values import parse_tokens
 from aotgaudi.commands.variables import VariableRules, hugging_face_home
 from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text
@@ -52,6 +51,7 @@ from aotgaudi.wrap.exercise import (
     tools,
 )
 from aotgaudi.wrap.launch_machine import Device, Installed, device_of, find_target
+from aotgaudi.wrap.starts import STARTS
 from aotgaudi.wrap.witness import ENTRY_POINT
 
 if TYPE_CHECKING:

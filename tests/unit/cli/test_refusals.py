@@ -26,7 +26,7 @@ _ALLOWED = """
     spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base
     wrap.adapters.vllm wrap.events wrap.interpreter wrap.launch wrap.exercise
-    wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.witness
+    wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.starts wrap.witness
 """
 ALLOWED = frozenset({"aotgaudi", *(f"aotgaudi.{name}" for name in _ALLOWED.split())})
 """All of our modules that a refused `run` may import."""

@@ -162,6 +162,12 @@ def test_words_of_secrets_are_left_out(words: list[str], public: tuple[str, ...]
     assert not set(read.secrets()) & set(read.flags())
 
 
+def test_a_table_that_has_no_canonical_form_is_kept_as_text_without_its_secrets() -> None:
+    read = READER.read(['--x={"password": "sesame", "a": 123456789012345678901}'])
+
+    assert read.flags() == {"x": '{"a": 123456789012345678901}'}
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -474,9 +474,9 @@ def test_every_variable_is_heeded_or_ignored_with_a_reason_and_never_both(
         return
 
     ignored = {one.name for one in found.ignored}
-    assert ignored.isdisjoint(found.heeded)
+    assert ignored.isdisjoint(found.read)
     assert all(one.reason and one.value == values[one.name] for one in found.ignored)
-    assert {name for name in values if "_BUCKET_" in name} <= ignored | found.heeded
+    assert {name for name in values if "_BUCKET_" in name} <= ignored | found.read
 
 
 @given(
