@@ -21,14 +21,41 @@ from pathlib import Path
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.wrap.starts import Start, find_start, working_directory
 
-_DISTRIBUTIONS = """
-    torch torch-* torchvision torchaudio triton triton-* pytorch-triton* intel-extension-*
-    transformers numpy compressed-tensors xgrammar gguf bitsandbytes humming*
-    flashinfer* flash-attn* flash-mla* xformers deep-gemm deepgemm tilelang apache-tvm*
-    nvidia-* cuda-* cutlass* quack-kernels amd-aiter aiter rocm* habana* intel-openmp
-    vllm vllm-* sglang* sgl-* neural-compressor*
-    """
-DISTRIBUTIONS = tuple(_DISTRIBUTIONS.split())
+DISTRIBUTIONS = (
+    *(
+        "torch",
+        "torch-*",
+        "torchvision",
+        "torchaudio",
+        "triton",
+        "triton-*",
+        "pytorch-triton*",
+        "intel-extension-*",
+    ),
+    *("transformers", "numpy", "compressed-tensors", "xgrammar", "gguf", "bitsandbytes", "humming*"),
+    *(
+        "flashinfer*",
+        "flash-attn*",
+        "flash-mla*",
+        "xformers",
+        "deep-gemm",
+        "deepgemm",
+        "tilelang",
+        "apache-tvm*",
+    ),
+    *(
+        "nvidia-*",
+        "cuda-*",
+        "cutlass*",
+        "quack-kernels",
+        "amd-aiter",
+        "aiter",
+        "rocm*",
+        "habana*",
+        "intel-openmp",
+    ),
+    *("vllm", "vllm-*", "sglang*", "sgl-*", "neural-compressor*"),
+)
 """Patterns of normalised names (PEP 503) of distributions that make code or are traced. A server's plugins (entry points of
 the groups ``vllm.*`` and ``sglang.*``) count too, because they run in its processes."""
 
@@ -96,8 +123,8 @@ class Asking:
             raise TargetError(f"software: {interpreter} cannot be asked: {error}") from error
         if self._process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            message = "".join(last) or f"it ended with {self._process.returncode}"
-            raise TargetError(f"software: {interpreter} fails: {message}")
+            told = "".join(last) or f"it ended with {self._process.returncode}"
+            raise TargetError(f"software: {interpreter} fails: {told}")
         return answer
 
 
