@@ -121,10 +121,7 @@ class NotWarmError(AotGaudiError):
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "build": ("torch", "transformers", "safetensors"),
-        "serve": (
-            *("torch", "safetensors", "tokenizers", "jinja2", "llguidance"),
-            *("h11", "starlette", "uvicorn"),
-        ),
+        "serve": ("torch", "safetensors", "tokenizers", "jinja2", "llguidance", "starlette", "uvicorn"),
         "ray": ("ray",),
         "s3": ("s3fs",),
         "http": ("aiohttp",),

@@ -32,7 +32,7 @@ from starlette.routing import Route
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.api_keys import KeyCheck
+from aotgaudi.server.access import AllowedHosts, HostCheck, KeyCheck
 from aotgaudi.server.boundary import (
     CLIENT_GONE_STATUS,
     HEADER,
@@ -42,7 +42,6 @@ from aotgaudi.server.boundary import (
     answer_id,
 )
 from aotgaudi.server.generation import Generation
-from aotgaudi.server.hosts import AllowedHosts, HostCheck
 from aotgaudi.server.http import (
     BodyReader,
     ClientGoneError,

@@ -25,11 +25,10 @@ from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.runtime.seccomp import leave_others_alone
-from aotgaudi.server.api_keys import OPEN_PATHS
+from aotgaudi.server.access import OPEN_PATHS, AllowedHosts
 from aotgaudi.server.app import create_app
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
-from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.listener import bind, socket_file
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import (

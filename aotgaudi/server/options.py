@@ -9,7 +9,6 @@ import hashlib
 import os
 import re
 import resource
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -228,19 +227,16 @@ def allow_connections(asked: int | None) -> int:
         SpecError: the hard limit of open files is too low.
     """
     used = len(os.listdir(_DESCRIPTORS)) + _SPARE_FILES
-    wanted = asked or DEFAULT_MAX_CONNECTIONS
-    soft, hard = (
-        sys.maxsize if limit == resource.RLIM_INFINITY else limit
-        for limit in resource.getrlimit(resource.RLIMIT_NOFILE)
-    )
-    if soft < used + wanted:
-        soft = min(used + wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    found = min(wanted, soft - used)
-    if found < (asked or 1):
+    wanted, least = asked or DEFAULT_MAX_CONNECTIONS, asked or 1
+    (soft, hard), infinite = resource.getrlimit(resource.RLIMIT_NOFILE), resource.RLIM_INFINITY
+    if soft != infinite and soft < used + wanted:
+        soft = used + wanted if hard == infinite else min(used + wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    found = wanted if soft == infinite else min(wanted, soft - used)
+    if found < least:
         raise SpecError(
-            f"{asked or 1} connections",
-            f"need {used + (asked or 1)} open files, and this process may open {soft}",
+            f"{least} connections",
+            f"need {used + least} open files, and this process may open {soft}",
             "raise the hard limit (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=), or ask for fewer",
         )
     return found

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -32,6 +32,8 @@ from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS, DEFAULT_STOP_TIMES,
 
 if TYPE_CHECKING:
     import ssl
+
+    from aotgaudi.server.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -45,26 +47,6 @@ _MAX_HEAD_BYTES = 16 * 1024
 
 OnListening = Callable[[str], None]
 """Called once the server answers requests, with its URL (which has the real port if 0 was asked for)."""
-
-
-class Served(Protocol):
-    """What a server needs of its service. No method blocks."""
-
-    def has_failed(self) -> bool:
-        """Returns whether the service has failed for good, so that the server must end."""
-        ...
-
-    def begin_drain(self) -> None:
-        """Refuses new requests from now on. Any thread may call it, and signal handlers too."""
-        ...
-
-    def has_drained(self) -> bool:
-        """Returns whether all requests have ended."""
-        ...
-
-    def has_ended(self) -> bool:
-        """Aborts all requests, and returns whether the engine has ended."""
-        ...
 
 
 class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
@@ -81,7 +63,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         self,
         app: ASGIApp,
         listener: socket.socket,
-        service: Served,
+        service: Service,
         *,
         on_listening: OnListening,
         stop_times: StopTimes = DEFAULT_STOP_TIMES,

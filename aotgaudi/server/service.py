@@ -8,15 +8,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Protocol
 
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
 from aotgaudi.server.generation import EngineLike
 from aotgaudi.server.metrics import Metrics
-from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
-from aotgaudi.server.preprocess.tokenizing import Tokenized
+from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
+from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.spec.limits import ServingLimits
 
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
@@ -28,28 +26,6 @@ logger = logging.getLogger(__name__)
 
 async def _nothing() -> None:
     pass
-
-
-class PreprocessorLike(Protocol):
-    """What the server needs of a preprocessor, such as `aotgaudi.server.preprocess.pool.PreprocessorPool`."""
-
-    @property
-    def failure(self) -> Exception | None:
-        """The error after which no request can be prepared, or None."""
-        ...
-
-    @property
-    def is_stuck(self) -> bool:
-        """Whether requests wait to be prepared and nothing prepares them."""
-        ...
-
-    async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns the request of the body `raw`. Raises RequestError."""
-        ...
-
-    async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        """Returns the tokens or the text that `raw` asks for. Raises RequestError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +57,7 @@ class Service:
     """
 
     engine: EngineLike
-    preprocessor: PreprocessorLike
+    preprocessor: PreprocessorPool
     token_text: Callable[[int], str]
     model: ServedModel
     manifest_id: str

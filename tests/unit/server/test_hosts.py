@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
+from aotgaudi.server.access import AllowedHosts
 from aotgaudi.server.app import create_app
-from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.launch import warn_of_reach
 from aotgaudi.server.service import Service
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from aotgaudi.engine.output import ErrorEvent
+from aotgaudi.server.access import AllowedHosts
 from aotgaudi.server.app import create_app
 from aotgaudi.server.boundary import answer_id, request_id_of
-from aotgaudi.server.hosts import AllowedHosts
 from aotgaudi.server.log import REQUEST_ID, log_handler
 from aotgaudi.server.options import Observability
 from aotgaudi.server.service import Service
