@@ -8,7 +8,8 @@ status  the request
 503     comes too late: the server drains, or its engine has died
 ======  ==========================================================================================
 
-The API server refuses requests before they reach the engine process (docs/adr/0066).
+A request is admitted once, by the process that takes it: the API server, or a caller's with the Python `LLM`. The engine
+checks nothing again.
 """
 
 from __future__ import annotations
@@ -135,17 +136,8 @@ class RequestRules:
             )
 
     def resolve(self, requests: Sequence[NewRequest]) -> list[NewRequest]:
-        """Returns `requests`, checked and with `max_tokens` set. Skips those that another process has checked already.
-
-        Raises:
-            RequestError: 400, as `check`.
-        """
-        return [
-            request
-            if request.max_tokens is not None
-            else replace(request, max_tokens=self._resolved(request))
-            for request in requests
-        ]
+        """Returns `requests` with `max_tokens` set, ready for the engine. Raises RequestError (400), as `check`."""
+        return [replace(request, max_tokens=self._resolved(request)) for request in requests]
 
     def _resolved(self, request: NewRequest) -> int:
         self.require(embeds=request.pooling is not None)

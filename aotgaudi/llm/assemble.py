@@ -44,6 +44,7 @@ from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.cache_rows import tail_reach
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
@@ -131,7 +132,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         defaults=defaults,
         manifest_id=manifest.id,
         binding=model.describe(),
-        limits=spec.limits,
+        rules=request_rules(spec, scores_prompts=runner.scores_prompts),
         guard=guard,
         warmth=warmth,
     )
@@ -211,12 +212,8 @@ def make_engine(
         is_contiguous=spec.reads_contiguous_blocks,
         tail_reach=None if spec.limits.num_tail_pages is None else tail_reach(spec.model),
     )
-    embeddings = None
-    if not spec.model.generates:
-        embeddings = EmbeddingRules(spec.model.hidden_size, spec.model.matryoshka_dimensions)
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag if spec.model.generates else None, on_step=on_step),
-        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, runner.scores_prompts, embeddings),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
@@ -230,6 +227,14 @@ def make_engine(
             grammars,
         ),
     )
+
+
+def request_rules(spec: BuildSpec, *, scores_prompts: bool) -> RequestRules:
+    """Returns the conditions that requests for a bundle must meet. `scores_prompts` is as for `RequestRules`."""
+    embeddings = None
+    if not spec.model.generates:
+        embeddings = EmbeddingRules(spec.model.hidden_size, spec.model.matryoshka_dimensions)
+    return RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, scores_prompts, embeddings)
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:
