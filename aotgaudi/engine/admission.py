@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 from aotgaudi.engine.blocks import num_blocks_for
 from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
-from aotgaudi.engine.sampling_params import SAMPLER_VALUES, SamplingParams, shown
+from aotgaudi.engine.sampling_params import SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
-from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
+from aotgaudi.spec.sampler_signature import PARAMETERS, SamplerSignature
 
 if TYPE_CHECKING:  # The preprocessor pool imports this module too, and needs no requests of the engine.
     from aotgaudi.engine.request import NewRequest
@@ -319,25 +319,16 @@ def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
             )
 
 
-_NEEDS = {
-    SamplerWork.RANDOM: "a temperature above 0",
-    SamplerWork.FILTERED: "top_p below 1 or top_k above 0",
-    SamplerWork.MIN_P: "min_p above 0",
-}
-
-
 _CONSTRAINTS = ("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens")
 
 
 def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str, str]]:
     """Yields each parameter that needs more than `able`, and what a setting of the spec must have to allow it."""
     needs = params.signature
-    for name in SAMPLER_VALUES:
+    for name, declared in PARAMETERS.items():
         alone = SamplingParams(**{name: getattr(params, name)}).signature
-        if able.work < alone.work <= needs.work:
-            yield name, _NEEDS[alone.work]
-        if alone.penalties and not able.penalties:
-            yield name, "a penalty"
+        if able.work < alone.work <= needs.work or (alone.penalties and not able.penalties):
+            yield name, declared.need
     for param in ("logprobs", "prompt_logprobs"):
         if getattr(params, param) is not None and not able.logprobs:
             yield param, "num_logprobs above 0"
