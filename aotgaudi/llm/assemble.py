@@ -30,7 +30,7 @@ from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
 from aotgaudi.errors import SpecError
-from aotgaudi.llm.grammars import LaterGrammars
+from aotgaudi.llm.grammar_compiler import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.prewarm import SplitCounter, prewarm

@@ -28,11 +28,6 @@ _CountOrNone = Annotated[int, Field(ge=0, le=LARGEST_LIMIT)]
 _MAY_BE_ZERO = frozenset({"num_ctx_blocks", "num_shared_blocks", "num_unique_blocks"})
 """And every number of a sampler entry."""
 _VALUES: Mapping[str, Any] = {"sublayer": Literal["attn", "ffn"]}
-_LAST_VALUES: Mapping[str, Any] = {
-    "constraints": Literal[True],
-    "top_n_sigma": Annotated[float, Field(gt=0)],
-}
-"""Of a sampler's row that ends there."""
 _NOUNS = {
     "unified": "Unified-attention",
     "vision": "Vision tower",
@@ -51,15 +46,14 @@ def _tuple_of(types: Iterable[object]) -> Any:
     return GenericAlias(tuple, tuple(types))
 
 
-def _of_any_width(types: Sequence[object], last: Mapping[int, object]) -> Any:
-    """Returns the type of a sampler's row, which leaves out its last columns if they are off.
-
-    `last` has the type of a column that is the last one, by its place.
-    """
-    tagged: list[Any] = []
-    for width in range(SamplerEntry.num_always_stored, len(types) + 1):
-        row = _tuple_of([*types[: width - 1], last.get(width - 1, types[width - 1])])
-        tagged.append(Annotated[row, Tag(f"<{width}>")])
+def _of_any_width(types: Sequence[Any]) -> Any:
+    """Returns the type of a sampler's row, which leaves out its last columns if they are off."""
+    fewest, tagged = SamplerEntry.num_always_stored, list[Any]()
+    for width in range(fewest, len(types) + 1):
+        *before, last = types[:width]
+        if width > fewest and last in (bool, float):
+            last = Literal[True] if last is bool else Annotated[float, Field(gt=0)]
+        tagged.append(Annotated[_tuple_of([*before, last]), Tag(f"<{width}>")])
     return Annotated[Union[tuple(tagged)], Discriminator(_shape_of)]
 
 
@@ -72,13 +66,13 @@ def _rows_of(kind: str, cls: type[Entry]) -> Any:
         values.append(_VALUES.get(name) or (number if hints[name] is int else hints[name]))
     doc = f"{_NOUNS.get(kind, kind.capitalize())} entries, one a row."
     names = [Literal[name] for name in cls.columns()]
-    last = {at: _LAST_VALUES[name] for at, name in enumerate(cls.columns()) if name in _LAST_VALUES}
+    made = _of_any_width if is_sampler else _tuple_of
     return create_model(
         f"{kind.capitalize()}Rows",
         __base__=SpecValue,
         __doc__=f"{doc} The last columns are left out while they are off." if is_sampler else doc,
-        columns=(_of_any_width(names, {}) if is_sampler else _tuple_of(names), ...),
-        rows=(_tuple_of((_of_any_width(values, last) if is_sampler else _tuple_of(values), ...)), ...),
+        columns=(made(names), ...),
+        rows=(_tuple_of((made(values), ...)), ...),
     )
 
 

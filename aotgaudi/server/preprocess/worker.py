@@ -71,7 +71,7 @@ from aotgaudi.server.preprocess.prepare import (
 
 if TYPE_CHECKING:  # The API server imports this module too, and needs neither tokenizer nor templates.
     from aotgaudi.llm.chat import ChatTemplate
-    from aotgaudi.llm.grammars import GrammarCompiler
+    from aotgaudi.llm.grammar_compiler import GrammarCompiler
     from aotgaudi.llm.tokenizer import Tokenizer
 
 Cause = Literal["none", "done", "time", "memory", "killed"]
@@ -327,7 +327,7 @@ def _serve(control: socket.socket, seccomp: str) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # Threads do not survive a fork.
     logging.disable()  # The engine's process loads the same files, and logs what is to be said about them.
     import aotgaudi.llm.chat
-    import aotgaudi.llm.grammars
+    import aotgaudi.llm.grammar_compiler
     import aotgaudi.llm.tokenizer  # noqa: F401 - while the server finds out which model it is
 
     try:
@@ -366,7 +366,7 @@ def _load(
     model: ModelDirectory, template_file: Path | None
 ) -> tuple[Tokenizer, ChatTemplate | None, GrammarCompiler]:
     from aotgaudi.llm.chat import ChatTemplate
-    from aotgaudi.llm.grammars import GrammarCompiler
+    from aotgaudi.llm.grammar_compiler import GrammarCompiler
     from aotgaudi.llm.tokenizer import Tokenizer
 
     signal.setitimer(signal.ITIMER_PROF, _LOAD_SECONDS)

@@ -13,7 +13,7 @@ import pytest
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
-from aotgaudi.llm.grammars import MAX_ADDED_TOKENS, GrammarCompiler, GrammarMatcher, LaterGrammars
+from aotgaudi.llm.grammar_compiler import MAX_ADDED_TOKENS, GrammarCompiler, GrammarMatcher, LaterGrammars
 from aotgaudi.llm.tokenizer import Tokenizer
 from tests.unit.llm.conftest import make_backend, make_grammars
 
