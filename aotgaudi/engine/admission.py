@@ -28,6 +28,7 @@ from aotgaudi.spec.sampler import SamplerSpec
 from aotgaudi.spec.sampler_signature import PARAMETERS, SamplerSignature
 
 if TYPE_CHECKING:  # The preprocessor pool imports this module too, and needs no requests of the engine.
+    from aotgaudi.engine.output import OnEvent
     from aotgaudi.engine.request import NewRequest
     from aotgaudi.engine.steps import PoolingParams
 
@@ -148,7 +149,7 @@ class RequestRules:
 
 
 class Admission:
-    """Counts open requests, and refuses those that would exceed the limits. Not thread-safe.
+    """Knows the open requests and who gets their events, and refuses those that would exceed the limits. Not thread-safe.
 
     A request passes three stages: its body is held (`hold`), it is prepared (`preparing`), and its prompts wait and run
     (`enter` to `leave`). `num_refused` counts refusals with 429 by the resource that was short.
@@ -160,7 +161,7 @@ class Admission:
         self._limits = replace(
             limits, max_prompt_tokens=max(limits.max_prompt_tokens, rules.limits.max_model_len)
         )
-        self._open: dict[str, int] = {}
+        self._open: dict[str, tuple[int, OnEvent | None]] = {}
         self._num_preparing = self._num_tokens = self._num_body_bytes = 0
         self._num_refused = dict.fromkeys(("server_requests", "server_tokens", "body_bytes"), 0)
         self._closed_because = ""
@@ -174,6 +175,18 @@ class Admission:
     def num_open(self) -> int:
         """How many prompts wait or run."""
         return len(self._open)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the ids of the open requests."""
+        return iter(self._open)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the request is open."""
+        return request_id in self._open
+
+    def listener(self, request_id: str) -> OnEvent | None:
+        """Returns what gets the events of an open request."""
+        return self._open[request_id][1]
 
     def close(self, reason: str) -> None:
         """Admits nothing from now on. Refusals state the `reason` of the first call."""
@@ -209,8 +222,10 @@ class Admission:
         finally:
             self._num_preparing -= 1
 
-    def enter(self, requests: Sequence[NewRequest]) -> None:
+    def enter(self, requests: Sequence[NewRequest], on_event: OnEvent | None = None) -> None:
         """Admits all of `requests`, which meet the rules, or none. `leave` frees the room of each.
+
+        `on_event` gets their events.
 
         Raises:
             RequestError: 400 if an id is in use or the requests would not fit an empty server; 503 if admission is closed;
@@ -227,12 +242,14 @@ class Admission:
                 "server_tokens",
                 f"{self._num_tokens} prompt tokens of {self._limits.max_prompt_tokens} wait or run",
             )
-        self._open.update((request.request_id, len(request.prompt_token_ids)) for request in requests)
+        self._open.update(
+            (request.request_id, (len(request.prompt_token_ids), on_event)) for request in requests
+        )
         self._num_tokens += num_tokens
 
     def leave(self, request_id: str) -> None:
         """Frees the room of a request that has ended."""
-        self._num_tokens -= self._open.pop(request_id)
+        self._num_tokens -= self._open.pop(request_id)[0]
 
     def _check_open(self) -> None:
         if self._closed_because:
