@@ -101,7 +101,7 @@ class SamplerEntry(_Row):
     """Sampling of `batch_size` rows with one setting. `batch_changed`: the batch has a new composition.
 
     The fields from `min_p` on default to "off". `num_logprobs` is the number of log-probabilities returned per row. A stored
-    row omits `constraints` if it is off.
+    row ends after `num_logprobs`, or after the last later field that is not off.
     """
 
     kind: ClassVar[str] = "sampler"
@@ -116,6 +116,9 @@ class SamplerEntry(_Row):
     repetition_penalty: float = 1.0
     num_logprobs: int = 0
     constraints: bool = False
+    top_n_sigma: float = 0.0
+
+    num_always_stored: ClassVar[int] = 10
 
     @property
     def signature(self) -> SamplerSignature:
@@ -123,9 +126,11 @@ class SamplerEntry(_Row):
         return signature_of(self, logprobs=self.num_logprobs > 0, constraints=self.constraints)
 
     def row(self) -> tuple[Scalar, ...]:
-        """The field values, in stored order. Omits `constraints` if off, so those entries keep their old ids."""
+        """The field values, in stored order. Omits the last ones if off, so that entries without them keep their ids."""
         values = _Row.row(self)
-        return values if self.constraints else values[:-1]
+        while len(values) > self.num_always_stored and not values[-1]:
+            values = values[:-1]
+        return values
 
 
 @dataclass(frozen=True, slots=True, order=True)

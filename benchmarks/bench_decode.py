@@ -319,14 +319,13 @@ class OurEngine:
         from aotgaudi.engine.sampling_params import SamplingParams
 
         self._count += 1
-        vocab_size = self._loaded.manifest.spec.model.vocab_size
-        params = SamplingParams(
-            temperature=0.0, ignore_eos=True, max_tokens=1 if case.phase == "prefill" else None
-        )
+        spec = self._loaded.manifest.spec
+        max_tokens = 1 if case.phase == "prefill" else spec.limits.max_model_len - case.context
+        params = SamplingParams(temperature=0.0, ignore_eos=True)
         request_id = f"r{self._count}"
-        prompt = [self._random.randrange(vocab_size) for _ in range(case.context)]
+        prompt = [self._random.randrange(spec.model.vocab_size) for _ in range(case.context)]
         self._engine.add(
-            [NewRequest(request_id, prompt, params)],
+            [NewRequest(request_id, prompt, params, max_tokens=max_tokens)],
             lambda event: events.put((time.perf_counter(), event)),
         )
         return request_id

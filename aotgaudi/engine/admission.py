@@ -8,7 +8,8 @@ status  the request
 503     comes too late: the server drains, or its engine has died
 ======  ==========================================================================================
 
-The API server refuses requests before they reach the engine process (docs/adr/0016-http-edge.md).
+A request is admitted once, by the process that takes it: the API server, or a caller's with the Python `LLM`. The engine
+checks nothing again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 from aotgaudi.engine.blocks import num_blocks_for
 from aotgaudi.engine.limits import SMALL_BODY_BYTES, UNLIMITED, AdmissionLimits
-from aotgaudi.engine.sampling_params import SAMPLER_VALUES, SamplingParams, shown
+from aotgaudi.engine.sampling_params import SamplingParams, shown
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
-from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork
+from aotgaudi.spec.sampler_signature import PARAMETERS, SamplerSignature
 
 if TYPE_CHECKING:  # The preprocessor pool imports this module too, and needs no requests of the engine.
+    from aotgaudi.engine.output import OnEvent
     from aotgaudi.engine.request import NewRequest
 
 
@@ -75,21 +77,15 @@ class RequestRules:
             )
 
     def resolve(self, requests: Sequence[NewRequest]) -> list[NewRequest]:
-        """Returns `requests`, checked and with `max_tokens` set. Skips those that another process has checked already.
-
-        Raises:
-            RequestError: 400, as `check`.
-        """
+        """Returns `requests` with `max_tokens` set, ready for the engine. Raises RequestError (400), as `check`."""
         return [
-            request
-            if request.max_tokens is not None
-            else replace(request, max_tokens=self.check(request.prompt_token_ids, request.params))
+            replace(request, max_tokens=self.check(request.prompt_token_ids, request.params))
             for request in requests
         ]
 
 
 class Admission:
-    """Counts open requests, and refuses those that would exceed the limits. Not thread-safe.
+    """Knows the open requests and who gets their events, and refuses those that would exceed the limits. Not thread-safe.
 
     A request passes three stages: its body is held (`hold`), it is prepared (`preparing`), and its prompts wait and run
     (`enter` to `leave`). `num_refused` counts refusals with 429 by the resource that was short.
@@ -101,7 +97,7 @@ class Admission:
         self._limits = replace(
             limits, max_prompt_tokens=max(limits.max_prompt_tokens, rules.limits.max_model_len)
         )
-        self._open: dict[str, int] = {}
+        self._open: dict[str, tuple[int, OnEvent | None]] = {}
         self._num_preparing = self._num_tokens = self._num_body_bytes = 0
         self._num_refused = dict.fromkeys(("server_requests", "server_tokens", "body_bytes"), 0)
         self._closed_because = ""
@@ -115,6 +111,18 @@ class Admission:
     def num_open(self) -> int:
         """How many prompts wait or run."""
         return len(self._open)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the ids of the open requests."""
+        return iter(self._open)
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether the request is open."""
+        return request_id in self._open
+
+    def listener(self, request_id: str) -> OnEvent | None:
+        """Returns what gets the events of an open request."""
+        return self._open[request_id][1]
 
     def close(self, reason: str) -> None:
         """Admits nothing from now on. Refusals state the `reason` of the first call."""
@@ -150,8 +158,10 @@ class Admission:
         finally:
             self._num_preparing -= 1
 
-    def enter(self, requests: Sequence[NewRequest]) -> None:
+    def enter(self, requests: Sequence[NewRequest], on_event: OnEvent | None = None) -> None:
         """Admits all of `requests`, which meet the rules, or none. `leave` frees the room of each.
+
+        `on_event` gets their events.
 
         Raises:
             RequestError: 400 if an id is in use or the requests would not fit an empty server; 503 if admission is closed;
@@ -168,12 +178,14 @@ class Admission:
                 "server_tokens",
                 f"{self._num_tokens} prompt tokens of {self._limits.max_prompt_tokens} wait or run",
             )
-        self._open.update((request.request_id, len(request.prompt_token_ids)) for request in requests)
+        self._open.update(
+            (request.request_id, (len(request.prompt_token_ids), on_event)) for request in requests
+        )
         self._num_tokens += num_tokens
 
     def leave(self, request_id: str) -> None:
         """Frees the room of a request that has ended."""
-        self._num_tokens -= self._open.pop(request_id)
+        self._num_tokens -= self._open.pop(request_id)[0]
 
     def _check_open(self) -> None:
         if self._closed_because:
@@ -260,25 +272,16 @@ def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
             )
 
 
-_NEEDS = {
-    SamplerWork.RANDOM: "a temperature above 0",
-    SamplerWork.FILTERED: "top_p below 1 or top_k above 0",
-    SamplerWork.MIN_P: "min_p above 0",
-}
-
-
 _CONSTRAINTS = ("structured_outputs", "logit_bias", "allowed_token_ids", "bad_words", "min_tokens")
 
 
 def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str, str]]:
     """Yields each parameter that needs more than `able`, and what a setting of the spec must have to allow it."""
     needs = params.signature
-    for name in SAMPLER_VALUES:
+    for name, declared in PARAMETERS.items():
         alone = SamplingParams(**{name: getattr(params, name)}).signature
-        if able.work < alone.work <= needs.work:
-            yield name, _NEEDS[alone.work]
-        if alone.penalties and not able.penalties:
-            yield name, "a penalty"
+        if able.work < alone.work <= needs.work or (alone.penalties and not able.penalties):
+            yield name, declared.need
     for param in ("logprobs", "prompt_logprobs"):
         if getattr(params, param) is not None and not able.logprobs:
             yield param, "num_logprobs above 0"

@@ -22,13 +22,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 
-from aotgaudi.engine.admission import Admission, RequestRules
 from aotgaudi.engine.constraints import Constraint, ConstraintMaker
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.output import ErrorEvent, Flush, OnEvent, OutputStream, no_flush
 from aotgaudi.engine.request import NewRequest, Request
 from aotgaudi.engine.stats import EngineStats
+from aotgaudi.errors import RequestError
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ class Engine:
 
     Args:
         core: Runs the steps. After `start`, only the engine's thread uses it.
-        rules: The conditions that requests must meet.
         new_detokenizer: Makes the detokenizer of a request.
         constraints: Makes the constraint of a request; None if no request has any.
         seeds: Draws seeds for requests without one.
@@ -53,7 +52,6 @@ class Engine:
     def __init__(
         self,
         core: EngineCore,
-        rules: RequestRules,
         new_detokenizer: NewDetokenizer,
         *,
         constraints: ConstraintMaker | None = None,
@@ -61,7 +59,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._core, self._new_detokenizer = core, new_detokenizer
-        self.admission, self._clock = Admission(rules), clock
+        self._clock, self._closed_because = clock, ""
         self._seeds = seeds or Random()  # noqa: S311 - sampling, not secrets
         self._thread = threading.Thread(target=self._loop, name="aotgaudi-engine", daemon=True)
         self._wake = threading.Condition()
@@ -101,13 +99,12 @@ class Engine:
     def add(self, requests: Sequence[NewRequest], on_event: OnEvent, *, flush: Flush = no_flush) -> None:
         """Queues all of `requests`, or none. Their events go to `on_event`, possibly before this returns.
 
-        The engine's thread calls `on_event`. After the events of a step, it calls each distinct `flush` once.
+        The caller has admitted them (`aotgaudi.engine.admission`); nothing is checked again. The engine's thread calls
+        `on_event`. After the events of a step, it calls each distinct `flush` once.
 
         Raises:
-            RequestError: 400 if a request can never run or its id is in use; 503 if the engine drains, was shut down or has
-                died.
+            RequestError: 503; the engine drains, was shut down or has died.
         """
-        requests = self.admission.rules.resolve(requests)
         streams = [
             OutputStream(self._request(new), self._new_detokenizer(new), on_event, flush) for new in requests
         ]
@@ -116,7 +113,8 @@ class Engine:
             if stream not in slow:
                 stream.request.constraint = self._constraint_of(stream.request)
         with self._wake:
-            self.admission.enter(requests)
+            if self._closed_because:
+                raise RequestError(self._closed_because, http_status=503)
             if not self._streams:
                 self._progress_at = self._clock()
             self._streams.update((stream.request.request_id, stream) for stream in streams)
@@ -149,7 +147,7 @@ class Engine:
             self._wake.notify_all()
 
     def _request(self, new: NewRequest) -> Request:
-        assert new.max_tokens is not None  # `resolve` set it.
+        assert new.max_tokens is not None  # Admission set it.
         params = new.params
         return Request(
             request_id=new.request_id,
@@ -175,7 +173,7 @@ class Engine:
         Do not call it on the engine's thread, which would wait for itself.
         """
         with self._wake:
-            self.admission.close("the server is shutting down")
+            self._close("the server is shutting down")
             return self._wake.wait_for(lambda: not self._streams, timeout_seconds)
 
     def shutdown(self, timeout_seconds: float = 0) -> bool:
@@ -184,7 +182,7 @@ class Engine:
         Do not call it on the engine's thread. If the engine was never started, requests are aborted on the caller's thread.
         """
         with self._wake:
-            self.admission.close("the server is shutting down")
+            self._close("the server is shutting down")
             self._is_stopping = True
             self._wake.notify_all()
         if self._thread.ident is None:
@@ -192,6 +190,9 @@ class Engine:
             return True
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
+
+    def _close(self, reason: str) -> None:
+        self._closed_because = self._closed_because or reason
 
     @property
     def stalled_seconds(self) -> float:
@@ -251,7 +252,6 @@ class Engine:
         with self._wake:
             for stream in self._core.take_ended():
                 del self._streams[stream.request.request_id]
-                self.admission.leave(stream.request.request_id)
             self._stats, self._oldest_waiting = self._core.status(), self._core.oldest_waiting
             self._progress_at = self._clock()
             self._wake.notify_all()
@@ -268,7 +268,7 @@ class Engine:
     def _die(self, error: Exception) -> None:
         with self._wake:
             self._failure = error
-            self.admission.close("the engine has died; the server must be restarted")
+            self._close("the engine has died; the server must be restarted")
             told = set(self._core.take_ended())
             untold = [stream for stream in self._streams.values() if stream not in told]
         for stream in untold:

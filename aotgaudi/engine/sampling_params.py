@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError, shortened
-from aotgaudi.spec.sampler import SamplerSetting
-from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, SamplerSignature, signature_of
+from aotgaudi.spec.sampler_signature import (
+    NUM_BIASED_TOKENS,
+    PARAMETERS,
+    SamplerSignature,
+    SamplingValues,
+    signature_of,
+)
 
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
@@ -22,20 +27,14 @@ _MIN_TEMPERATURE = 1e-5
 _MIN_TOP_P = 1e-30
 """Keeps only the likeliest token. A smaller value should do the same, but may be 0 in 32-bit floats and keep none."""
 _MAX_TOP_K = 2**31 - 1
-_MIN_REPETITION, _MAX_REPETITION = 0.01, 100.0
-"""Values outside of these would make logits overflow 16-bit floats. Text is noise long before that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
+class SamplingParams(SamplingValues):
     """How one request is sampled and when it ends. Immutable, safe to share between threads.
 
-    `temperature` is in [0, 2], where 0 is greedy (less than 1e-5 counts as 0). `top_p` is in (0, 1], where 1 filters
-    nothing. `top_k` is 0 (off; -1 counts as 0) or the number of tokens kept. `min_p` is in [0, 1]. It drops tokens that are
-    less likely than this share of the likeliest; 0 drops none.
-
-    Penalties are vLLM's. `presence_penalty` and `frequency_penalty` are in [-2, 2] over generated tokens, 0 is neutral.
-    `repetition_penalty` is in [0.01, 100] over prompt and generated tokens, 1 is neutral.
+    `SamplingValues` declares the parameters of the sampler. A `temperature` of less than 1e-5 counts as 0, a `top_k` of -1,
+    too. Penalties are vLLM's: presence and frequency over generated tokens, repetition over prompt and generated tokens.
 
     `logprobs` is None, or the number (0 to 20) of likeliest tokens whose log-probabilities are returned with the chosen
     token's. `prompt_logprobs` is the same for the prompt's tokens. `seed` makes the result repeatable.
@@ -55,13 +54,6 @@ class SamplingParams:
         RequestError: HTTP 400. Names the parameter and what is allowed.
     """
 
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     seed: int | None = None
@@ -79,8 +71,8 @@ class SamplingParams:
     signature: SamplerSignature = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self._check_filters()
-        self._check_penalties()
+        for param, declared in PARAMETERS.items():
+            self._require(param, declared.accepts(getattr(self, param)), declared.allowed)
         for param in ("logprobs", "prompt_logprobs"):
             value = getattr(self, param)
             is_count = value is None or (_is_int(value) and 0 <= value <= MAX_LOGPROBS)
@@ -104,19 +96,6 @@ class SamplingParams:
         stops = self.min_tokens > 0 and (not self.ignore_eos or bool(self.stop_token_ids))
         tokens = bool(self.bad_words or self.logit_bias) or self.allowed_token_ids is not None
         return stops or tokens or self.structured_outputs is not None
-
-    def _check_filters(self) -> None:
-        self._require("temperature", _is_in_range(self.temperature, 0, 2), "a number from 0 to 2")
-        self._require("top_p", _is_in_range(self.top_p, 0, 1) and self.top_p > 0, "a number in (0, 1]")
-        is_top_k = _is_int(self.top_k) and self.top_k >= -1
-        self._require("top_k", is_top_k, "0 or -1 (off), or a positive integer")
-        self._require("min_p", _is_in_range(self.min_p, 0, 1), "a number from 0 to 1")
-
-    def _check_penalties(self) -> None:
-        for param in ("presence_penalty", "frequency_penalty"):
-            self._require(param, _is_in_range(getattr(self, param), -2, 2), "a number from -2 to 2")
-        is_repetition = _is_in_range(self.repetition_penalty, _MIN_REPETITION, _MAX_REPETITION)
-        self._require("repetition_penalty", is_repetition, "a number from 0.01 to 100")
 
     def _bring_into_range(self) -> None:
         """Replaces extreme values by values of the same effect that the sampler's tensors can hold."""
@@ -160,12 +139,6 @@ class SamplingParams:
     def _require(self, param: str, is_allowed: bool, allowed: str) -> None:
         if not is_allowed:
             raise RequestError(f"{param} must be {allowed}, not {shown(getattr(self, param))}", param=param)
-
-
-SAMPLER_VALUES = tuple(
-    each.name for each in fields(SamplingParams) if each.name in SamplerSetting.model_fields
-)
-"""Parameters whose values are inputs of sampler graphs. The settings of a spec have the same names."""
 
 
 def shown(value: object) -> str:

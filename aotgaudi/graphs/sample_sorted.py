@@ -14,6 +14,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
+from aotgaudi.graphs.sample_tokens import filtered
+
 _LARGEST = 3.0e38
 """Larger logits count as infinite."""
 
@@ -30,26 +32,18 @@ def sample_sorted(
     scores_bV, ids_bV = logits_bV.float().sort(-1, descending=True)
     top_b1, is_sampled_b = scores_bV[:, :1], temperature_b > 0
     weights_bV = torch.exp((scores_bV - top_b1) / torch.where(is_sampled_b, temperature_b, 1.0)[:, None])
-    if top_k_b is not None:
-        size = scores_bV.shape[1]
-        rank_b = torch.where(top_k_b > 0, top_k_b, size).clamp_max(size) - 1
-        weights_bV = torch.where(scores_bV >= scores_bV.gather(1, rank_b[:, None]), weights_bV, 0.0)
-    if min_p_b is not None:
-        weights_bV = torch.where(weights_bV >= min_p_b.clamp_max(1.0)[:, None], weights_bV, 0.0)
-    if top_p_b is not None:
-        least_b1 = _nucleus(weights_bV, top_p_b)
-        is_filtered_b1 = top_p_b[:, None] < 1
-        weights_bV = torch.where(weights_bV >= torch.where(is_filtered_b1, least_b1, 0.0), weights_bV, 0.0)
+    weights_bV = filtered(
+        weights_bV,
+        scores_bV,
+        top_k_b,
+        top_p_b,
+        min_p_b,
+        ranked=lambda values_bV: values_bV,
+        dtype=torch.float32,
+    )
     tokens_b = _drawn(weights_bV, ids_bV, noise_b)
     tokens_b = torch.where(top_b1[:, 0].abs() < _LARGEST, tokens_b, 0)
     return torch.where(is_sampled_b, tokens_b, logits_bV.float().argmax(-1))
-
-
-def _nucleus(weights_bV: Tensor, share_b: Tensor) -> Tensor:
-    """Returns [b, 1]: the largest t such that the weights of at least t sum to the share `share` of all."""
-    cumulative_bV = weights_bV.cumsum(-1)
-    num_before_b1 = (cumulative_bV < share_b[:, None] * cumulative_bV[:, -1:]).sum(-1, keepdim=True)
-    return weights_bV.gather(1, num_before_b1.clamp_max(weights_bV.shape[1] - 1))
 
 
 def _drawn(weights_bV: Tensor, ids_bV: Tensor, noise_b: Tensor) -> Tensor:

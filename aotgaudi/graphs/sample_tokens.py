@@ -5,6 +5,7 @@ Legend of shape suffixes: b rows, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Optional
 
 import torch
@@ -38,13 +39,15 @@ def sample_tokens(
     top_b1 = scores_bV.amax(-1, keepdim=True)
     is_sampled_b = temperature_b > 0
     weights_bV = torch.exp((scores_bV - top_b1) / torch.where(is_sampled_b, temperature_b, 1.0)[:, None])
-    if top_k_b is not None:
-        weights_bV = torch.where(scores_bV >= _kth_largest(scores_bV, top_k_b), weights_bV, 0.0)
-    if min_p_b is not None:
-        weights_bV = torch.where(weights_bV >= min_p_b.clamp_max(1.0)[:, None], weights_bV, 0.0)
-    if top_p_b is not None:
-        least_b1 = torch.where(top_p_b[:, None] < 1, _nucleus(weights_bV, top_p_b), 0.0)
-        weights_bV = torch.where(weights_bV >= least_b1, weights_bV, 0.0)
+    weights_bV = filtered(
+        weights_bV,
+        scores_bV,
+        top_k_b,
+        top_p_b,
+        min_p_b,
+        ranked=lambda values_bV: values_bV.sort(-1, descending=True).values,
+        dtype=torch.float64,
+    )
     cumulative_bV = weights_bV.double().cumsum(-1)
     tokens_b = (cumulative_bV <= noise_b[:, None] * cumulative_bV[:, -1:]).sum(-1)
     tokens_b = torch.where(top_b1[:, 0].isfinite(), tokens_b.clamp_max(logits_bV.shape[1] - 1), 0)
@@ -56,19 +59,35 @@ def _(logits_bV: Tensor, *_: object) -> Tensor:
     return logits_bV.new_empty(logits_bV.shape[:1], dtype=torch.int64)
 
 
-def _kth_largest(scores_bV: Tensor, k_b: Tensor) -> Tensor:
-    """Returns [b, 1]: the k-th largest score; the smallest if k is 0 or exceeds the vocabulary."""
+def filtered(
+    weights_bV: Tensor,
+    scores_bV: Tensor,
+    top_k_b: Optional[Tensor],
+    top_p_b: Optional[Tensor],
+    min_p_b: Optional[Tensor],
+    *,
+    ranked: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+) -> Tensor:
+    """Returns the weights of the tokens that every filter keeps, and 0 for the others.
+
+    `ranked` sorts rows, the largest first; sums are in `dtype`.
+    """
     size = scores_bV.shape[1]
-    rank_b = torch.where(k_b > 0, k_b, size).clamp_max(size) - 1
-    return scores_bV.sort(-1, descending=True).values.gather(1, rank_b[:, None])
-
-
-def _nucleus(weights_bV: Tensor, share_b: Tensor) -> Tensor:
-    """Returns [b, 1]: the largest t such that the weights of at least t sum to the share `share` of all."""
-    sorted_bV = weights_bV.sort(-1, descending=True).values
-    cumulative_bV = sorted_bV.double().cumsum(-1)
-    num_before_b = (cumulative_bV < share_b[:, None] * cumulative_bV[:, -1:]).sum(-1)
-    return sorted_bV.gather(1, num_before_b.clamp_max(weights_bV.shape[1] - 1)[:, None])
+    if top_k_b is not None:
+        rank_b = torch.where(top_k_b > 0, top_k_b, size).clamp_max(size) - 1
+        kth_b1 = ranked(scores_bV).gather(1, rank_b[:, None])
+        weights_bV = torch.where(scores_bV >= kth_b1, weights_bV, 0.0)
+    if min_p_b is not None:
+        weights_bV = torch.where(weights_bV >= min_p_b.clamp_max(1.0)[:, None], weights_bV, 0.0)
+    if top_p_b is not None:
+        sorted_bV = ranked(weights_bV)
+        cumulative_bV = sorted_bV.to(dtype).cumsum(-1)
+        num_before_b1 = (cumulative_bV < top_p_b[:, None] * cumulative_bV[:, -1:]).sum(-1, keepdim=True)
+        least_b1 = sorted_bV.gather(1, num_before_b1.clamp_max(size - 1))
+        least_b1 = torch.where(top_p_b[:, None] < 1, least_b1, 0.0)
+        weights_bV = torch.where(weights_bV >= least_b1, weights_bV, 0.0)
+    return weights_bV
 
 
 SAMPLE_TOKENS = torch.ops.aotgaudi.sample_tokens.default

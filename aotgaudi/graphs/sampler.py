@@ -3,8 +3,8 @@
 Noise is an input, one uniform number per row, so that a seed reproduces. One operator samples (`sample_tokens.py`).
 
 The order is vLLM's (vllm/v1/sample/sampler.py): log-probabilities are those of the model's logits; biases and penalties
-change the logits, of greedy rows as well; tokens that constraints forbid are left out; then come temperature, min-p, top-k,
-and top-p of the tokens that are left.
+change the logits, of greedy rows as well; tokens that constraints forbid are left out; then come top-n-sigma, temperature,
+min-p, top-k, and top-p of the tokens that are left. vLLM has no top-n-sigma; the place is llama.cpp's.
 Tokens that tie with the last kept one are kept, so the choice does not depend on the order of the vocabulary.
 """
 
@@ -63,6 +63,8 @@ class SamplerGraph(nn.Module):
     def _sampled(self, logits_bV: Tensor, x: Mapping[str, Tensor]) -> Tensor:
         if self.signature.work == SamplerWork.GREEDY:
             return logits_bV.float().argmax(-1)
+        if "top_n_sigma" in x:
+            logits_bV = _near_largest(logits_bV, x["top_n_sigma"])
         filters = map(x.get, ("top_k", "top_p", "min_p"))
         return self._choose(logits_bV, x["temperature"], x["noise"], *filters)
 
@@ -96,6 +98,25 @@ def _penalised(logits_bV: Tensor, x: Mapping[str, Tensor]) -> Tensor:
     logits_bV = torch.where(is_output_bV | x["prompt_mask"], repeated_bV, logits_bV)
     presence_bV = torch.where(is_output_bV, x["presence_penalty"][:, None], 0.0)
     return logits_bV - x["frequency_penalty"][:, None] * x["output_counts"] - presence_bV
+
+
+def _near_largest(logits_bV: Tensor, num_sigmas_b: Tensor) -> Tensor:
+    """Makes tokens impossible whose logit is less than ``largest - num_sigmas * sigma``; 0 changes nothing.
+
+    `sigma` is the standard deviation (of a population) of a row's finite logits, without temperature.
+
+    Source: top-n-sigma (Tang et al., 2024, arXiv:2411.07641). As in llama.cpp's ``llama_sampler_top_n_sigma_apply``, logits
+    of -inf do not count.
+    """
+    scores_bV = logits_bV.float()
+    is_finite_bV = scores_bV.abs() < torch.inf
+    num_b1 = is_finite_bV.sum(-1, keepdim=True).clamp_min(1)
+    mean_b1 = torch.where(is_finite_bV, scores_bV, 0.0).sum(-1, keepdim=True) / num_b1
+    squares_bV = torch.where(is_finite_bV, (scores_bV - mean_b1) ** 2, 0.0)
+    sigma_b1 = (squares_bV.sum(-1, keepdim=True) / num_b1).sqrt()
+    least_b1 = scores_bV.amax(-1, keepdim=True) - num_sigmas_b[:, None] * sigma_b1
+    least_b1 = torch.where(num_sigmas_b[:, None] > 0, least_b1, -torch.inf)
+    return torch.where(scores_bV < least_b1, -torch.inf, scores_bV)  # NaN stays.
 
 
 def _logprobs(logits_bV: Tensor, tokens_b: Tensor, num_logprobs: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -65,11 +65,12 @@ Sampler ``b`` takes the inputs that its signature needs:
 ==================  ======================  =======  ======================================================
 logits              [b, vocab]              model's  as the step gives them
 temperature         [b]                     float32  0: greedy                     (all but greedy)
-top_p               [b]                     float32  1: keeps all                  (filtered, min_p)
-top_k               [b]                     int64    0: keeps all                  (filtered, min_p)
+top_p               [b]                     float32  1: keeps all                  (filtered and more)
+top_k               [b]                     int64    0: keeps all                  (filtered and more)
 noise               [b]                     float64  uniform in [0, 1)             (all but greedy); float32 in
                                                      the hpu dialect
-min_p               [b]                     float32  0: keeps all                  (min_p)
+min_p               [b]                     float32  0: keeps all                  (min_p and more)
+top_n_sigma         [b]                     float32  0: keeps all                  (top_n_sigma)
 presence_penalty    [b]                     float32  0: none                       (penalties)
 frequency_penalty   [b]                     float32  0: none                       (penalties)
 repetition_penalty  [b]                     float32  1: none                       (penalties)
@@ -242,6 +243,8 @@ def sampler_inputs(
         specs.append(TensorSpec(name="noise", shape=(b,), dtype=dialect.noise_dtype))
     if work >= SamplerWork.MIN_P:
         specs.append(_floats("min_p", b))
+    if work >= SamplerWork.TOP_N_SIGMA:
+        specs.append(_floats("top_n_sigma", b))
     if signature.penalties:
         specs += (_floats(f"{kind}_penalty", b) for kind in ("presence", "frequency", "repetition"))
         specs += (_floats("output_counts", b, vocab_size), _flags("prompt_mask", b, vocab_size))

@@ -227,7 +227,7 @@ class LLM:
         ids = [f"llm-{next(self._numbers)}" for _ in asked]
         requests = [NewRequest(name, *each) for name, each in zip(ids, asked, strict=True)]
         try:
-            self._model.engine.add(requests, events.put)
+            self._model.engine.add(self._model.rules.resolve(requests), events.put)
             return _collected(events, ids)
         except BaseException:  # After a refusal, a failed step or Ctrl-C, no request may go on.
             self._model.engine.abort(*ids)

@@ -29,7 +29,7 @@ from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import Entry
 from aotgaudi.errors import SpecError
-from aotgaudi.llm.grammars import LaterGrammars
+from aotgaudi.llm.grammar_compiler import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
 from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.prewarm import SplitCounter, prewarm
@@ -43,6 +43,7 @@ from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
 from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
 from aotgaudi.runtime.memory import keep_freed_memory
+from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
 
@@ -122,7 +123,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         defaults=defaults,
         manifest_id=manifest.id,
         binding=model.describe(),
-        limits=spec.limits,
+        rules=request_rules(spec, scores_prompts=runner.scores_prompts),
         guard=guard,
         warmth=warmth,
     )
@@ -202,7 +203,6 @@ def make_engine(
     )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
-        RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, runner.scores_prompts),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
@@ -216,6 +216,11 @@ def make_engine(
             grammars,
         ),
     )
+
+
+def request_rules(spec: BuildSpec, *, scores_prompts: bool) -> RequestRules:
+    """Returns the conditions that requests for a bundle must meet. `scores_prompts` is as for `RequestRules`."""
+    return RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, scores_prompts)
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:

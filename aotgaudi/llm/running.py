@@ -13,11 +13,11 @@ from aotgaudi.phases import Phases
 if TYPE_CHECKING:  # The API server needs these values, but not the modules that make them.
     from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.bundle.trust import TrustPolicy
+    from aotgaudi.engine.admission import RequestRules
     from aotgaudi.engine.core import OnStep
     from aotgaudi.engine.loop import Engine
     from aotgaudi.llm.tokenizer import Tokenizer
     from aotgaudi.runtime.guard import Cause, Guard, Layer
-    from aotgaudi.spec.limits import ServingLimits
     from aotgaudi.spec.policy import Policy
 
 
@@ -110,7 +110,8 @@ class RunningModel:
     """A model that serves requests.
 
     `defaults` has the default sampling parameters by their names in `SamplingParams`. `binding` says whether the bundle is
-        bound to the model directory, e.g. "bound (6 files)". `limits` are the served limits.
+        bound to the model directory, e.g. "bound (6 files)". `rules` are the conditions that
+        requests must meet before they are added to `engine`.
     """
 
     engine: Engine
@@ -119,11 +120,11 @@ class RunningModel:
     defaults: Mapping[str, Any]
     manifest_id: str
     binding: str
-    limits: ServingLimits
+    rules: RequestRules
     guard: Guard
     warmth: Callable[[], Warmth]
 
     @property
     def max_model_len(self) -> int:
         """How many tokens a prompt and its answer may have together."""
-        return self.limits.max_model_len
+        return self.rules.limits.max_model_len

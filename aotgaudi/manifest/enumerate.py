@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import starmap
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.mhc_splits import MhcBucket, MhcInputs, StepSplits, warm_up_buckets
@@ -36,17 +36,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
-from aotgaudi.spec.sampler_signature import SamplerSignature, SamplerWork, missing_joins
-
-_LEAST_VALUES: Mapping[SamplerWork, tuple[float, float, int, float]] = MappingProxyType(
-    {
-        SamplerWork.GREEDY: (0.0, 1.0, 0, 0.0),
-        SamplerWork.RANDOM: (1.0, 1.0, 0, 0.0),
-        SamplerWork.FILTERED: (1.0, 1.0, 1, 0.0),
-        SamplerWork.MIN_P: (1.0, 1.0, 0, 1.0),
-    }
-)
-"""Temperature, top-p, top-k and min-p of the setting that represents a kind of work."""
+from aotgaudi.spec.sampler_signature import PARAMETERS, SamplerSignature, SamplerWork, missing_joins
 
 
 def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
@@ -110,31 +100,27 @@ def _joined_settings(sampler: SamplerSpec) -> tuple[SamplerSetting, ...]:
 
 
 def _least_setting(signature: SamplerSignature, num_logprobs: int) -> SamplerSetting:
-    temperature, top_p, top_k, min_p = _LEAST_VALUES[signature.work]
-    return SamplerSetting(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        presence_penalty=1.0 if signature.penalties else 0.0,
-        num_logprobs=num_logprobs if signature.logprobs else 0,
-        constraints=signature.constraints,
+    works = {signature.work, min(signature.work, SamplerWork.RANDOM)}
+    values = {
+        name: each.neutral
+        if each.example is None or not (signature.penalties if each.work is None else each.work in works)
+        else each.example
+        for name, each in PARAMETERS.items()
+    }
+    num = num_logprobs if signature.logprobs else 0
+    return SamplerSetting.model_validate(
+        {**values, "num_logprobs": num, "constraints": signature.constraints}
     )
 
 
 def _entry(batch_size: int, setting: SamplerSetting, batch_changed: bool) -> SamplerEntry:
+    values: dict[str, Any] = {name: getattr(setting, name) for name in PARAMETERS}
     return SamplerEntry(
-        batch_size,
-        setting.temperature,
-        setting.top_p,
-        setting.top_k,
-        batch_changed,
-        min_p=setting.min_p,
-        presence_penalty=setting.presence_penalty,
-        frequency_penalty=setting.frequency_penalty,
-        repetition_penalty=setting.repetition_penalty,
+        batch_size=batch_size,
+        batch_changed=batch_changed,
         num_logprobs=setting.num_logprobs,
         constraints=setting.constraints,
+        **values,
     )
 
 

@@ -15,16 +15,18 @@ Grammar of a manifest file (JSON, UTF-8, one newline at the end; key order fixed
         "unified": <"query_len", "num_shared_blocks", "num_unique_blocks", "is_causal">,
         "vision": <"size", "is_batch">,
         "sampler": <"batch_size", "temperature", "top_p", "top_k", "batch_changed", "min_p",
-                    "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs", "constraints"?>,
+                    "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs", "constraints"?,
+                    "top_n_sigma"?>,
         "defrag": <"padded_swaps">,
         "mhc": <"num_tokens", "n_splits", "sublayer">
       }
     }
 
-A row of a sampler omits `constraints` if it is false. If all rows do, so do the columns.
+A row of a sampler ends after `num_logprobs`, or after the last later value that is not off. The columns are those of the
+longest row.
 
-Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on. The column
-`constraints` came later: manifests without it keep their ids.
+Version history: 1, the first; 2 added unified, vision and mhc, and the sampler's columns from min_p on. The columns
+`constraints` and `top_n_sigma` came later: manifests without them keep their ids.
 """
 
 from __future__ import annotations
@@ -92,8 +94,8 @@ class Manifest:
         names = ENTRY_KINDS[kind].columns()
         if kind != SamplerEntry.kind:
             return names
-        widths = {len(entry.row()) for entry in self.of_kind(kind)}
-        return names if len(names) in widths else names[:-1]
+        widths = (len(entry.row()) for entry in self.of_kind(kind))
+        return names[: max(widths, default=SamplerEntry.num_always_stored)]
 
     @cached_property
     def _by_kind(self) -> Mapping[str, tuple[Entry, ...]]:

@@ -27,7 +27,7 @@ _CountOrNone = Annotated[int, Field(ge=0, le=LARGEST_LIMIT)]
 
 _MAY_BE_ZERO = frozenset({"num_ctx_blocks", "num_shared_blocks", "num_unique_blocks"})
 """And every number of a sampler entry."""
-_VALUES: Mapping[str, Any] = {"sublayer": Literal["attn", "ffn"], "constraints": Literal[True]}
+_VALUES: Mapping[str, Any] = {"sublayer": Literal["attn", "ffn"]}
 _NOUNS = {
     "unified": "Unified-attention",
     "vision": "Vision tower",
@@ -37,22 +37,23 @@ _NOUNS = {
 
 
 def _shape_of(row: object) -> str:
-    """Returns whether a row has the last column, as a tag. Tags in angle brackets are no part of a place in an error."""
-    return (
-        "<long>" if isinstance(row, (list, tuple)) and len(row) == len(SamplerEntry.columns()) else "<short>"
-    )
+    """Returns how long a row is, as a tag. Tags in angle brackets are no part of a place in an error."""
+    num = len(row) if isinstance(row, (list, tuple)) else 0
+    return f"<{min(max(num, SamplerEntry.num_always_stored), len(SamplerEntry.columns()))}>"
 
 
 def _tuple_of(types: Iterable[object]) -> Any:
     return GenericAlias(tuple, tuple(types))
 
 
-def _short_or_long(types: Sequence[object]) -> Any:
-    """Returns the type of a sampler's row: those without constraints leave the last column out."""
-    tagged: Any = [
-        Annotated[_tuple_of(types[:-1]), Tag("<short>")],
-        Annotated[_tuple_of(types), Tag("<long>")],
-    ]
+def _of_any_width(types: Sequence[Any]) -> Any:
+    """Returns the type of a sampler's row, which leaves out its last columns if they are off."""
+    fewest, tagged = SamplerEntry.num_always_stored, list[Any]()
+    for width in range(fewest, len(types) + 1):
+        *before, last = types[:width]
+        if width > fewest and last in (bool, float):
+            last = Literal[True] if last is bool else Annotated[float, Field(gt=0)]
+        tagged.append(Annotated[_tuple_of([*before, last]), Tag(f"<{width}>")])
     return Annotated[Union[tuple(tagged)], Discriminator(_shape_of)]
 
 
@@ -63,13 +64,14 @@ def _rows_of(kind: str, cls: type[Entry]) -> Any:
         may_be_zero = is_sampler or name in _MAY_BE_ZERO
         number = _CountOrNone if may_be_zero else _Count
         values.append(_VALUES.get(name) or (number if hints[name] is int else hints[name]))
-    made = _short_or_long if is_sampler else _tuple_of
     doc = f"{_NOUNS.get(kind, kind.capitalize())} entries, one a row."
+    names = [Literal[name] for name in cls.columns()]
+    made = _of_any_width if is_sampler else _tuple_of
     return create_model(
         f"{kind.capitalize()}Rows",
         __base__=SpecValue,
-        __doc__=f"{doc} Those without constraints leave the last column out." if is_sampler else doc,
-        columns=(made([Literal[name] for name in cls.columns()]), ...),
+        __doc__=f"{doc} The last columns are left out while they are off." if is_sampler else doc,
+        columns=(made(names), ...),
         rows=(_tuple_of((made(values), ...)), ...),
     )
 

@@ -90,7 +90,7 @@ class Generation:
         self.prompt_lens: tuple[int, ...] = ()
         self._arrived: deque[Event] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._open: dict[str, tuple[int, OutputTimer]] = {}
+        self._timers: dict[int, OutputTimer] = {}
         self._is_closed = False
         self._num_prompt_tokens = 0
         self._num_output_tokens = 0
@@ -122,13 +122,12 @@ class Generation:
         each = [_with_seed(params, number) for number in range(num_choices)]
         choices = [(prompt, params) for prompt in prompts for params in each]
         requests = [
-            NewRequest(f"{self.request_id}-{index}", prompt, params, cache_salt)
+            NewRequest(self._id(index), prompt, params, cache_salt)
             for index, (prompt, params) in enumerate(choices)
         ]
         self._engine.add(requests, self._on_event)
-        for index, request in enumerate(requests):
-            timer = OutputTimer(self._metrics, self._arrival, self._clock)
-            self._open[request.request_id] = (index, timer)
+        for index in range(len(requests)):
+            self._timers[index] = OutputTimer(self._metrics, self._arrival, self._clock)
         self._num_choices, self._shows_output = num_choices, shows_output
         self.prompt_lens = tuple(len(prompt) for prompt, _ in choices)
         self._num_prompt_tokens = sum(map(len, prompts))
@@ -141,17 +140,18 @@ class Generation:
             RequestError: 503; the server shuts down.
             Exception: the engine's error for one of the choices.
         """
-        while self._open:
+        while self._timers:
             if not self._arrived:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             event = self._arrived.popleft()
-            yield self._open[event.request_id][0], self._take(event)
+            index = int(event.request_id.rpartition("-")[2])
+            yield index, self._take(index, event)
 
     @property
     def must_wait(self) -> bool:
         """Whether `events` would have to wait for its next event."""
-        return bool(self._open) and not self._arrived
+        return bool(self._timers) and not self._arrived
 
     def _on_event(self, event: Event) -> None:
         if self._is_closed:  # The client has left.
@@ -163,14 +163,18 @@ class Generation:
     def close(self) -> None:
         """Aborts the choices that still run, and ignores their events. Idempotent."""
         self._is_closed = True
-        if self._open:
-            self._engine.abort(*self._open)
-            self._open.clear()
+        if self._timers:
+            self._engine.abort(*map(self._id, self._timers))
+            self._timers.clear()
 
-    def _take(self, event: Event) -> TokenEvent:
-        index, timer = self._open[event.request_id]
+    def _id(self, index: int) -> str:
+        """Returns the engine's id of a choice, from which `events` reads the choice."""
+        return f"{self.request_id}-{index}"
+
+    def _take(self, index: int, event: Event) -> TokenEvent:
+        timer = self._timers[index]
         if isinstance(event, ErrorEvent):
-            del self._open[event.request_id]
+            del self._timers[index]
             raise event.error
         if not self._shows_output:
             event = _without_output(event)
@@ -179,7 +183,7 @@ class Generation:
         if event.usage is not None and index % self._num_choices == 0:
             self._num_cached_tokens += event.usage.num_cached_tokens
         if event.finish_reason is not None:
-            del self._open[event.request_id]
+            del self._timers[index]
         if event.finish_reason == "abort":
             raise RequestError("The server is shutting down", http_status=503)
         if event.finish_reason is not None:

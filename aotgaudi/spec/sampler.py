@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.base import SpecValue
-from aotgaudi.spec.sampler_signature import SamplerSignature, join_all, signature_of
+from aotgaudi.spec.sampler_signature import PARAMETERS, SamplerSignature, join_all, signature_of
+
+
+def _value(name: str, *, is_required: bool = False) -> Any:
+    """Returns the field of the parameter `name`."""
+    declared = PARAMETERS[name]
+    limits: dict[str, Any] = dict(declared.settings)
+    return Field(**limits) if is_required else Field(default=declared.neutral, **limits)
 
 
 class SamplerSetting(SpecValue):
-    """One setting. `temperature` 0 is greedy; `top_p` 1, `top_k` 0 and `min_p` 0 filter nothing.
+    """One setting. Its parameters are those of `SamplingValues`; most are neutral unless it says otherwise.
 
-    Penalties of 0 (`repetition_penalty`: of 1) change nothing. `num_logprobs`: how many of the likeliest tokens'
-    log-probabilities are returned with the chosen token's; 0 returns none, not even that one. `constraints`: a mask of
-    allowed tokens and biases, for structured output, logit_bias, allowed_token_ids, bad_words and min_tokens.
+    `num_logprobs`: how many of the likeliest tokens' log-probabilities are returned with the chosen token's; 0 returns none,
+    not even that one. `constraints`: a mask of allowed tokens and biases, for structured output, logit_bias,
+    allowed_token_ids, bad_words and min_tokens.
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"constraints"})
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset(
+        {"constraints", *(name for name, each in PARAMETERS.items() if each.is_late)}
+    )
 
-    temperature: float = Field(ge=0)
-    top_p: float = Field(gt=0, le=1)
-    top_k: int = Field(ge=0, le=2**31 - 1)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, gt=0)
+    temperature: float = _value("temperature", is_required=True)
+    top_p: float = _value("top_p", is_required=True)
+    top_k: int = _value("top_k", is_required=True)
+    min_p: float = _value("min_p")
+    presence_penalty: float = _value("presence_penalty")
+    frequency_penalty: float = _value("frequency_penalty")
+    repetition_penalty: float = _value("repetition_penalty")
     num_logprobs: int = Field(default=0, ge=0, le=20)
     constraints: bool = False
+    top_n_sigma: float = _value("top_n_sigma")
 
     @property
     def signature(self) -> SamplerSignature:

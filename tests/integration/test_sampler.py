@@ -34,11 +34,12 @@ FULL = SamplerEntry(
     repetition_penalty=1.2,
     num_logprobs=NUM_LOGPROBS,
     constraints=True,
+    top_n_sigma=1.5,
 )
 REQUESTS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0, repetition_penalty=1.5, logprobs=0),
-    SamplingParams(temperature=0.8, top_p=0.8, top_k=30, min_p=0.02, logprobs=NUM_LOGPROBS),
+    SamplingParams(temperature=0.8, top_p=0.8, top_k=30, min_p=0.02, top_n_sigma=2.0, logprobs=NUM_LOGPROBS),
     SamplingParams(
         temperature=1.2,
         presence_penalty=0.7,

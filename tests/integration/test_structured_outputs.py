@@ -45,7 +45,7 @@ LIMITS = ServingLimits(
     max_num_seqs=ROWS, max_num_batched_tokens=288, max_model_len=288, block_size=16, num_blocks=18
 )
 TABLE = BucketTable((PromptEntry(1, 288, 18),), (DecodeEntry(ROWS, 1, 18),))
-SAMPLER = SamplerSpec(settings=DEFAULT_SETTINGS)
+RULES = RequestRules(LIMITS, VOCAB, SamplerSpec(settings=DEFAULT_SETTINGS))
 TOKENIZER = Tokenizer(make_backend(), [EOS])
 FORMATS = jsonschema.FormatChecker(("date", "email", "ipv4", "ipv6", "uuid"))
 """What `jsonschema` can check by itself; its "time" has no offset."""
@@ -66,7 +66,7 @@ class RandomModel:
     """Logits that depend on nothing but a request's own tokens. What ends a string or an array is likelier than others."""
 
     def __init__(self) -> None:
-        entries = sampler_entries((ROWS,), SAMPLER)
+        entries = sampler_entries((ROWS,), RULES.sampler)
         table = ExecutableTable()
         declare_samplers(entries, table)
         programs = {entry: EagerProgram(entry) for entry in entries}
@@ -102,7 +102,6 @@ def engine() -> Any:
     scheduler = Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks), eos_token_ids={EOS})
     made = Engine(
         EngineCore(scheduler, RandomModel()),
-        RequestRules(LIMITS, VOCAB, SAMPLER),
         lambda new: IncrementalDetokenizer(TOKENIZER.decode, new.prompt_token_ids),
         constraints=ConstraintMaker(
             VOCAB, {EOS}, lambda text: TOKENIZER.encode(text, add_special_tokens=False), make_grammars()
@@ -129,7 +128,7 @@ def generate(engine: Engine, asked: Sequence[SamplingParams]) -> list[TokenEvent
             done.set_result(None)
 
     for number, params in enumerate(asked):
-        engine.add([NewRequest(str(number), [65, 66], params)], on_event)
+        engine.add(RULES.resolve([NewRequest(str(number), [65, 66], params)]), on_event)
     done.result(600)
     return [TokenEvent.joined(each) for each in events.values()]
 

@@ -29,6 +29,7 @@ VALUES = {
     "presence_penalty": often(0.0, st.floats(-2, 2)),
     "frequency_penalty": often(0.0, st.floats(-2, 2)),
     "repetition_penalty": often(1.0, st.floats(0.01, 100)),
+    "top_n_sigma": often(0.0, st.floats(0, 100)),
 }
 requests = st.builds(
     SamplingParams,
@@ -107,6 +108,7 @@ def test_the_set_of_signatures_is_closed_under_joins(sampler: SamplerSpec) -> No
     ("asked", "param"),
     [
         ({"min_p": 0.1}, "min_p"),
+        ({"top_n_sigma": 1.0}, "top_n_sigma"),
         ({"presence_penalty": 0.1}, "presence_penalty"),
         ({"frequency_penalty": -0.1}, "frequency_penalty"),
         ({"repetition_penalty": 1.2}, "repetition_penalty"),

@@ -62,7 +62,6 @@ class EngineClient(asyncio.Protocol):
         self._process, self._on_step, self._clock = process, on_step, clock
         self.admission = Admission(running.rules, limits)
         self._status, self._texts = running.status, dict[int, str]()
-        self._streams: dict[str, OnEvent] = {}
         self._frames = Frames()
         self._asked: asyncio.Future[None] | None = None
         self._progress_at = clock()
@@ -86,22 +85,22 @@ class EngineClient(asyncio.Protocol):
     def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> None:
         """Admits and queues all of `requests`, or none. Raises RequestError as `Admission.enter` and `RequestRules` do."""
         resolved = self.admission.rules.resolve(requests)
-        self.admission.enter(resolved)
-        if not self._streams:
+        was_idle = not self.admission.num_open
+        self.admission.enter(resolved, on_event)
+        if was_idle:
             self._progress_at = self._clock()
-        self._streams.update((request.request_id, on_event) for request in resolved)
         self._say(Add(tuple(resolved)))
 
     def abort(self, *request_ids: str) -> None:
         """Ends requests early. Ignores ids that are unknown or have ended."""
-        known = tuple(name for name in request_ids if name in self._streams)
+        known = tuple(name for name in request_ids if name in self.admission)
         if known and not self._has_ended:
             self._say(Abort(known))
 
     def drain(self) -> bool:
         """Refuses new requests, and returns whether all others have ended. Does not wait for them."""
         self.admission.close("the server is shutting down")
-        return not self._streams
+        return not self.admission.num_open
 
     def shutdown(self) -> bool:
         """Aborts all requests and tells the process to end. Returns whether it has ended. Does not wait for it."""
@@ -114,7 +113,7 @@ class EngineClient(asyncio.Protocol):
     @property
     def stalled_seconds(self) -> float:
         """How long no step has ended although there are open requests; 0 if there are none."""
-        return self._clock() - self._progress_at if self._streams else 0.0
+        return self._clock() - self._progress_at if self.admission.num_open else 0.0
 
     def stats(self) -> EngineStats:
         """Returns the engine's last snapshot. `refresh` gets a new one."""
@@ -164,7 +163,7 @@ class EngineClient(asyncio.Protocol):
             self.failure = ended
             self.admission.close(_DIED)
         refusal = RequestError(_DIED, http_status=503)
-        self._tell([ErrorEvent(request_id=name, error=refusal) for name in self._streams])
+        self._tell([ErrorEvent(request_id=name, error=refusal) for name in self.admission])
 
     def _say(self, message: object) -> None:
         if self._transport is None:
@@ -186,8 +185,8 @@ class EngineClient(asyncio.Protocol):
 
     def _tell(self, events: Sequence[Event]) -> None:
         for event in events:
-            on_event = self._streams[event.request_id]
+            on_event = self.admission.listener(event.request_id)
             if isinstance(event, ErrorEvent) or event.finish_reason is not None:
-                del self._streams[event.request_id]
                 self.admission.leave(event.request_id)
-            on_event(event)
+            if on_event is not None:
+                on_event(event)

@@ -93,7 +93,7 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
 
 def _running(model: RunningModel, phases: Phases) -> Running:
     return Running(
-        rules=model.engine.admission.rules,
+        rules=model.rules,
         defaults=model.defaults,
         manifest_id=model.manifest_id,
         binding=model.binding,

@@ -4,13 +4,12 @@
 
     client -> event loop -> queue -> worker (a process): parse, validate, render, tokenize -> event loop -> engine
 
-Each worker has a queue, which is first come, first served. Admission limits the queues (`aotgaudi.engine.admission`).
-Several small requests are sent to a worker together, and it answers them in order. When a client leaves, its request is
-taken out of the queue. If the worker already has the request, it still prepares it within its limits, and the answer is
-dropped.
+Each worker has a queue, which is first come, first served. Admission limits the queues (`aotgaudi.engine.admission`). When a
+client leaves, its request is taken out of the queue. If the worker already has the request, it still prepares it within its
+limits, and the answer is dropped.
 
-If a worker dies of a request, that request is refused. The fork server forks another worker, which gets the remaining
-requests (`aotgaudi.server.preprocess.worker`). Once the server is ready, it starts no process itself.
+If a worker dies, the request that it was preparing is refused, and the fork server forks another worker
+(`aotgaudi.server.preprocess.worker`). Once the server is ready, it starts no process itself.
 
 A worker that does not answer is killed and replaced. If none answers even so, because the fork server hangs as well, waiting
 requests are refused, and the pool counts as stuck until a worker answers.
@@ -24,11 +23,10 @@ import logging
 import pickle
 import signal
 import socket
+import struct
 import subprocess
-from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -38,24 +36,23 @@ from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import end
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.runtime.guard import Seccomp
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, ServedModel, TokenizeKind
+from aotgaudi.server.preprocess.prepare import (
+    AnswerT,
+    Kind,
+    PreparedRequest,
+    ServedModel,
+    TokenizeKind,
+    answer_of_bytes,
+)
+from aotgaudi.server.preprocess.protocol import may_have_grammar
 from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import (
-    GRAMMARS,
-    LARGE_BODY_BYTES,
-    LENGTHS_BYTES,
+    GRAMMAR,
+    LAST,
     MAX_PACKET_BYTES,
     WORKERS,
     Cause,
-    Message,
-    WorkerGoneError,
     WorkerLimits,
-    grammar_in,
-    lengths_of,
-    message_of,
-    prepared_of,
-    question,
-    tokenized_of,
 )
 from aotgaudi.server.spawn import spawn
 
@@ -64,10 +61,12 @@ logger = logging.getLogger(__name__)
 DEFAULT_STALL_SECONDS = 60.0
 _OPEN_SECONDS = 300.0
 _CLOSE_SECONDS = 5.0
-_MAX_SENT, _MAX_SENT_BYTES = 4, 64 << 10
-"""Limits of what is sent together, to save turns of the event loop, which may be long. Larger requests are sent alone."""
-_CHUNK_BYTES = 256 << 10
+_LARGE_BODY_BYTES = 64 * 1024
+_LENGTH = struct.Struct("!i")
+"""How `multiprocessing.connection.Connection` frames messages of less than 2 GiB."""
+_MAX_ANSWER_BYTES = 128 << 20
 _MAX_LOST = 2
+"""A hanging worker is killed early enough for another one to answer before the pool counts as stuck."""
 
 
 class PreprocessorPool:
@@ -130,18 +129,16 @@ class PreprocessorPool:
             RequestError: 400 or 404 if the body is wrong, or takes too much time or memory to prepare; 503 if the pool has
                 died.
         """
-        answered = await self._queue(kind, raw).ask(kind, raw)
-        grammar = grammar_in(answered)
-        if grammar is not None:
-            answered = await self._queues[GRAMMARS].ask(kind, raw, grammar)
-        return prepared_of(answered)
+        return await self._asked(PreparedRequest, kind, raw, "chat" if kind == "chat" else "completion")
 
     async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
         """Returns the tokens or the text that `raw` asks for. Cancelling and errors are as for `prepare`."""
-        return tokenized_of(await self._queue("chat", raw).ask(kind, raw))
+        return await self._asked(Tokenized, kind, raw, "chat")
 
-    def _queue(self, kind: Kind, raw: bytes) -> WorkerQueue:
-        return self._queues["large" if len(raw) > LARGE_BODY_BYTES else kind]
+    async def _asked(self, answer: type[AnswerT], kind: str, raw: bytes, worker: str) -> AnswerT:
+        """Asks `worker`, or the slow one if the body is large or may have a grammar, which may occupy a worker fully."""
+        is_slow = len(raw) > _LARGE_BODY_BYTES or may_have_grammar(raw)
+        return answer_of_bytes(answer, await self._queues["slow" if is_slow else worker].ask(kind, raw))
 
     def close(self) -> None:
         """Ends the fork server and its workers. Idempotent."""
@@ -212,61 +209,6 @@ class PreprocessorPool:
         return AotGaudiError(f"the preprocessor pool has died (exit status {code})")
 
 
-@dataclass(slots=True, eq=False)
-class _Job:
-    """A request without an answer yet. `num_lost` counts the workers that ended while they prepared it.
-
-    `grammar` is the parameter with the request's grammar, if a worker passed the request on because of it. From then on,
-    only the grammar can be what is too slow or too large.
-    """
-
-    kind: Kind | TokenizeKind
-    raw: bytes
-    done: asyncio.Future[Message]
-    grammar: str | None = None
-    num_lost: int = 0
-
-    def settle(self, answered: Message) -> None:
-        """Passes on the worker's answer, if the client is still there."""
-        if not self.done.done():
-            self.done.set_result(answered)
-
-    def refuse(self, error: RequestError) -> None:
-        """Fails the request, if the client is still there."""
-        if not self.done.done():
-            self.done.set_exception(error)
-
-
-class _Line:
-    """A connection to a worker. One read may receive several answers; the buffer keeps the rest."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection, self._buffer = connection, bytearray()
-        self._loop = asyncio.get_running_loop()
-
-    async def send(self, data: bytes) -> None:
-        """Sends all of `data`. Raises OSError."""
-        await self._loop.sock_sendall(self._connection, data)
-
-    async def answer(self) -> Message:
-        """Waits for the next answer. Raises OSError if the worker dies or sends something that is not a message."""
-        num_head_bytes, num_tail_bytes = lengths_of(await self._take(LENGTHS_BYTES))
-        return message_of(await self._take(num_head_bytes), await self._take(num_tail_bytes))
-
-    def close(self) -> None:
-        self._connection.close()
-
-    async def _take(self, num_bytes: int) -> bytes:
-        while len(self._buffer) < num_bytes:
-            received = await self._loop.sock_recv(self._connection, _CHUNK_BYTES)
-            if not received:
-                raise WorkerGoneError("the connection was closed")
-            self._buffer += received
-        taken = bytes(self._buffer[:num_bytes])
-        del self._buffer[:num_bytes]
-        return taken
-
-
 class WorkerQueue:
     """The requests that wait for one worker. May be created anywhere; use it on the event loop."""
 
@@ -279,127 +221,141 @@ class WorkerQueue:
         """`kill` ends a worker that does not answer. It is called early enough for another try within `stall_seconds`."""
         self._limits, self._kill, self._stall_seconds = limits, kill, stall_seconds
         self._kill_seconds = min(limits.wall_seconds, stall_seconds / _MAX_LOST)
-        self._asked: deque[_Job] = deque()
-        self._patience: asyncio.TimerHandle | None = None
         self.is_stuck = False
-        self._line: _Line | None = None
+        self._stall: asyncio.TimerHandle | None = None
         self._newest: socket.socket | None = None
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self._replacements: asyncio.Queue[tuple[socket.socket | None, Cause]] = asyncio.Queue()
-        self._waiting: OrderedDict[_Job, None] = OrderedDict()
+        self._waiting: dict[asyncio.Future[bytes], bytes] = {}
+        self._asked: asyncio.Future[bytes] | None = None
         self._has_come = asyncio.Event()
 
-    async def ask(self, kind: Kind | TokenizeKind, raw: bytes, grammar: str | None = None) -> Message:
-        """Returns the worker's answer.
+    async def ask(self, kind: str, raw: bytes) -> bytes:
+        """Returns the worker's answer to the body `raw`.
 
         Raises:
-            RequestError: 400 if the worker died of the request; 503 if there is no worker, or none that answers.
+            RequestError: 400 if the worker hit a limit; 503 if it died of something else, or there is none that answers.
         """
         if self.is_stuck:
             raise _no_answer()
-        job = _Job(kind, raw, asyncio.get_running_loop().create_future(), grammar)
-        self._waiting[job] = None
+        done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[done] = b"%s\0%s" % (kind.encode(), raw)
         self._has_come.set()
         try:
-            return await job.done
+            return await done
         finally:
-            self._waiting.pop(job, None)
+            self._waiting.pop(done, None)
 
     def replace(self, connection: socket.socket | None, cause: Cause) -> None:
         """Takes a new worker's connection, or None if there will be no other, and why the previous worker ended."""
-        if connection is not None:
-            connection.setblocking(False)
-            self._newest = connection
-        elif self._newest is not None:
+        if connection is None and self._newest is not None:
             with suppress(OSError):  # It may be closed already.
-                self._newest.shutdown(
-                    socket.SHUT_RDWR
-                )  # The worker notices and ends, and so does our wait for it.
+                self._newest.shutdown(socket.SHUT_RDWR)  # The worker ends, and so does our wait for it.
+        self._newest = connection
         self._replacements.put_nowait((connection, cause))
 
     async def run(self) -> None:
-        """Sends waiting requests to the worker, for ever. If it ends, its unanswered requests go to the next worker."""
+        """Asks the worker one waiting request after another, for ever."""
         while True:
-            self._asked = await self._next()
-            while self._asked:
-                self._progress()
-                await self._answer(self._asked)
-            self._progress()
+            while not self._waiting:
+                self._has_come.clear()
+                await self._has_come.wait()
+            self._asked = next(iter(self._waiting))
+            self._watch()
+            await self._answer(self._asked, self._waiting.pop(self._asked))
+            self._asked = None
+            self._watch()
 
-    async def _next(self) -> deque[_Job]:
-        """Waits for requests, and returns those to send together."""
-        while not self._waiting:
-            self._has_come.clear()
-            await self._has_come.wait()
-        jobs, num_bytes = deque([self._waiting.popitem(last=False)[0]]), 0
-        while self._waiting and len(jobs) < _MAX_SENT:
-            num_bytes += len(jobs[-1].raw)
-            if num_bytes + len(next(iter(self._waiting)).raw) > _MAX_SENT_BYTES:
-                break
-            jobs.append(self._waiting.popitem(last=False)[0])
-        return jobs
-
-    async def _answer(self, jobs: deque[_Job]) -> None:
-        """Has one worker answer `jobs`, and removes those that it answers or dies of. Refuses all if no worker is left."""
+    async def _answer(self, done: asyncio.Future[bytes], question: bytes) -> None:
         while not self._replacements.empty():  # The last worker ended while it was idle.
             await self._replaced()
-        if self._line is None:
-            for job in jobs:
-                job.refuse(_no_worker())
-            jobs.clear()
+        if self._streams is None:
+            _settle(done, _no_worker())
             return
-        try:
-            await self._line.send(b"".join(bytes(question(job.kind, job.raw)) for job in jobs))
-            while jobs:
-                answered = await self._in_time(self._line)
-                jobs.popleft().settle(answered)
-                self._progress()
-                if answered.head.get("is_last"):
-                    await self._replaced()
-                    break
-        except OSError:
-            self._blame(jobs, await self._replaced())
-        for job in [job for job in jobs if job.done.done()]:  # Refused, or its client has left.
-            jobs.remove(job)
-
-    async def _in_time(self, line: _Line) -> Message:
+        grammars: list[str] = []
         deadline = asyncio.get_running_loop().call_later(self._kill_seconds, self._kill)
         try:
-            return await line.answer()
+            mark, answer = await self._exchange(*self._streams, question, grammars)
+        except (OSError, EOFError):
+            cause = await self._replaced()
+            _settle(done, self._refusal(cause, len(question), *grammars))
+        else:
+            _settle(done, answer)
+            if mark == LAST:
+                await self._replaced()
         finally:
             deadline.cancel()
 
-    def _progress(self) -> None:
-        """Notes that a worker answered or was replaced, or that nobody waits, and begins to wait for the next answer."""
-        if self._patience is not None:
-            self._patience.cancel()
-        self._patience, self.is_stuck = None, False
-        if self._asked:
-            self._patience = asyncio.get_running_loop().call_later(self._stall_seconds, self._give_up)
+    async def _exchange(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        question: bytes,
+        grammars: list[str],
+    ) -> tuple[bytes, bytes]:
+        """Returns the mark and the rest of the worker's answer. Raises OSError or EOFError if the worker dies.
+
+        `grammars` gets the parameter whose grammar the worker begins to check.
+        """
+        writer.writelines((_LENGTH.pack(len(question)), question))
+        await writer.drain()
+        while True:
+            (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if not 0 < size <= _MAX_ANSWER_BYTES:
+                raise EOFError
+            message = await reader.readexactly(size)
+            if message[:1] != GRAMMAR:
+                return message[:1], message[1:]
+            grammars[:] = [message[1:].decode(errors="replace")]
+
+    def _watch(self) -> None:
+        """Notes that the worker was asked or has answered, and begins to wait for its answer, if it was asked."""
+        if self._stall is not None:
+            self._stall.cancel()
+        self._stall, self.is_stuck = None, False
+        if self._asked is not None:
+            self._stall = asyncio.get_running_loop().call_later(self._stall_seconds, self._give_up)
 
     def _give_up(self) -> None:
         self.is_stuck = True
         logger.error("no request worker has answered for %g s: requests are refused", self._stall_seconds)
-        for job in (*self._asked, *self._waiting):
-            job.refuse(_no_answer())
+        for done in (self._asked, *self._waiting):
+            if done is not None:
+                _settle(done, _no_answer())
 
-    def _blame(self, jobs: deque[_Job], cause: Cause) -> None:
-        """Refuses the request that the worker was preparing if it hit a limit, or if too many workers ended over it."""
-        job = jobs[0]
-        job.num_lost += 1
+    def _refusal(self, cause: Cause, num_bytes: int, grammar: str | None = None) -> RequestError:
+        """Returns why the request of which the worker died is refused. `grammar` is as for `WorkerLimits.too_slow`."""
         if cause == "time":
-            job.refuse(self._limits.too_slow(len(job.raw), job.grammar))
-        elif cause == "memory":
-            job.refuse(self._limits.too_large(job.grammar))
-        elif job.num_lost >= _MAX_LOST:
-            job.refuse(_no_worker())
+            return self._limits.too_slow(num_bytes, grammar)
+        if cause == "memory":
+            return self._limits.too_large(grammar)
+        return _no_worker() if self._streams is None else _died()
 
     async def _replaced(self) -> Cause:
         """Waits for the worker's replacement, and returns why the worker ended."""
-        if self._line is not None:
-            self._line.close()
+        if self._streams is not None:
+            self._streams[1].close()
         connection, cause = await self._replacements.get()
-        self._line = None if connection is None else _Line(connection)
+        self._streams = None
+        if connection is not None:
+            self._streams = await asyncio.open_unix_connection(sock=connection)
         return cause
+
+
+def _settle(done: asyncio.Future[bytes], outcome: bytes | RequestError) -> None:
+    """Passes on the outcome of a request, if its client is still there."""
+    if done.done():
+        return
+    if isinstance(outcome, RequestError):
+        done.set_exception(outcome)
+    else:
+        done.set_result(outcome)
+
+
+def _died() -> RequestError:
+    return RequestError(
+        "The server could not read the request: the worker that prepared it was ended", http_status=503
+    )
 
 
 def _no_answer() -> RequestError:

@@ -1,19 +1,25 @@
 """Turns a body into a request for the engine: parses, validates, renders the chat template, and tokenizes.
 
 All of this holds the interpreter's lock: for a second if the body is large, and for ever if the chat template does not end.
-So it runs in a worker process (`aotgaudi.server.preprocess.worker`).
+So it runs in a worker process (`aotgaudi.server.preprocess.worker`). `answer_to_bytes` and `answer_of_bytes` are the form in
+which its answers reach the server.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
+
+from pydantic import TypeAdapter
 
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.errors import RequestError
+from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.server.options import ReplyParsers
-from aotgaudi.server.preprocess.body import parse_body
+from aotgaudi.server.preprocess.body import BodyError, parse_body
 from aotgaudi.server.preprocess.plan_reply import plan_reply
 from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["completion", "chat"]
 TokenizeKind = Literal["tokenize", "detokenize"]
+_ARRAY_TYPE = "I"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,19 +94,96 @@ class PreparedRequest:
     stream: bool
     stream_usage: StreamUsage
     own_names: Mapping[str, str]
-    ignored: Sequence[str] = ()
+    ignored: tuple[str, ...] = ()
     cache_salt: str = ""
     num_choices: int = 1
-    echoes: Sequence[str] = ()
+    echoes: tuple[str, ...] = ()
     reply: ReplyPlan | None = None
     shows_output: bool = True
     shows_prompt_logprobs: bool = False
+
+
+AnswerT = TypeVar("AnswerT", "PreparedRequest", Tokenized)
+Answer = Union[PreparedRequest, Tokenized, RequestError, str]
+"""A worker's answer: what a body asks for, why it is refused, or how the worker failed, without content of the body."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A RequestError. `is_of_body` tells a `BodyError`."""
+
+    message: str
+    param: str | None
+    http_status: int
+    is_of_body: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """An answer without its token ids: one of the first four is set. `lens` are the numbers of token ids of the prompts."""
+
+    prepared: PreparedRequest | None = None
+    tokenized: Tokenized | None = None
+    refusal: _Refusal | None = None
+    failure: str = ""
+    lens: tuple[int, ...] = ()
+
+
+@functools.cache
+def _codec() -> TypeAdapter[_Head]:
+    return TypeAdapter(_Head)
+
+
+def answer_to_bytes(answer: Answer) -> bytes:
+    """Returns an answer as a line of JSON, and all token ids as one array of native 32-bit integers."""
+    prompts: Sequence[Sequence[int]] = ()
+    if isinstance(answer, PreparedRequest):
+        prompts = answer.prompts
+        head = _Head(prepared=replace(answer, prompts=()), lens=tuple(map(len, prompts)))
+    elif isinstance(answer, Tokenized):
+        prompts = [answer.token_ids]
+        head = _Head(tokenized=replace(answer, token_ids=()), lens=(len(answer.token_ids),))
+    elif isinstance(answer, RequestError):
+        message = str(answer).encode(errors="replace").decode()
+        is_of_body = isinstance(answer, BodyError)
+        head = _Head(refusal=_Refusal(message, answer.param, answer.http_status, is_of_body))
+    else:
+        head = _Head(failure=answer)
+    ids = (array(_ARRAY_TYPE, prompt).tobytes() for prompt in prompts)
+    return b"".join((_codec().dump_json(head), b"\n", *ids))
+
+
+def answer_of_bytes(kind: type[AnswerT], data: bytes) -> AnswerT:
+    """Returns the answer in `data`, which is of `kind`.
+
+    Raises:
+        RequestError: the worker refused the request.
+        AotGaudiError: the worker failed, or this is not such an answer.
+    """
+    line, _, ids = data.partition(b"\n")
+    try:
+        head, token_ids = _codec().validate_json(line), array(_ARRAY_TYPE, ids)
+    except ValueError as error:
+        raise AotGaudiError("a preprocessor worker sent something that is not an answer") from error
+    if head.refusal is not None:
+        refusal = head.refusal
+        raise (BodyError if refusal.is_of_body else RequestError)(
+            refusal.message, param=refusal.param, http_status=refusal.http_status
+        )
+    ends = tuple(itertools.accumulate(head.lens))
+    prompts = [token_ids[end - size : end].tolist() for end, size in zip(ends, head.lens, strict=True)]
+    if kind is PreparedRequest and head.prepared is not None:
+        return replace(head.prepared, prompts=prompts)
+    if kind is Tokenized and head.tokenized is not None:
+        return replace(head.tokenized, token_ids=prompts[0])
+    raise AotGaudiError(f"the preprocessor could not prepare a request: {head.failure}")
 
 
 def get_ready(tokenizer: Tokenizer) -> None:
     """Builds what the first request would build, so that workers that are forked afterwards share it."""
     for body in (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
+    _codec()
     _ = tokenizer.max_token_chars
 
 
@@ -135,19 +219,19 @@ class Preparer:
         if kind == "chat":
             return self._prepare_chat(parse_body(ChatCompletionRequest, raw, self.ignored))
         completion = parse_body(CompletionRequest, raw, self.ignored)
-        name = self.model.resolve(completion.model)
+        name, params = self.model.resolve(completion.model), self._params(completion)
         token_ids = self._token_ids(completion, "prompt")
-        return self._prepared(completion, name, token_ids, self._echoes(completion, token_ids))
+        return self._prepared(completion, name, params, token_ids, self._echoes(completion, token_ids))
 
     def _prepare_chat(self, chat: ChatCompletionRequest) -> PreparedRequest:
-        name, text = self.model.resolve(chat.model), self._rendered(chat)
+        name, params = self.model.resolve(chat.model), self._params(chat)
+        text = self._rendered(chat)
         prompts = self._encoded(chat, [text], bool(chat.add_special_tokens), "messages")
-        prepared = self._prepared(chat, name, prompts, [chat.echoed] if chat.echoed else [])
-        is_constrained = prepared.params.structured_outputs is not None
+        is_constrained = params.structured_outputs is not None
         reply = plan_reply(chat, text, self.model.parsers, is_constrained=is_constrained)
         if reply is not None and reply.has_special_markers:
-            prepared = replace(prepared, params=replace(prepared.params, skip_special_tokens=False))
-        return replace(prepared, reply=reply)
+            params = replace(params, skip_special_tokens=False)
+        return self._prepared(chat, name, params, prompts, [chat.echoed] if chat.echoed else [], reply)
 
     def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
         """Returns the tokens or the text that the body `raw` asks for. The model's length limits neither.
@@ -171,23 +255,29 @@ class Preparer:
             text, with_special = body.prompt, body.add_special_tokens is not False
         ids = self.tokenizer.encode(text, with_special)
         return Tokenized(
-            token_ids=ids, strings=self.tokenizer.strings(ids) if body.return_token_strs else None
+            token_ids=ids, strings=tuple(self.tokenizer.strings(ids)) if body.return_token_strs else None
         )
+
+    def _params(self, body: GenerationRequest) -> SamplingParams:
+        """Returns the sampling parameters of a body. Checks its grammar, whose time and memory are limited here."""
+        try:
+            params = body.sampling_params(self.model.defaults)
+            if params.structured_outputs is not None:
+                self.on_grammar(body.own_names().get("structured_outputs", "structured_outputs"))
+                self.grammars.compile(params.structured_outputs)
+        except RequestError as error:
+            raise error.renamed(body.own_names()) from error
+        return params
 
     def _prepared(
         self,
         body: GenerationRequest,
         model: str,
+        params: SamplingParams,
         prompts: Sequence[Sequence[int]],
-        echoes: Sequence[str] = (),
+        echoes: Sequence[str],
+        reply: ReplyPlan | None = None,
     ) -> PreparedRequest:
-        try:
-            params = body.sampling_params(self.model.defaults)
-            if params.structured_outputs is not None:
-                self.on_grammar(body.own_names().get("structured_outputs", "structured_outputs"))
-                self.grammars.compile(params.structured_outputs)  # Time and memory are limited here.
-        except RequestError as error:
-            raise error.renamed(body.own_names()) from error
         return PreparedRequest(
             model=model,
             prompts=prompts,
@@ -198,6 +288,7 @@ class Preparer:
             cache_salt=body.cache_salt or "",
             num_choices=body.num_choices,
             echoes=tuple(echoes),
+            reply=reply,
             shows_output=body.shows_output,
             shows_prompt_logprobs=body.prompt_logprobs is not None,
         )

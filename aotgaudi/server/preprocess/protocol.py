@@ -7,18 +7,18 @@ penalties, log-probabilities and constraints that the bundle's sampler was built
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, cast
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from aotgaudi.engine.sampling_params import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
     MAX_STOP_STRINGS,
-    SAMPLER_VALUES,
     SamplingParams,
 )
 from aotgaudi.engine.structured_outputs import StructuredOutputs
@@ -46,7 +46,7 @@ from aotgaudi.server.preprocess.body import (
 )
 from aotgaudi.server.preprocess.messages import Message
 from aotgaudi.server.preprocess.tools import ChosenTool, ToolChoice, Tools, schema_of_calls
-from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS
+from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, PARAMETERS
 
 MAX_PROMPTS = 64
 MAX_CHOICES = 128  # of one prompt; OpenAI's
@@ -125,14 +125,34 @@ Prompt = Annotated[
 
 
 _ANSWER_FORMATS = ("response_format", "structured_outputs", *GUIDED)
+_TOOL_CHOICE = re.compile(rb'"tool_choice"\s*:(?!\s*"(?:auto|none)")')
+_ESCAPED_LETTER = re.compile(rb"\\u00[4-7]")
 _SAMPLING_FIELDS = {
-    *SAMPLER_VALUES,
+    *PARAMETERS,
     *("seed", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
 }
 """Fields that a request and `SamplingParams` have under the same names."""
 
 
-class GenerationRequest(Body):
+def may_have_grammar(raw: bytes) -> bool:
+    """Returns whether the body `raw` names a parameter with a grammar, as far as its bytes say. Never misses one.
+
+    Costs far less than parsing the body. A letter may be written as an escape, which nobody does without intent.
+    """
+    names_one = any(name.encode() in raw for name in _ANSWER_FORMATS)
+    return names_one or bool(_TOOL_CHOICE.search(raw) or _ESCAPED_LETTER.search(raw))
+
+
+_NUMBERS: Mapping[str, Any] = {"float32": float, "int64": Int64}
+_VALUES: dict[str, Any] = {name: (Optional[_NUMBERS[each.dtype]], None) for name, each in PARAMETERS.items()}
+
+if TYPE_CHECKING:
+    SamplingFields = Body
+else:
+    SamplingFields = create_model("SamplingFields", __base__=Body, **_VALUES)
+
+
+class GenerationRequest(SamplingFields):
     """What both endpoints share. Ranges of the sampling parameters are checked by `SamplingParams`."""
 
     not_yet: ClassVar[frozenset[str]] = frozenset(
@@ -165,13 +185,6 @@ class GenerationRequest(Body):
 
     model: str | None = None
     max_tokens: Count | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Int64 | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     seed: int | None = None
     stop: Stop | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] | None = None

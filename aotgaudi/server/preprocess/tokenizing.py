@@ -70,9 +70,9 @@ class Tokenized:
     """
 
     token_ids: Sequence[int] = ()
-    strings: Sequence[str] | None = None
+    strings: tuple[str, ...] | None = None
     text: str = ""
-    ignored: Sequence[str] = ()
+    ignored: tuple[str, ...] = ()
 
     def as_tokens(self, max_model_len: int) -> Mapping[str, object]:
         """Returns the answer of ``/tokenize``."""

@@ -123,6 +123,7 @@ def test_the_kind_of_an_entry_is_in_it() -> None:
         (SamplerEntry(2, 0.0, 0.9, 50, batch_changed=True), False),
         (SamplerEntry(2, 1.0, 1.0, 0, batch_changed=True), False),
         (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, min_p=0.1), False),
+        (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, top_n_sigma=1.0), False),
         (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, presence_penalty=0.1), False),
         (SamplerEntry(2, 0.7, 0.9, 50, batch_changed=True, num_logprobs=1), False),
     ],

@@ -149,13 +149,12 @@ def test_without_a_vocabulary_size_there_is_no_upper_bound() -> None:
         check_token_ids([-1], None)
 
 
-def test_what_the_rules_have_resolved_is_not_checked_again() -> None:
+def test_resolved_requests_state_how_many_tokens_they_may_generate() -> None:
     (resolved,) = RULES.resolve(asked(10))
     assert resolved.max_tokens == 22
 
-    assert RequestRules(SMALL_CACHE).resolve([resolved]) == [resolved]
     with pytest.raises(RequestError):
-        RULES.resolve(asked(32))
+        RULES.resolve([*asked(10), *asked(32)])
 
 
 # What fits now

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.constraints import ConstraintMaker
 from aotgaudi.engine.core import EngineCore
@@ -26,7 +25,6 @@ from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
-from aotgaudi.spec.sampler import DEFAULT_SETTINGS, SamplerSpec
 
 TIMEOUT_SECONDS = 60.0
 LIMITS = ServingLimits(
@@ -88,9 +86,13 @@ def _new_detokenizer(new: NewRequest) -> IncrementalDetokenizer:
     return IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)), new.prompt_token_ids)
 
 
+def _admitted(request_id: str, prompt: list[int], params: SamplingParams) -> NewRequest:
+    return NewRequest(request_id, prompt, params, max_tokens=params.max_tokens or 29)
+
+
 def _engine(runner: GatedRunner, table: BucketTable = TABLE, **options: Any) -> Engine:
     core = EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), runner)
-    return Engine(core, RequestRules(LIMITS, vocab_size=256), _new_detokenizer, **options)
+    return Engine(core, _new_detokenizer, **options)
 
 
 @pytest.fixture
@@ -120,7 +122,7 @@ def engine(make_engine: Callable[..., Engine]) -> Engine:
 
 def _add(engine: Engine, request_id: str = "r", params: SamplingParams = GREEDY) -> Owner:
     owner = Owner()
-    engine.add([NewRequest(request_id, [1, 2, 3], params)], owner.on_event)
+    engine.add([_admitted(request_id, [1, 2, 3], params)], owner.on_event)
     return owner
 
 
@@ -141,40 +143,11 @@ def test_many_threads_are_served_by_one(engine: Engine, runner: GatedRunner) -> 
     assert runner.thread_names == {"aotgaudi-engine"}
 
 
-def test_refusals_come_at_once_and_name_the_fault(engine: Engine) -> None:
-    for prompt, params in [([], GREEDY), ([256], GREEDY), ([1] * 32, GREEDY)]:
-        with pytest.raises(RequestError) as refusal:
-            engine.add([NewRequest("r", prompt, params)], lambda event: None)
-        assert (refusal.value.param, refusal.value.http_status) == ("prompt", 400)
-
-
-@pytest.mark.parametrize("param", ["min_p", "frequency_penalty", "repetition_penalty", "logprobs"])
-def test_what_the_sampler_was_not_built_for_is_refused_before_it_queues(engine: Engine, param: str) -> None:
-    params = SamplingParams(**{param: 1 if param != "repetition_penalty" else 2})
-
-    with pytest.raises(RequestError, match=r"sampler\.settings") as refusal:
-        engine.add([NewRequest("r", [1], params)], lambda event: None)
-
-    assert (refusal.value.param, refusal.value.http_status) == (param, 400)
-    assert engine.stats().num_waiting == 0
-
-
-def test_an_id_is_refused_while_it_is_in_use(engine: Engine, runner: GatedRunner) -> None:
-    runner.gate.clear()
-    owner = _add(engine)
-
-    with pytest.raises(RequestError, match="'r' is in use"):
-        _add(engine)
-
-    runner.gate.set()
-    assert owner.result() == ("aaa", "length")
-
-
 def test_an_abort_ends_the_request_after_the_step_that_runs(engine: Engine, runner: GatedRunner) -> None:
     runner.gate.clear()
     owner = Owner()
     params = SamplingParams(max_tokens=20)
-    engine.add([NewRequest("r", [1, 2, 3], params)], owner.on_event)
+    engine.add([_admitted("r", [1, 2, 3], params)], owner.on_event)
     assert runner.is_inside.wait(TIMEOUT_SECONDS)
 
     engine.abort("r")
@@ -332,7 +305,7 @@ def test_owners_are_flushed_once_a_step_after_its_events(engine: Engine) -> None
         told.put("flush")
 
     engine.add(
-        [NewRequest(name, [1, 2, 3], GREEDY) for name in "ab"],
+        [_admitted(name, [1, 2, 3], GREEDY) for name in "ab"],
         lambda event: told.put(event.request_id),
         flush=flush,
     )
@@ -346,25 +319,13 @@ def test_owners_are_flushed_once_a_step_after_its_events(engine: Engine) -> None
     assert all(len(step) == len(set(step)) for step in order.split("f"))
 
 
-def test_several_requests_are_queued_together_or_not_at_all(make_engine: Callable[..., Engine]) -> None:
-    engine = make_engine()
-    bad = NewRequest("b", [1] * 32, GREEDY)
-
-    for requests in ([NewRequest("a", [1], GREEDY), bad], [NewRequest("a", [1], GREEDY)] * 2):
-        with pytest.raises(RequestError):
-            engine.add(requests, lambda event: None)
-
-    assert not engine._streams
-    assert _add(engine, "a").result() == ("aaa", "length")
-
-
 def test_many_aborts_cost_little(make_engine: Callable[..., Engine], runner: GatedRunner) -> None:
     engine = make_engine()
     runner.gate.clear()
     owner = _add(engine, "first")
     assert runner.is_inside.wait(TIMEOUT_SECONDS)
     names = [f"many-{i}" for i in range(20_000)]
-    engine.add([NewRequest(name, [1], GREEDY) for name in names], lambda event: None)
+    engine.add([_admitted(name, [1], GREEDY) for name in names], lambda event: None)
     Random(0).shuffle(names)
 
     started = time.process_time()
@@ -382,7 +343,7 @@ def test_shutdown_tells_everybody_soon_however_many_wait(
     engine = make_engine()
     events: list[Event] = []
     runner.gate.clear()
-    engine.add([NewRequest(str(i), [1], GREEDY) for i in range(20_000)], events.append)
+    engine.add([_admitted(str(i), [1], GREEDY) for i in range(20_000)], events.append)
 
     started = time.process_time()
     runner.gate.set()
@@ -461,10 +422,8 @@ class GatedGrammars:
 def engine_with(grammars: GatedGrammars) -> Iterator[Engine]:
     scheduler = Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks))
     constraints = ConstraintMaker(256, {0}, lambda text: [ord(letter) for letter in text], grammars)
-    able = SamplerSpec(settings=DEFAULT_SETTINGS)
     engine = Engine(
         EngineCore(scheduler, GatedRunner()),
-        RequestRules(LIMITS, 256, able),
         lambda new: IncrementalDetokenizer(lambda tokens: "".join(map(chr, tokens)), new.prompt_token_ids),
         constraints=constraints,
     )
@@ -480,8 +439,8 @@ def test_others_run_while_a_grammar_is_compiled() -> None:
     grammars, slow, quick = GatedGrammars(), Owner(), Owner()
 
     with engine_with(grammars) as engine:
-        engine.add([NewRequest("slow", [1], STRUCTURED)], slow.on_event)
-        engine.add([NewRequest("quick", [1], GREEDY)], quick.on_event)
+        engine.add([_admitted("slow", [1], STRUCTURED)], slow.on_event)
+        engine.add([_admitted("quick", [1], GREEDY)], quick.on_event)
         assert quick.result() == ("aaa", "length")
         assert engine.stats().num_waiting == 1
         grammars.gate.set()
@@ -499,9 +458,9 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_alone(error: BaseExc
     grammars.gate.set()
 
     with engine_with(grammars) as engine:
-        engine.add([NewRequest("bad", [1], STRUCTURED)], owner.on_event)
+        engine.add([_admitted("bad", [1], STRUCTURED)], owner.on_event)
         (event,) = owner
-        engine.add([NewRequest("good", [1], GREEDY)], other.on_event)
+        engine.add([_admitted("good", [1], GREEDY)], other.on_event)
 
         assert other.result() == ("aaa", "length")
         assert engine.drain(TIMEOUT_SECONDS)
@@ -514,7 +473,7 @@ def test_a_request_is_aborted_while_its_grammar_is_compiled() -> None:
     grammars, owner = GatedGrammars(), Owner()
 
     with engine_with(grammars) as engine:
-        engine.add([NewRequest("slow", [1], STRUCTURED)], owner.on_event)
+        engine.add([_admitted("slow", [1], STRUCTURED)], owner.on_event)
         assert grammars.is_inside.wait(TIMEOUT_SECONDS)
         engine.abort("slow")
 
@@ -526,7 +485,7 @@ def test_a_shutdown_aborts_what_is_compiled() -> None:
     grammars, owner = GatedGrammars(), Owner()
 
     with engine_with(grammars) as engine:
-        engine.add([NewRequest("slow", [1], STRUCTURED)], owner.on_event)
+        engine.add([_admitted("slow", [1], STRUCTURED)], owner.on_event)
         assert grammars.is_inside.wait(TIMEOUT_SECONDS)
         assert engine.shutdown(TIMEOUT_SECONDS)
 

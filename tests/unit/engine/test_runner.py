@@ -196,7 +196,7 @@ class EagerSampler:
 
 VOCAB = 8
 PENALISED = SamplerEntry(2, 0.0, 1.0, 0, True, presence_penalty=1.0)
-FULL = SamplerEntry(2, 0.7, 1.0, 0, True, min_p=0.1, presence_penalty=1.0, num_logprobs=4)
+FULL = SamplerEntry(2, 0.7, 1.0, 0, True, top_n_sigma=1.0, presence_penalty=1.0, num_logprobs=4)
 
 
 def eager_runner(*entries: SamplerEntry, logits: torch.Tensor) -> tuple[ProgramRunner, list[EagerSampler]]:
@@ -312,6 +312,7 @@ ASKED = {
     "top_k": {"temperature": 1.0, "top_k": 3},
     "top_p": {"temperature": 0.5, "top_p": 0.5},
     "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "top_n_sigma": {"temperature": 1.0, "top_n_sigma": 1.0},
     "penalties": {"presence_penalty": 1.0, "repetition_penalty": 2.0},
     "everything": {
         "temperature": 1.0,

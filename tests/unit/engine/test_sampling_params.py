@@ -37,6 +37,7 @@ def test_defaults_filter_nothing() -> None:
         {"stop_token_ids": (0, 1)},
         {"ignore_eos": True},
         {"min_p": 1},
+        {"top_n_sigma": 100},
         {"presence_penalty": -2, "frequency_penalty": 2.0},
         {"repetition_penalty": 0.01},
         {"repetition_penalty": 100},
@@ -62,6 +63,7 @@ def test_the_signature_says_which_graph_serves_the_request() -> None:
         str(SamplingParams(min_p=0.1, repetition_penalty=2, logprobs=0).signature)
         == "min_p+penalties+logprobs"
     )
+    assert str(SamplingParams(top_n_sigma=1).signature) == "top_n_sigma"
 
 
 def test_constraints_need_a_graph_that_has_them() -> None:
@@ -94,6 +96,8 @@ def test_top_k_of_minus_one_is_off() -> None:
         ("top_k", 1.0),
         ("min_p", 1.01),
         ("min_p", -0.1),
+        ("top_n_sigma", -0.1),
+        ("top_n_sigma", math.inf),
         ("presence_penalty", 2.1),
         ("frequency_penalty", "1"),
         ("repetition_penalty", 0),

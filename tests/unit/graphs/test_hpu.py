@@ -32,7 +32,15 @@ DECODE = DecodeEntry(4, 1, 48)
 """More blocks than the cache has: a contiguous decode reads those that there are."""
 GATHERED, CONTIGUOUS = Dialect("hpu"), Dialect("hpu", is_contiguous=True)
 SAMPLER = SamplerEntry(
-    2, 0.7, 0.9, 50, True, min_p=0.1, repetition_penalty=1.2, num_logprobs=3, constraints=True
+    2,
+    0.7,
+    0.9,
+    50,
+    True,
+    top_n_sigma=1.0,
+    repetition_penalty=1.2,
+    num_logprobs=3,
+    constraints=True,
 )
 ENTRIES: tuple[Entry, ...] = (FRESH, CHUNK, DECODE, SWAP, SAMPLER)
 

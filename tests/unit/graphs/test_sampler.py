@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -158,6 +159,47 @@ def test_tokens_below_the_share_of_the_likeliest_are_never_drawn(
     assert (p[tokens] >= min_p * p.max() * (1 - 1e-6)).all()
 
 
+def within_sigmas(logits: np.ndarray, num_sigmas: float, slack: float) -> set[int]:
+    """The tokens that top-n-sigma keeps, in float64; `slack` moves the bound by so many sigmas."""
+    sigma = np.std(logits[np.isfinite(logits)])
+    return set(np.flatnonzero(logits >= logits.max() - (num_sigmas + slack) * sigma).tolist())
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    scale=st.floats(0.01, 20),
+    temperature=st.floats(0.05, 2.0),
+    num_sigmas=st.floats(0.01, 8),
+    num_forbidden=st.integers(0, VOCAB - 1),
+)
+def test_top_n_sigma_keeps_the_logits_near_the_largest_whatever_the_temperature_is(
+    seed: int, scale: float, temperature: float, num_sigmas: float, num_forbidden: int
+) -> None:
+    logits = random_logits(seed, scale=scale)[0]
+    logits[torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed))[:num_forbidden]] = -torch.inf
+    reference = logits.double().numpy()
+
+    tokens = set(
+        draw(logits, setting_of(temperature, top_n_sigma=num_sigmas), even_noise(NUM_DRAWS)).tolist()
+    )
+
+    assert tokens <= within_sigmas(reference, num_sigmas, 1e-4)
+    likely = torch.softmax(logits.double() / temperature, -1) > 2 / NUM_DRAWS
+    assert {at for at in within_sigmas(reference, num_sigmas, -1e-4) if likely[at]} <= tokens
+
+
+def test_top_n_sigma_comes_before_the_other_filters() -> None:
+    logits = torch.tensor([4.0, 3.0, 2.0, -3.0, -6.0])  # sigma is 3.85, the bound 0.15.
+
+    tokens = draw(logits, setting_of(1.0, 0.99, 4, top_n_sigma=1.0), even_noise(1000))
+
+    assert set(tokens.tolist()) == {0, 1, 2}
+    assert set(draw(logits.expand(5), setting_of(1.0, top_n_sigma=0.0), even_noise(100)).tolist()) >= {0, 1}
+    equal = torch.zeros(VOCAB)
+    assert len(set(draw(equal, setting_of(1.0, top_n_sigma=0.5), even_noise(VOCAB)).tolist())) == VOCAB
+
+
 @pytest.mark.parametrize("signature", EVERY_SIGNATURE, ids=str)
 def test_temperature_zero_is_greedy_in_every_graph(signature: SamplerSignature) -> None:
     logits = random_logits(1, rows=4)
@@ -255,6 +297,7 @@ def rows_of_settings() -> st.SearchStrategy[list[SamplerSetting]]:
         presence_penalty=st.sampled_from([0.0, 1.5]),
         frequency_penalty=st.sampled_from([0.0, -0.8]),
         repetition_penalty=st.sampled_from([1.0, 1.6]),
+        top_n_sigma=st.sampled_from([0.0, 0.8]),
         num_logprobs=st.sampled_from([0, 3]),
         constraints=st.booleans(),
     )

@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from aotgaudi.llm.grammars import GrammarCompiler
+from aotgaudi.llm.grammar_compiler import GrammarCompiler
 
 BOS, EOS = "<s>", "</s>"
 

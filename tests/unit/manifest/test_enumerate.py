@@ -255,6 +255,21 @@ def test_the_columns_of_a_setting_are_those_of_its_entries() -> None:
     ]
 
 
+def test_a_parameter_that_came_later_is_a_column_only_where_it_is_used() -> None:
+    plain, cut = setting(0.7, 0.9), setting(1.0, top_n_sigma=1.5)
+    constrained = setting(0.0, constraints=True)
+
+    entries = sampler_entries([], SamplerSpec(settings=(plain, cut, constrained)))
+
+    widths = {len(entry.row()) for entry in entries if entry.signature == plain.signature}
+    assert widths == {SamplerEntry.num_always_stored}
+    assert {entry.row()[-2:] for entry in entries if entry.top_n_sigma == 1.5} == {(False, 1.5)}
+    assert {entry.row()[-1] for entry in entries if entry.temperature == 0} == {True}
+    assert "top_n_sigma" not in cut.model_copy(update={"top_n_sigma": 0.0}).model_dump()
+    (joined,) = {entry.row()[1:4] for entry in entries if entry.constraints and entry.top_n_sigma}
+    assert joined == (1.0, 1.0, 0)
+
+
 def test_a_mix_that_no_setting_has_is_added_after_the_settings() -> None:
     spec = SamplerSpec(
         settings=(setting(0.7, 0.9), setting(0, frequency_penalty=0.5), setting(0, num_logprobs=4))

@@ -45,7 +45,18 @@ def entries_of_all_kinds() -> st.SearchStrategy[tuple[Entry, ...]]:
         st.builds(DecodeEntry, sizes(), sizes(), sizes()),
         st.builds(UnifiedEntry, sizes(), sizes(0), sizes(0), st.booleans()),
         st.builds(VisionEntry, sizes(), st.booleans()),
-        st.builds(SamplerEntry, sizes(0), number, number, sizes(0), st.booleans(), *[number] * 4, sizes(0)),
+        st.builds(
+            SamplerEntry,
+            sizes(0),
+            number,
+            number,
+            sizes(0),
+            st.booleans(),
+            *[number] * 4,
+            sizes(0),
+            st.booleans(),
+            st.just(0.0) | number.map(abs),
+        ),
         st.builds(DefragEntry, sizes()),
         st.builds(MhcEntry, sizes(), sizes(), st.sampled_from(["attn", "ffn"])),
     )
@@ -139,6 +150,9 @@ def with_row(kind: str, row: list[Any]) -> bytes:
     return json.dumps(content).encode()
 
 
+GREEDY_ROW = [9, 0.0, 1.0, 0, True, 0.0, 0.0, 0.0, 1.0, 0]
+
+
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -162,6 +176,9 @@ def with_row(kind: str, row: list[Any]) -> bytes:
         (with_row("prompt", [0, 16, 0]), f"entries.prompt.rows.{NUM_PROMPTS}.0: is 0"),
         (with_row("prompt", [1, 16]), f"entries.prompt.rows.{NUM_PROMPTS}.2: is missing"),
         (with_row("sampler", [1, 0.0, 1.0, 0, 1]), "entries.sampler.rows.36.4: is 1"),
+        (with_row("sampler", [*GREEDY_ROW, False]), "entries.sampler.rows.36.10: is False"),
+        (with_row("sampler", [*GREEDY_ROW, True, 0.0]), "entries.sampler.rows.36.11: is 0.0"),
+        (with_row("sampler", [*GREEDY_ROW, True, 1.0, 1]), "entries.sampler.rows.36"),
         (DATA.replace(b'"query_len", ', b'"length", ', 1), "entries.prompt.columns.1: is 'length'"),
         (DATA.replace(b'"max_num_seqs": 2', b'"max_num_seqs": 3'), "the content hashes to"),
         (DATA.replace(b'"num_blocks": 24', b'"num_blocks": 2'), "spec.limits.num_blocks: is 2, too few"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +27,16 @@ from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Preparer, ServedModel, TokenizeKind
+from aotgaudi.server.preprocess.prepare import (
+    Kind,
+    PreparedRequest,
+    Preparer,
+    ServedModel,
+    TokenizeKind,
+    answer_of_bytes,
+    answer_to_bytes,
+)
 from aotgaudi.server.preprocess.tokenizing import Tokenized
-from aotgaudi.server.preprocess.worker import answer as answer_of
-from aotgaudi.server.preprocess.worker import message_of, prepared_of, tokenized_of
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
@@ -164,12 +169,10 @@ class DirectPreprocessor:
     is_stuck: bool = False
 
     async def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        message = answer_of(self.preparer.prepare(kind, raw))
-        return prepared_of(message_of(json.dumps(message.head).encode(), message.tail))
+        return answer_of_bytes(PreparedRequest, answer_to_bytes(self.preparer.prepare(kind, raw)))
 
     async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        message = answer_of(self.preparer.tokenize(kind, raw))
-        return tokenized_of(message_of(json.dumps(message.head).encode(), message.tail))
+        return answer_of_bytes(Tokenized, answer_to_bytes(self.preparer.tokenize(kind, raw)))
 
 
 def first_piece_only(request_id: str) -> Sequence[Event]:

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import RequestRules
+from aotgaudi.engine.admission import Admission, RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.loop import Engine
+from aotgaudi.engine.loop import Engine, NewDetokenizer
 from aotgaudi.engine.output import Event, OnEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.scheduler import Scheduler
@@ -53,8 +53,12 @@ class _Runner:
         raise NotImplementedError
 
 
-class _EngineOnThread(Engine):
-    """Its events go to the event loop, as those of an engine in a process of its own do."""
+class EngineOnThread(Engine):
+    """Admits requests, and tells of their events on the event loop, as a client of an engine's process does."""
+
+    def __init__(self, core: EngineCore, rules: RequestRules, new_detokenizer: NewDetokenizer) -> None:
+        super().__init__(core, new_detokenizer)
+        self.admission = Admission(rules)
 
     def add(self, requests: Sequence[NewRequest], on_event: OnEvent, **others: Any) -> None:
         loop = asyncio.get_running_loop()
@@ -62,7 +66,7 @@ class _EngineOnThread(Engine):
         def tell(event: Event) -> None:
             loop.call_soon_threadsafe(on_event, event)
 
-        super().add(requests, tell, **others)
+        super().add(self.admission.rules.resolve(requests), tell, **others)
 
 
 def _refuse_threads(event: str, _arguments: object) -> None:
@@ -74,7 +78,7 @@ def main(delay: float, drain: float) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr)])
     table = BucketTable((PromptEntry(1, 64, 1000),), (DecodeEntry(2, 1, 2000),))
     tokenizer = Tokenizer(make_backend())
-    engine = _EngineOnThread(
+    engine = EngineOnThread(
         EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), _Runner()),
         RequestRules(LIMITS, vocab_size=258),
         lambda new: IncrementalDetokenizer(tokenizer.decode, new.prompt_token_ids),

@@ -122,6 +122,7 @@ LONG_NUMBERS = (
     "temperature",
     "top_p",
     "min_p",
+    "top_n_sigma",
     "stop_token_ids",
     "n",
     "prompt",

@@ -109,6 +109,8 @@ BAD_COMPLETIONS = [
     ({"prompt": "a", "logit_bias": {"1": 1}}, "logit_bias", "constraints = true"),
     ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty", "not supported by this server"),
     ({"prompt": "a", "min_p": 0.1}, "min_p", "not supported by this server"),
+    ({"prompt": "a", "top_n_sigma": 1}, "top_n_sigma", "has top_n_sigma above 0"),
+    ({"prompt": "a", "top_n_sigma": -1}, "top_n_sigma", "a number from 0 to 100, not -1"),
     ({"prompt": "a", "max_tokens": 2**63}, "max_tokens", "less than or equal to 9223372036854775807"),
     ({"prompt": "a", "top_k": 10**4299}, "top_k", "less than or equal to 9223372036854775807"),
     ({"prompt": [2**31]}, "prompt[0]", "less than or equal to 2147483647"),
@@ -157,7 +159,7 @@ BAD_CHATS = [
     (
         {"messages": HI, "prompt_embeds": "a"},
         "prompt_embeds",
-        "The parameter 'prompt_embeds' is not supported by this server yet (supported: model, max_tokens, temperature,",
+        "The parameter 'prompt_embeds' is not supported by this server yet (supported: temperature, top_p, top_k,",
     ),
     ({"messages": [{"role": "user", "content": "a" * 80}]}, "messages", "max_model_len = 64"),
     ({"messages": HI, "enable_thinking": False}, "enable_thinking", "'chat_template_kwargs'"),

@@ -25,7 +25,6 @@ from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
@@ -37,6 +36,7 @@ from aotgaudi.server.options import StopTimes
 from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
+from tests.unit.server.slow_server import EngineOnThread
 
 WAIT_SECONDS = 10
 
@@ -155,7 +155,7 @@ def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], 
     )
     table = BucketTable((PromptEntry(1, 64, 16),), (DecodeEntry(2, 1, 32),))
     decode = Tokenizer(backend).decode
-    real = Engine(
+    real = EngineOnThread(
         EngineCore(Scheduler(limits, table, BlockPool(limits.num_blocks)), _Runner()),
         RequestRules(limits, vocab_size=258),
         lambda new: IncrementalDetokenizer(decode, new.prompt_token_ids),

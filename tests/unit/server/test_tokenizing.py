@@ -14,8 +14,8 @@ from starlette.testclient import TestClient
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
-from aotgaudi.server.preprocess.worker import Message, answer, message_of, tokenized_of
+from aotgaudi.server.preprocess.prepare import Preparer, ServedModel, answer_of_bytes, answer_to_bytes
+from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.service import Service
 from tests.unit.llm.conftest import BOS, make_backend, make_grammars
 from tests.unit.server.conftest import MAX_MODEL_LEN, TEMPLATE, FakeEngine
@@ -69,15 +69,14 @@ def test_text_survives_the_way_there_and_back(text: str) -> None:
     model = ServedModel(names=("tiny",), max_len=8, defaults={})
     preparer = Preparer(Tokenizer(make_backend()), ChatTemplate(TEMPLATE), make_grammars(), model)
 
-    ids = tokenized_of(_over_the_wire(preparer, "tokenize", prompt=text, add_special_tokens=False)).token_ids
-    back = tokenized_of(_over_the_wire(preparer, "detokenize", tokens=list(ids))).text
+    ids = _over_the_wire(preparer, "tokenize", prompt=text, add_special_tokens=False).token_ids
+    back = _over_the_wire(preparer, "detokenize", tokens=list(ids)).text
 
     assert back == text
 
 
-def _over_the_wire(preparer: Preparer, kind: Any, **body: object) -> Message:
-    message = answer(preparer.tokenize(kind, json.dumps(body).encode()))
-    return message_of(json.dumps(message.head).encode(), message.tail)
+def _over_the_wire(preparer: Preparer, kind: Any, **body: object) -> Tokenized:
+    return answer_of_bytes(Tokenized, answer_to_bytes(preparer.tokenize(kind, json.dumps(body).encode())))
 
 
 def test_special_tokens_have_text(client: TestClient) -> None:

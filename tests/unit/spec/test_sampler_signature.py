@@ -30,6 +30,8 @@ signatures = st.builds(
         ({"temperature": 1, "top_k": 3}, FILTERED),
         ({"temperature": 1, "min_p": 0.1}, MIN_P),
         ({"temperature": 1, "top_k": 3, "min_p": 0.1}, MIN_P),
+        ({"temperature": 1, "top_n_sigma": 1.5, "min_p": 0.1}, SamplerSignature(SamplerWork.TOP_N_SIGMA)),
+        ({"temperature": 0, "top_n_sigma": 1.5}, GREEDY),
         ({"temperature": 0, "presence_penalty": -1}, PENALISED),
         ({"temperature": 0, "frequency_penalty": 0.1}, PENALISED),
         ({"temperature": 0, "repetition_penalty": 1.1}, PENALISED),

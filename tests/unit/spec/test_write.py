@@ -58,6 +58,7 @@ SETTINGS = st.builds(
     top_p=st.floats(0.1, 1),
     top_k=st.integers(0, 99),
     min_p=st.floats(0, 1),
+    top_n_sigma=st.just(0.0) | st.floats(0, 100),
 )
 SPECS = st.builds(
     BuildSpec,

@@ -80,7 +80,7 @@ class Both:
         core = EngineCore(
             Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks)), self.runner, on_step=self.reporter.on_step
         )
-        self.engine = Engine(core, RULES, _new_detokenizer)
+        self.engine = Engine(core, _new_detokenizer)
         self.engine.start()
         model: Any = SimpleNamespace(engine=self.engine, warmth=lambda: Warmth(3, 3, {}))
         threading.Thread(target=obey, args=(self._channel, model, self.reporter), daemon=True).start()

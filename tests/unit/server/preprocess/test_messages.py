@@ -1,10 +1,8 @@
-"""Messages between the server and a worker arrive as they were sent."""
+"""Answers of a worker arrive as they were sent; bodies with a grammar are told from others."""
 
 from __future__ import annotations
 
 import json
-import socket
-import threading
 
 import pytest
 from hypothesis import given
@@ -14,19 +12,8 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.server.preprocess.body import BodyError
-from aotgaudi.server.preprocess.prepare import PreparedRequest
-from aotgaudi.server.preprocess.worker import (
-    LENGTHS_BYTES,
-    Message,
-    WorkerGoneError,
-    answer,
-    failure,
-    lengths_of,
-    message_of,
-    prepared_of,
-    receive,
-    refusal,
-)
+from aotgaudi.server.preprocess.prepare import PreparedRequest, answer_of_bytes, answer_to_bytes
+from aotgaudi.server.preprocess.protocol import may_have_grammar
 from aotgaudi.server.reply.plan import ReplyPlan
 
 PARAMS = st.builds(
@@ -69,19 +56,9 @@ PREPARED = st.builds(
 )
 
 
-def over_a_socket(message: Message) -> Message:
-    here, there = socket.socketpair()
-    with here, there:
-        sender = threading.Thread(target=here.sendall, args=(bytes(message),))
-        sender.start()
-        received = receive(there)
-        sender.join()
-    return received
-
-
 @given(PREPARED)
 def test_prepared_request_crosses_as_it_is(prepared: PreparedRequest) -> None:
-    assert prepared_of(over_a_socket(answer(prepared))) == prepared
+    assert answer_of_bytes(PreparedRequest, answer_to_bytes(prepared)) == prepared
 
 
 def test_long_answer_crosses() -> None:
@@ -94,7 +71,7 @@ def test_long_answer_crosses() -> None:
         own_names={},
     )
 
-    assert prepared_of(over_a_socket(answer(prepared))) == prepared
+    assert answer_of_bytes(PreparedRequest, answer_to_bytes(prepared)) == prepared
 
 
 @given(
@@ -104,41 +81,67 @@ def test_refusal_crosses_as_it_is(
     kind: type[RequestError], text: str, param: str | None, status: int
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        prepared_of(over_a_socket(refusal(kind(text, param=param, http_status=status))))
+        answer_of_bytes(PreparedRequest, answer_to_bytes(kind(text, param=param, http_status=status)))
 
     assert type(caught.value) is kind
     assert (str(caught.value), caught.value.param, caught.value.http_status) == (text, param, status)
 
 
+def test_a_refusal_with_half_a_surrogate_pair_crosses() -> None:
+    with pytest.raises(RequestError, match=r"^no \?$"):
+        answer_of_bytes(PreparedRequest, answer_to_bytes(RequestError("no \ud800")))
+
+
 def test_failure_is_an_error_of_ours() -> None:
     with pytest.raises(AotGaudiError, match="could not prepare a request: ZeroDivisionError") as caught:
-        prepared_of(over_a_socket(failure("ZeroDivisionError at x.py:3")))
+        answer_of_bytes(PreparedRequest, answer_to_bytes("ZeroDivisionError at x.py:3"))
 
     assert not isinstance(caught.value, RequestError)
 
 
-def test_worker_that_closes_its_connection_is_gone() -> None:
-    here, there = socket.socketpair()
-    with there:
-        with here:
-            here.sendall(bytes(Message({"a": 1}, b"tail"))[:-1])
-        with pytest.raises(WorkerGoneError):
-            receive(there)
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"null", b"7", b"{}", b'{"prepared": {}}', b'{"lens": "x"}', b'{"lens": [1]}\n123']
+)
+def test_answer_that_lacks_something_is_an_error_and_no_request(data: bytes) -> None:
+    with pytest.raises(AotGaudiError):
+        answer_of_bytes(PreparedRequest, data)
 
 
-@pytest.mark.parametrize("opening", [b"\xff" * LENGTHS_BYTES, b"\0\0\0\1\xff\xff\xff\xff"])
-def test_length_that_cannot_be_is_not_waited_for(opening: bytes) -> None:
-    with pytest.raises(WorkerGoneError, match="a message of"):
-        lengths_of(opening)
+def _escaped(text: str, letters: frozenset[int]) -> str:
+    return "".join(f"\\u{ord(c):04x}" if at in letters else c for at, c in enumerate(text))
 
 
-@pytest.mark.parametrize("head", [b"[]", b"null", b"7"])
-def test_head_that_is_no_object_is_refused(head: bytes) -> None:
-    with pytest.raises(WorkerGoneError, match="not a JSON object"):
-        message_of(head, b"")
+@given(
+    st.sampled_from(
+        [
+            ("response_format", {"type": "json_object"}),
+            ("structured_outputs", {"regex": "a"}),
+            ("guided_json", {}),
+            ("guided_regex", "a"),
+            ("guided_choice", ["a"]),
+            ("guided_grammar", "a"),
+            ("tool_choice", "required"),
+            ("tool_choice", {"type": "function"}),
+        ]
+    ),
+    st.frozensets(st.integers(0, 20)),
+    st.sampled_from(["", " ", "\n\t"]),
+    st.text(),
+)
+def test_no_grammar_is_overlooked(
+    given: tuple[str, object], letters: frozenset[int], space: str, text: str
+) -> None:
+    name, value = given
+    raw = f'{{"prompt": {json.dumps(text)}, "{_escaped(name, letters)}"{space}:{space}{json.dumps(value)}}}'
+    assert name in json.loads(raw)
+
+    assert may_have_grammar(raw.encode())
 
 
-@pytest.mark.parametrize("head", [{}, {"refusal": []}, {"params": {}}, {"lengths": "x", "params": []}])
-def test_answer_that_lacks_something_is_an_error_and_no_request(head: dict[str, object]) -> None:
-    with pytest.raises((KeyError, ValueError, TypeError)):
-        prepared_of(message_of(json.dumps(head).encode(), b""))
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": "hi"}, {"prompt": "Ünïcödé 漢字 \n"}, {"tool_choice": "auto"}, {"tool_choice": "none"}],
+)
+def test_an_ordinary_body_has_no_grammar(body: dict[str, str]) -> None:
+    assert not may_have_grammar(json.dumps(body).encode())
+    assert not may_have_grammar(json.dumps(body, ensure_ascii=False).encode())

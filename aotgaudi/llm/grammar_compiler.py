@@ -1,9 +1,8 @@
 """Compiles the grammars of structured output, and makes masks of allowed tokens, with the `llguidance` library.
 
 The library stops if a grammar becomes too complex. `_LIMITS` are lower than its defaults. A client's grammar is first
-checked in a request worker, whose time and memory the kernel limits, and then compiled in the engine process. The faults of
-a grammar do not depend on the vocabulary, so workers check it over a vocabulary of bytes. The library takes a third of a
-second and 40 MB to prepare 49,152 tokens, which a start would otherwise pay twice.
+checked in a request worker, whose time and memory the kernel limits, and then compiled in the engine process. What becomes
+too complex at its first token would take 37 MB of the engine's process each time, so a first token is part of the check.
 """
 
 from __future__ import annotations
@@ -87,41 +86,12 @@ class GrammarMatcher:
         return _refusal(f"cannot go on: {_said(self._matcher)}")
 
 
-class _Bytes:
-    """A vocabulary of the 256 bytes and a tokenizer's special tokens, which keep their ids. It has at least as many ids.
-
-    It has the interface that `llguidance.TokenizerWrapper` wants.
-    """
-
-    bos_token_id = None
-
-    def __init__(self, tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> None:
-        special = {token_id: f"<{token_id}>" for token_id in eos_token_ids} | tokenizer.special_tokens
-        self.eos_token_id = next(iter(eos_token_ids), None)
-        self.special_token_ids = sorted(special)
-        self._ids: dict[int, int] = {}
-        self.tokens: list[bytes] = []
-        num = max(tokenizer.num_tokens, 256 + len(special), *(token_id + 1 for token_id in special))
-        for token_id in range(num):
-            byte = len(self._ids)
-            if token_id in special:
-                self.tokens.append(special[token_id].encode())
-            elif byte < 256:
-                self._ids[byte] = token_id
-                self.tokens.append(bytes([byte]))
-            else:
-                self.tokens.append(b"")
-
-    def __call__(self, text: bytes) -> list[int]:
-        return [self._ids[byte] for byte in text]
-
-
 class GrammarCompiler:
     """The `Grammars` of one tokenizer. One thread compiles. Its matchers may be used on another."""
 
     def __init__(
         self,
-        tokenizer: str | _Bytes,
+        tokenizer: str,
         vocab_size: int | None,
         eos_token_ids: Sequence[int],
         num_added_tokens: int = 0,
@@ -129,13 +99,12 @@ class GrammarCompiler:
         """Takes a third of a second for a vocabulary of 49,152 tokens, and holds the GIL for that time.
 
         Args:
-            tokenizer: The text of a ``tokenizer.json``, or a vocabulary of bytes.
+            tokenizer: The text of a ``tokenizer.json``.
             vocab_size: How many tokens the model has. None takes the tokenizer's number.
             eos_token_ids: The tokens that end a sequence.
             num_added_tokens: How many tokens the text adds to its vocabulary. For too many, all grammars are refused.
         """
         self._unusable = ""
-        self._is_trial = isinstance(tokenizer, _Bytes)
         self._limits = llguidance.LLParserLimits(**_LIMITS)
         self._kept: dict[StructuredOutputs, llguidance.LLMatcher] = {}  # The most recently used comes last.
         if not eos_token_ids:
@@ -147,8 +116,7 @@ class GrammarCompiler:
             logger.warning("structured output is refused for this model: %s", self._unusable)
             return
         try:
-            given = tokenizer if isinstance(tokenizer, str) else llguidance.TokenizerWrapper(tokenizer)
-            self._tokenizer = llguidance.LLTokenizer(given, vocab_size, list(eos_token_ids))
+            self._tokenizer = llguidance.LLTokenizer(tokenizer, vocab_size, list(eos_token_ids))
         except (ValueError, RuntimeError) as error:
             self._unusable = f"llguidance cannot use its tokenizer: {error}"
 
@@ -159,16 +127,6 @@ class GrammarCompiler:
         """Returns the compiler of a model, whose tokenizer is `tokenizer`."""
         data = model.read(TOKENIZER, MAX_TOKENIZER_BYTES) or b""
         return cls(data.decode(), vocab_size, sorted(tokenizer.eos_token_ids), tokenizer.num_added_tokens)
-
-    @classmethod
-    def over_bytes(cls, tokenizer: Tokenizer) -> GrammarCompiler:
-        """Returns a compiler that is ready at once and refuses the grammars that the model's compiler refuses.
-
-        It also tries a first token. The model's compiler may refuse more, if the model's tokens lack bytes or the library
-        cannot use its tokenizer. The matchers are useless for the model's tokens.
-        """
-        eos_token_ids = sorted(tokenizer.eos_token_ids)
-        return cls(_Bytes(tokenizer, eos_token_ids), None, eos_token_ids)
 
     def compile(self, outputs: StructuredOutputs) -> GrammarMatcher:
         """Returns a matcher at the beginning of a text, with its first mask made. Releases the GIL.
@@ -193,7 +151,7 @@ class GrammarCompiler:
         matcher = judged = self._matcher(outputs)
         if not matcher.is_error():
             bits = matcher.compute_bitmask()  # This finds grammars that no text satisfies,
-            if self._is_trial and not matcher.is_error():
+            if not matcher.is_error():
                 judged = matcher.deep_copy()
                 _take_first(judged, bits)  # and this finds those whose states multiply at once.
         if judged.is_error():

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
-from aotgaudi.llm.grammars import MAX_ADDED_TOKENS, GrammarCompiler, GrammarMatcher, LaterGrammars
+from aotgaudi.llm.grammar_compiler import MAX_ADDED_TOKENS, GrammarCompiler, GrammarMatcher, LaterGrammars
 from aotgaudi.llm.tokenizer import Tokenizer
 from tests.unit.llm.conftest import make_backend, make_grammars
 
@@ -146,48 +145,10 @@ def test_a_bad_grammar_is_refused_with_the_place(given: dict[str, Any], said: st
     assert "\n" not in str(refused.value)
 
 
-def with_merges() -> tokenizers.Tokenizer:
-    """Two more tokens than bytes, and special ones at both ends of the ids."""
-    made = json.loads(make_backend().to_str())
-    vocab = {token: index + 2 for token, index in made["model"]["vocab"].items()}
-    made["model"] |= {"vocab": {"</s>": 0, "ab": 1, **vocab, "<tool>": 258}, "merges": [["a", "b"]]}
-    rest = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    made["added_tokens"] = [{"id": 0, "content": "</s>", "special": True, **rest}]
-    made["added_tokens"] += [{"id": 258, "content": "<tool>", "special": True, **rest}]
-    made["post_processor"] = None
-    return tokenizers.Tokenizer.from_str(json.dumps(made))
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        *(given for given, _ in BAD),
-        {"grammar": "start: <no_such_token>"},
-        {"grammar": "start: <[999999]>"},
-        {"grammar": "start: <tool> /a+/ <[2]>"},
-        {"json": {"type": "object"}},
-        {"regex": "\u00e9+"},
-    ],
-    ids=lambda value: str(value)[:40],
-)
-def test_what_is_checked_over_bytes_is_refused_as_over_the_models_tokens(given: dict[str, Any]) -> None:
-
-    def said(compiler: GrammarCompiler) -> str:
-        try:
-            compiler.compile(StructuredOutputs(**given))
-        except RequestError as error:
-            return str(error).split("; following", 1)[0]
-        return ""
-
-    over_bytes = GrammarCompiler.over_bytes(Tokenizer(with_merges(), [0]))
-    assert said(over_bytes) == said(GrammarCompiler(with_merges().to_str(), None, [0]))
-
-
 @pytest.mark.parametrize("regex", ["((a{1000}){1000}){1000}", "(a?){500}a{500}"])
-def test_a_worker_refuses_what_would_fail_at_its_first_token(regex: str) -> None:
-    over_bytes = GrammarCompiler.over_bytes(Tokenizer(with_merges(), [0]))
+def test_what_would_fail_at_its_first_token_is_refused_at_once(regex: str) -> None:
     with pytest.raises(RequestError, match="too many expressions"):
-        over_bytes.compile(StructuredOutputs(regex=regex))
+        make_grammars().compile(StructuredOutputs(regex=regex))
 
 
 def _chain(kind: str, num: int) -> dict[str, Any]:
