@@ -15,7 +15,7 @@ from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.digest import differing
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
-from aotgaudi.wrap.launch import adapter_named
+from aotgaudi.wrap.launch import server_kind
 from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
 
 
@@ -47,7 +47,7 @@ class CaptureDifference:
 def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
     """Returns the differences between two bundles of captures. Raises SpecError if one holds programs."""
     before, after = _files(old), _files(new)
-    rules = adapter_named(old.launch.guest).variable_rules
+    rules = server_kind(old.launch.guest).variable_rules
     return CaptureDifference(
         launches=compare(old.launch, new.launch, rules),
         added=tuple(sorted(after.keys() - before.keys())),

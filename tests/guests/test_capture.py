@@ -33,7 +33,7 @@ from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import build_run as build_run_module
 from aotgaudi.wrap import prove as prove_module
-from aotgaudi.wrap.adapters.fake import Fake
+from aotgaudi.wrap.adapters import fake
 from aotgaudi.wrap.build_run import Ran
 from aotgaudi.wrap.capture import Built, build_capture
 from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
@@ -174,7 +174,7 @@ def test_a_model_in_another_directory_is_sealed_without_a_run_and_named_where_it
 def test_what_every_start_does_again_is_in_the_receipt(
     bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fake, "residuals", lambda *_: ("graphs are captured",))
+    monkeypatch.setattr(fake, "FAKE", replace(fake.FAKE, residuals=lambda _: ("graphs are captured",)))
     with bench.setting() as setting:
         proved = prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
 
@@ -269,7 +269,7 @@ def test_a_second_start_that_answers_otherwise_is_no_proof(
     fresh: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = fresh.folder / "now"
-    monkeypatch.setattr(Fake, "settle", lambda *_: now.touch())
+    monkeypatch.setattr(fake, "FAKE", replace(fake.FAKE, settle=lambda _: now.touch()))
 
     with pytest.raises(CaptureError, match="not answered as in the build"):
         fresh.build(FAKE_FAULTS=f"wrong-answer@{now}")

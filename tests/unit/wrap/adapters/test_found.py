@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.wrap.adapters.base import SandboxRoot
-from aotgaudi.wrap.launch import adapter_named
+from aotgaudi.wrap.launch import server_kind
 from tests.guests_here import Here
 
 pytestmark = pytest.mark.process
@@ -186,7 +186,7 @@ COMMAND_WORDS = [
 
 @given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
 def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
-    family = adapter_named("vllm")
+    family = server_kind("vllm")
     at = family.starts_at(words)
     if at is None:
         return
