@@ -32,7 +32,7 @@ from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import STATE_BYTES, Plan, Session, link_model, plan_for
 from aotgaudi.wrap.verdict import AnswerDigests, Finding, Seen
 
-_LIVE, _FLUSH = "v", "f"
+_FLUSH = "f"
 _FLUSH_SECONDS = 600.0
 """Enough time to write a recipe cache of tens of gigabytes."""
 _KILLED = 137
@@ -168,7 +168,7 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, phase: Phase) -> Ran:
             ready_seconds = session.wait_healthy(setting.ready_seconds, watch.look)
             session.set_phase(STATE_BYTES["exercise"])
             answers, answer_seconds = _ask(session, setting, watch)
-            session.set_phase(_LIVE)
+            session.set_phase(STATE_BYTES["live"])
             session.settle()
             seen = replace(session.look(compares=plan.rules.has_sealed), answers=answers)
             session.set_phase(_FLUSH)

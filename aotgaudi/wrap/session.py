@@ -43,9 +43,9 @@ from aotgaudi.wrap.witness import write_agent
 _log = logging.getLogger(__name__)
 
 STATE_BYTES: Mapping[Phase, str] = MappingProxyType(
-    {"cold": "c", "load": "l", "measure": "m", "exercise": "e"}
+    {"cold": "c", "load": "l", "measure": "m", "exercise": "e", "live": "v"}
 )
-"""Phase -> the state byte for the agents. The phase after the warm-up requests depends on the caller."""
+"""Phase -> the state byte for the agents."""
 AGENT = "witness/agent.zip"
 """Where the agent's archive lies below the root. From an archive on its path, Python imports nothing else in the folder."""
 SETTLE_SECONDS = 10.0

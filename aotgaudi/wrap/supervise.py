@@ -172,8 +172,6 @@ class Supervisor:
         self._metrics, self._signals = metrics, signals
         self._stage: Stage = "starting"
         self._verdict: Verdict = _STARTING
-        self._drained = ""
-        self._after_ready: Reason | None = None
         self._is_explained = False
         self._turned = time.monotonic()
         self._asked_to_end: float | None = None
@@ -228,7 +226,7 @@ class Supervisor:
             }.get(self._stage, "the server is ending")
         if self._asked_to_end is not None:
             return "the server was asked to end"
-        return self._drained or ("" if self._health.is_good else "the server's health is not 200")
+        return "" if self._health.is_good else "the server's health is not 200"
 
     def _await_health(self) -> None:
         while not self._health.is_good:
@@ -260,7 +258,7 @@ class Supervisor:
 
     def _settle(self) -> None:
         """Waits until all processes have reported what they did, and judges the server."""
-        self._session.set_phase(self._policy.live_byte)
+        self._session.set_phase(STATE_BYTES["live"])
         self._stage, began = "settling", time.monotonic()
         self._go_on()
         if self._case.expected is None:
@@ -394,14 +392,11 @@ class Supervisor:
         if not made:  # A compiler is found before the files that it left.
             return
         self._metrics.set("aotgaudi_guest_warm", 0)
-        first = self._after_ready or Reason(f"after ready: {made[0]}", made[0].exit_code)
-        self._after_ready = first
+        verdict = NotWarm((Reason(f"after ready: {made[0]}", made[0].exit_code),))
+        if self._policy.on_compile == "exit":
+            self._refuse_if_not_warm(verdict)
         if isinstance(self._verdict, Warm):
-            self._verdict = NotWarm((first,))
-        if self._policy.on_compile == "drain":
-            self._drained = self._drained or first.text
-        elif self._policy.on_compile == "exit":
-            self._refuse_if_not_warm(NotWarm((first,)))
+            self._verdict = verdict
 
     def _judged(self, *, compares: bool = False) -> Verdict:
         if self._case.expected is not None:
@@ -410,7 +405,7 @@ class Supervisor:
 
     def _look(self, *, compares: bool = False) -> Seen:
         self._looked_at = time.monotonic()
-        self._seen = self._session.look(phase=self._policy.live_byte, compares=compares)
+        self._seen = self._session.look(phase=STATE_BYTES["live"], compares=compares)
         return self._seen
 
     def _has_gone(self, verdict: Verdict) -> bool:
@@ -422,9 +417,7 @@ class Supervisor:
     def _is_ending(self) -> bool:
         """Whether all processes report that they end and nothing else speaks against the server: its exit code says why."""
         processes = self._session.log.processes.values()
-        is_said = self._stage != "settling" and all(
-            is_settled(one, self._policy.live_byte) for one in processes
-        )
+        is_said = self._stage != "settling" and all(is_settled(one, STATE_BYTES["live"]) for one in processes)
         return is_said and not self._observer.recent
 
     def _refuse_if_not_warm(self, verdict: Verdict) -> None:
@@ -469,8 +462,6 @@ class Supervisor:
         """Returns the exit code of a server that ended. Raises if it failed before it was ready, or was not warm."""
         self._session.child.end()  # Ends the processes that it left.
         is_live, is_asked = self._stage == "live", self._asked_to_end is not None
-        if not is_asked and self._after_ready is not None and self._policy.on_compile == "refuse":
-            self._refuse_if_not_warm(NotWarm((self._after_ready,)))
         if not is_asked and not is_live and self._policy.require_warm and self._observer.recent:
             self._refuse_if_not_warm(self._judged())
         if is_asked or is_live or status == 0:

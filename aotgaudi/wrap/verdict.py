@@ -59,7 +59,6 @@ PHASES: Mapping[str, FindingPhase] = MappingProxyType(
         "m": "load",
         "e": "exercise",
         "v": "live",
-        "r": "live",
         "f": "live",
         "s": "live",
     }

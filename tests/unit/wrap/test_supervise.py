@@ -174,14 +174,14 @@ def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
 
 def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
     processes = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
-    supervisor = a_supervisor(FakeSession(processes), on_compile="drain")
+    supervisor = a_supervisor(FakeSession(processes))
     supervisor._stage = "live"
 
     supervisor._turn()
     supervisor._turn()
 
     assert supervisor._metrics.compilations() == {"live.unknown": 1}
-    assert supervisor._drained == "after ready: events of its agents cannot be read"
+    assert supervisor._metrics._values["aotgaudi_guest_warm"] == {(): 0.0}
 
 
 def live(**policy: Any) -> tuple[Supervisor, FakeSession]:
@@ -192,7 +192,7 @@ def live(**policy: Any) -> tuple[Supervisor, FakeSession]:
     return supervisor, session
 
 
-@pytest.mark.parametrize("on_compile", ["report", "drain", "exit", "refuse"])
+@pytest.mark.parametrize("on_compile", ["report", "exit"])
 def test_a_trace_after_ready_is_only_reported(on_compile: str) -> None:
     """Without the warm-up requests, the first one of a kind traces."""
     supervisor, session = live(on_compile=on_compile)
@@ -200,7 +200,7 @@ def test_a_trace_after_ready_is_only_reported(on_compile: str) -> None:
 
     assert supervisor._turn() is None
     assert supervisor._metrics.compilations() == {"live.trace": 1}
-    assert (supervisor._drained, supervisor.report()["verdict"]) == ("", "Warm")
+    assert supervisor.report()["verdict"] == "Warm"
 
 
 def test_a_report_after_a_live_compile_says_that_it_is_not_warm() -> None:
@@ -214,20 +214,11 @@ def test_a_report_after_a_live_compile_says_that_it_is_not_warm() -> None:
     assert report["reasons"] == ["after ready: a compiler was run: g++ x.cpp"]
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGTERM])
-def test_a_server_that_ends_of_a_refused_compile_was_not_warm_unless_it_was_asked_to_end(
-    number: int | None,
-) -> None:
-    supervisor, session = live(on_compile="refuse")
-    session.said = [event("refused", "r", argv=["g++", "x.cpp"], why="a compiler")]
-    supervisor._turn()
-    session.child.status = 0
-    if number is not None:
-        supervisor._asked_to_end = 0.0
-        assert supervisor._turn() == 0
-        return
+def test_a_live_compile_ends_the_server_where_that_is_asked_for() -> None:
+    supervisor, session = live(on_compile="exit")
+    session.said = [replace(COMPILER, phase="v")]
 
-    with pytest.raises(NotWarmError, match=r"after ready: refused: g\+\+ x.cpp"):
+    with pytest.raises(NotWarmError, match=r"after ready: a compiler was run: g\+\+ x.cpp"):
         supervisor._turn()
 
 
