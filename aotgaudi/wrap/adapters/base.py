@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not i
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]
 """``cold``: the build, from empty caches. ``load``: from sealed files, until the server is healthy. ``measure``: like
-``load``, but nothing is refused. ``exercise``: while the warm-up requests are sent. ``live``: after that."""
+``load``, but nothing is refused: a proof, and a run that need not be warm. ``exercise``: while the warm-up requests are
+sent. ``live``: after that."""
 
 SHAPES_FOLDER = "cache/shapes"
 """The folder for files of shapes, relative to a sandbox's root. They are captured and restored with the caches."""
