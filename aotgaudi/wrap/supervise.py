@@ -298,14 +298,16 @@ class Supervisor:
 
         Nothing else goes on once a server that is not live was asked to end: what fails may fail because of that.
         """
-        try:
-            status = self._turn()
-        except WrappedServerError as error:
-            raise _Over(error) from None
-        if status is not None:
-            raise _Over(status)
-        if self._asked_to_end is not None and self._stage != "live":
-            self._await_end()
+        while True:
+            try:
+                status = self._turn()
+            except WrappedServerError as error:
+                raise _Over(error) from None
+            if status is not None:
+                raise _Over(status)
+            if self._asked_to_end is None or self._stage == "live":
+                return
+            self._signals.wait(_TICK_SECONDS)
 
     def _turn(self) -> int | None:
         """Returns the server's exit code if it has ended."""
