@@ -85,17 +85,35 @@ class Server:
     Attributes:
         value: the module and the name of its `ServerKind`. The module is imported only when the server is needed.
         starts_at: returns where a command starts it, or None; None if commands start it as another kind's variant.
+        distributions: patterns of normalised names (PEP 503) of its distributions.
+        packages: the packages that count by their sources if these are used in place.
+        plugins: what the names of its groups of plugins (entry points) begin with, before a dot.
     """
 
     value: str
     starts_at: Callable[[Sequence[str]], Indices | None] | None = None
+    distributions: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    plugins: str = ""
 
 
 SERVERS: Mapping[str, Server] = MappingProxyType(
     {
-        "vllm": Server("aotgaudi.wrap.adapters.vllm:VLLM", find_vllm),
-        "vllm-gaudi": Server("aotgaudi.wrap.adapters.vllm_gaudi:VLLM_GAUDI"),
-        "sglang": Server("aotgaudi.wrap.adapters.sglang:SGLANG", find_sglang),
+        "vllm": Server(
+            "aotgaudi.wrap.adapters.vllm:VLLM", find_vllm, ("vllm", "vllm-*"), ("vllm",), plugins="vllm"
+        ),
+        "vllm-gaudi": Server(
+            "aotgaudi.wrap.adapters.vllm_gaudi:VLLM_GAUDI",
+            distributions=("habana*", "neural-compressor*"),
+            packages=("vllm_gaudi", "vllm_hpu_extension"),
+        ),
+        "sglang": Server(
+            "aotgaudi.wrap.adapters.sglang:SGLANG",
+            find_sglang,
+            ("sglang*", "sgl-*"),
+            ("sglang",),
+            plugins="sglang",
+        ),
         "fake": Server("aotgaudi.wrap.adapters.fake:FAKE", find_fake),
     }
 )
