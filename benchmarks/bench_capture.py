@@ -239,7 +239,7 @@ def live(bench: Bench) -> dict[str, Any]:
         if code:
             sys.exit(output)
     words = [
-        *bench.run_words("--require-warm", "--on-compile", "drain", bundle=bundle),
+        *bench.run_words("--require-warm", bundle=bundle),
         "--",
         *bench.words(18806),
     ]

@@ -11,7 +11,7 @@ from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Expect
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.launch import Found, describe, find_server
 
 RECORD = "vllm/__init__.py,sha256=abc,12\nvllm/_C.abi3.so,sha256=def,345\n../../../bin/vllm,sha256=ghi,200\n"
@@ -87,7 +87,7 @@ def seal(launch: Launch, path: Path, files: dict[str, bytes] | None = None) -> P
     """Seals a bundle that holds a capture of a launch."""
     objects = ObjectStore(path.with_suffix(".store"))
     rows = tuple(
-        CapturedFile(path=name, digest=objects.put_bytes(data), mode="0444", kind=Vllm().kind_of(name))
+        CapturedFile(path=name, digest=objects.put_bytes(data), mode="0444", kind=VLLM.kind_of(name))
         for name, data in sorted((files or {"cache/vllm/model": b"m"}).items())
     )
     receipt = CaptureReceipt(

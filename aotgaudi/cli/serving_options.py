@@ -44,8 +44,7 @@ class Supervision:
     """How a wrapped server is supervised; see `aotgaudi.wrap.run_options.RunOptions`."""
 
     on_compile: OnCompile = option(
-        "What a compile after ready does besides being counted: nothing; /ready says 503; the server is ended; or the "
-        "compile raises where it starts, which may end the server.",
+        "Whether a compile after ready is only counted and logged, or ends the server.",
         default="report",
     )
     no_exercise: bool = option("Be ready without asking what was asked in the build.", default=False)

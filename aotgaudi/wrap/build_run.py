@@ -1,40 +1,38 @@
 """One start of a server in a build: restore files, start the server, warm it up, flush and end it, empty the sandbox.
 
 `build_run` returns what the server did, as a `Ran`. It raises only if there is nothing to judge, because the server ended,
-hung or broke off an answer.
+hung or broke off an answer. A start from empty caches and one from captured files differ in nothing else.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Any, Protocol
 
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import CaptureError, counted
 from aotgaudi.store.cas import ObjectStore
+from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.collect import Secret
 from aotgaudi.wrap.exercise import in_order_of_proof
 from aotgaudi.wrap.file_watch import FileChanges, compare
 from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.observe import Observer
 from aotgaudi.wrap.output import last_line, tail_of
 from aotgaudi.wrap.restore import Source, restore_files
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import STATE_BYTES, Plan, Session, link_model, plan_for
-from aotgaudi.wrap.verdict import AnswerDigests, Finding, Seen, finding_of
+from aotgaudi.wrap.verdict import AnswerDigests, Finding, Seen
 
-Kind = Literal["cold", "load", "measure"]
-_LIVE, _FLUSH = "v", "f"
-_ENDING = frozenset({"process", "compile", "triton", "numba", "dynamo", "hpu", "generate", "refused", "load"})
-"""Findings that end a start from sealed files at once, because a server that is kept from compiling may hang."""
+_FLUSH = "f"
 _FLUSH_SECONDS = 600.0
 """Enough time to write a recipe cache of tens of gigabytes."""
 _KILLED = 137
@@ -123,9 +121,9 @@ class Ran:
 
 
 class EndedEarlyError(Exception):
-    """A start from sealed files failed, or did something that ends it at once."""
+    """The server ended, hung or broke off an answer: why, and what it had done by then."""
 
-    def __init__(self, findings: tuple[tuple[str, Finding], ...], cause: str = "") -> None:
+    def __init__(self, findings: tuple[tuple[str, Finding], ...], cause: str) -> None:
         super().__init__(cause)
         self.findings, self.cause = findings, cause
 
@@ -133,7 +131,6 @@ class EndedEarlyError(Exception):
 @contextmanager
 def build_run(
     setting: Setting,
-    kind: Kind,
     files: Sequence[CapturedFile] = (),
     *,
     before: Callable[[Sandbox], object] = lambda _: None,
@@ -141,13 +138,14 @@ def build_run(
 ) -> Iterator[tuple[Ran, Sandbox]]:
     """Starts the server with only `files` in its caches. After it has ended, yields what it did, and its sandbox.
 
-    `before` is called before the server starts, `between` after it has ended.
+    It is refused nothing. `before` is called before the server starts, `between` after it has ended.
 
     Raises:
-        EndedEarlyError: A start from sealed files failed, or did something that ends it at once.
-        CaptureError: A start from empty caches failed.
+        EndedEarlyError: The server failed.
+        CaptureError: It did not end when it was asked to, or a build step before it failed.
         SpecError, UntrustedError, StoreError: The sandbox cannot be used, or has no room.
     """
+    phase: Phase = "measure" if files else "cold"
     needed = sum(file.digest.size_bytes for file in files)
     with open_sandbox(setting.root, needed_bytes=needed) as sandbox:
         if files:
@@ -155,50 +153,45 @@ def build_run(
         link_model(setting.found, setting.launch, sandbox)
         before(sandbox)
         sealed = {file.path: file.digest for file in files}
-        plan = plan_for(setting.found, setting.launch, sandbox, kind, sealed=sealed)
-        for step in setting.found.adapter.build_steps(setting.launch) if kind == "cold" else ():
+        plan = plan_for(setting.found, setting.launch, sandbox, phase, sealed=sealed)
+        for step in () if files else setting.found.adapter.build_steps(setting.launch):
             _run_step(setting, plan, sandbox, step)
-        ran = _run(setting, plan, sandbox, kind)
+        ran = _run(setting, plan, sandbox, phase)
         between(sandbox)
         yield ran, sandbox
 
 
-def _run(setting: Setting, plan: Plan, sandbox: Sandbox, kind: Kind) -> Ran:
-    with Session(plan, sandbox, phase=STATE_BYTES[kind], output=setting.log) as session:
-        watch = _Watch(session, setting.progress, ends=kind == "load")
+def _run(setting: Setting, plan: Plan, sandbox: Sandbox, phase: Phase) -> Ran:
+    with Session(plan, sandbox, phase=STATE_BYTES[phase], output=setting.log) as session:
+        watch = _Watch(session, setting.progress)
         try:
             ready_seconds = session.wait_healthy(setting.ready_seconds, watch.look)
             session.set_phase(STATE_BYTES["exercise"])
-            answers, answer_seconds = _ask(session, setting, watch, kind)
-            session.set_phase(_LIVE)
+            answers, answer_seconds = _ask(session, setting, watch)
+            session.set_phase(STATE_BYTES["live"])
             session.settle()
             seen = replace(session.look(compares=plan.rules.has_sealed), answers=answers)
             session.set_phase(_FLUSH)
             session.settle(_FLUSH_SECONDS)
             status = session.end()
         except WrappedServerError as error:
-            session.log.read()
-            findings = _findings(session)
-            if kind != "cold":
-                raise EndedEarlyError(findings, f"{error} ({_last_line(setting)})") from error
-            raise CaptureError(f"{error} ({_last_line(setting)})") from error
+            raise EndedEarlyError(watch.observer.history(), f"{error} ({_last_line(setting)})") from error
         if status == _KILLED:
             raise CaptureError(
                 "the server did not end when it was asked to, and was killed: its caches may be truncated"
                 f" ({_last_line(setting)})"
             )
-        watch.look()  # An event after the last look ends the start, too.
-        findings = _findings(session)
+        findings = watch.observer.history()
     after = compare(sandbox.root, plan.rules) if plan.rules.has_sealed else FileChanges()
     return Ran(ready_seconds, seen, after, findings, answers, answer_seconds)
 
 
 def _ask(
-    session: Session, setting: Setting, watch: _Watch, kind: Kind
+    session: Session, setting: Setting, watch: _Watch
 ) -> tuple[tuple[AnswerDigests, ...], tuple[float, ...]]:
     """Sends the launch's requests. Returns the answers, and how long each took, in the launch's order."""
     requests = setting.launch.exercise.requests if setting.asks else ()
-    is_proof = kind != "cold" and not setting.asks_all
+    is_proof = session.plan.rules.has_sealed and not setting.asks_all
     order = in_order_of_proof(requests) if is_proof else range(len(requests))
     times = [time.monotonic()]
 
@@ -215,37 +208,17 @@ def _ask(
 
 
 class _Watch:
-    """Shows the server's events while we wait for it, and ends a start that cannot be warm any more."""
+    """Shows how a start goes on, and what the server does that a warm one does not."""
 
-    def __init__(self, session: Session, progress: Progress, *, ends: bool) -> None:
-        self._session, self._progress, self._ends = session, progress, ends
-        self._counts: Counter[str] = Counter()
-        self.num_answered = self.num_requests = self._num_outside = 0
+    def __init__(self, session: Session, progress: Progress) -> None:
+        self._session, self._progress = session, progress
+        self.observer = Observer(session)
+        self.num_answered = self.num_requests = 0
 
     def look(self) -> None:
-        rules, events = self._session.plan.rules, self._session.log.take_new()
-        is_watched = self._session.files().is_watched
-        found = [finding_of(event, rules, is_watched=is_watched) for event in events]
-        self._counts.update(finding.what for finding in found if finding is not None)
-        outside = self._session.outside()
-        self._counts.update(finding.what for _, finding in outside[self._num_outside :])
-        self._num_outside = len(outside)
-        if self._ends and not _ENDING.isdisjoint(self._counts):
-            raise EndedEarlyError(_findings(self._session))
+        self.observer.poll()
         asked = f", {self.num_answered} of {self.num_requests} requests" if self.num_requests else ""
-        self._progress.note(f"{self._session.seconds:.0f} s{asked}; {describe_counts(self._counts)}")
-
-
-def _findings(session: Session) -> tuple[tuple[str, Finding], ...]:
-    rows = []
-    is_watched = session.files().is_watched
-    for process in session.log.processes.values():
-        for event in process.events:
-            finding = finding_of(event, session.plan.rules, is_watched=is_watched)
-            if finding is not None:
-                rows.append((event.time, process.title, finding))
-    rows += [(math.inf, name, finding) for name, finding in session.outside()]
-    return tuple((name, finding) for _, name, finding in sorted(rows, key=lambda row: row[0]))
+        self._progress.note(f"{self._session.seconds:.0f} s{asked}; {describe_counts(self.observer.counts)}")
 
 
 def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[str]) -> None:

@@ -297,7 +297,6 @@ def _started(
     try:
         with build_run(
             setting,
-            "measure" if files else "cold",
             files,
             before=partial(_put, {} if files else order.given),
             between=lambda sandbox: order.found.adapter.settle(sandbox.root),

@@ -7,11 +7,12 @@ import http.client
 import io
 import json
 import re
+import select
 import selectors
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +29,11 @@ ANSWER_SECONDS = 600.0
 """In a build, the first request may compile for minutes."""
 _MAX_ANSWER_BYTES, _READ_BYTES = 16 << 20, 1 << 20
 _PROBLEM_CHARS = 300
-_NUM_TRIES, _NUM_LENGTHS, _TRY_SECONDS = 12, 3, 20.0
-"""For requests that must run at the same time: the tries, their lengths, each twice the one before, and how long there are
-tries at the last length."""
 _NUM_TOGETHER = 2
-"""The events that each of them needs after all have begun."""
-_TOO_LONG = 400
-"""How a server answers a request that was made longer than it takes; a batch's first try was taken."""
+"""The events that each request of a batch needs after all have begun, for them to run at the same time."""
+_WAIT_SECONDS = 0.1
+_HEALTHY_SECONDS, _UNHEALTHY_SECONDS = 1.0, 0.1
+"""The waits between two health questions: while the server is healthy, and while it is not."""
 _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, even text that no header can hold."""
 
@@ -107,59 +106,80 @@ def require_free(address: Address) -> None:
     raise SpecError(where, "is in use: another server answers there", "end that one, or take another")
 
 
-def is_healthy(address: Address) -> bool:
-    """Whether the server answers its health question with 200 now."""
+class HealthProbe:
+    """Asks a server for its health again and again, and never waits for the answer. For one thread only.
+
+    `is_good` is the last answer.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._connection: http.client.HTTPConnection | None = None
+        self._next_at = self._deadline = 0.0
+        self.is_good = False
+
+    def poll(self) -> bool:
+        """Asks if it is time to, or takes the answer if there is one. Returns `is_good`."""
+        now = time.monotonic()
+        if self._connection is None:
+            if now >= self._next_at:
+                self._ask(now)
+        elif select.select([self._connection.sock], [], [], 0)[0]:
+            self._end(now, is_good=_is_200(self._connection))
+        elif now >= self._deadline:
+            self._end(now, is_good=False)
+        return self.is_good
+
+    def close(self) -> None:
+        """Takes no more answers."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _ask(self, now: float) -> None:
+        self._connection, self._deadline = _connection(self._address, HEALTH_SECONDS), now + HEALTH_SECONDS
+        try:
+            self._connection.request("GET", _HEALTH_PATH, headers=_headers(self._address))
+        except (OSError, http.client.HTTPException):
+            self._end(now, is_good=False)
+
+    def _end(self, now: float, *, is_good: bool) -> None:
+        self.close()
+        self.is_good = is_good
+        self._next_at = now + (_HEALTHY_SECONDS if is_good else _UNHEALTHY_SECONDS)
+
+
+def _is_200(connection: http.client.HTTPConnection) -> bool:
     try:
-        with closing(_connection(address, HEALTH_SECONDS)) as connection:
-            connection.request("GET", _HEALTH_PATH, headers=_headers(address))
-            return connection.getresponse().status == 200
+        return connection.getresponse().status == 200
     except (OSError, http.client.HTTPException):
         return False
 
 
-def ask(address: Address, request: WarmUpRequest) -> Answer:
+def ask(address: Address, request: WarmUpRequest, on_wait: Callable[[], object] = lambda: None) -> Answer:
     """Sends all copies of a request at once, and returns how they were answered.
 
-    Several streamed answers must all run at the same time. If one ends too soon for that, all are sent again, for more
-    tokens if the server takes them. If the last try fails too, the answer has a `problem`.
+    Several streamed answers must all run at the same time; if they did not, the answer has a `problem`. `on_wait` is called
+    whenever data have come, and ten times a second if none do.
 
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
-    bodies: Sequence[Mapping[str, JsonValue]] = request.bodies
-    answers, ran_together = _exchanged(address, request, bodies)
-    is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
-    num_tries, num_longer, deadline = 1, _NUM_LENGTHS - 1, time.monotonic() + _TRY_SECONDS
-    while is_batch and not ran_together and _worst(answers) < 400:
-        if num_tries >= _NUM_TRIES or (num_tries >= _NUM_LENGTHS and time.monotonic() > deadline):
-            problem = f"one of its {len(answers)} answers ended before the last had begun, {num_tries} times"
-            return Answer(_worst(answers), "", problem)
-        longer = [_longer(body) for body in bodies] if num_longer > 0 else bodies
-        again, ran_together = _exchanged(address, request, longer)
-        num_tries += 1
-        if longer is not bodies and any(status == _TOO_LONG for status, _ in again):
-            num_longer = 0
-        else:
-            bodies, answers, num_longer = longer, again, num_longer - 1
-    worst = _worst(answers)
+    bodies = request.bodies
+    answers, ran_together = _exchanged(address, request, bodies, on_wait)
+    worst = max(status for status, _ in answers)
     if worst >= 500:
         first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
         raise WrappedServerError(
             f"the server answered the request {request.name!r} with {worst}",
             request_id=_request_id(request, first),
         )
+    is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
+    if is_batch and worst < 400 and not ran_together:
+        return Answer(worst, "", f"one of its {len(answers)} answers ended before the last had begun")
     texts = {_text(data) for status, data in answers if status == 200}
     failed = next((data for status, data in answers if status >= 400), b"")
     return Answer(worst, "\n".join(sorted(texts)), printable(failed.decode(errors="replace"), _PROBLEM_CHARS))
-
-
-def _worst(answers: Sequence[tuple[int, bytes]]) -> int:
-    return max(status for status, _ in answers)
-
-
-def _longer(body: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    tokens = body.get("max_tokens")
-    return {**body, "max_tokens": 2 * tokens} if isinstance(tokens, int) else dict(body)
 
 
 class _Pending:
@@ -193,7 +213,10 @@ class _Pending:
 
 
 def _exchanged(
-    address: Address, request: WarmUpRequest, bodies: Sequence[Mapping[str, JsonValue]]
+    address: Address,
+    request: WarmUpRequest,
+    bodies: Sequence[Mapping[str, JsonValue]],
+    on_wait: Callable[[], object],
 ) -> tuple[list[tuple[int, bytes]], bool]:
     """Sends all bodies at once. Returns the status and the data of each answer, and whether all were streamed together.
 
@@ -211,7 +234,7 @@ def _exchanged(
             data = json.dumps({"model": address.served_name, **body}).encode()
             with _named(request, one):
                 one.connection.request("POST", request.path, data, _headers(address, data, one.request_id))
-        came = _read_all(request, sent)
+        came = _read_all(request, sent, on_wait)
         answers = []
         for one in sent:
             with _named(request, one):
@@ -224,28 +247,33 @@ def _exchanged(
     )
 
 
-def _read_all(request: WarmUpRequest, sent: Sequence[_Pending]) -> list[int]:
+def _read_all(request: WarmUpRequest, sent: Sequence[_Pending], on_wait: Callable[[], object]) -> list[int]:
     """Reads all answers. Returns the number of events that had come of each when all had begun; nothing if not all did.
 
     One thread reads them, because only so it is known which came later: when the last has begun, all that has come of the
     others by then is read first.
     """
     came: list[int] = []
+    heard = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for one in sent:
             selector.register(one.connection.sock, selectors.EVENT_READ, one)
         while reading := selector.get_map():
             have_begun = not came and all(one.num_events for one in sent)
-            ready = [key.data for key, _ in selector.select(0 if have_begun else ANSWER_SECONDS)]
-            if not (ready or have_begun):
-                with _named(request, next(iter(reading.values())).data):
-                    raise TimeoutError
+            ready = [key.data for key, _ in selector.select(0 if have_begun else _WAIT_SECONDS)]
             for one in ready:
                 with _named(request, one):
                     if not one.read():
                         selector.unregister(one.connection.sock)
             if have_begun:
                 came = [one.num_events for one in sent]
+            now = time.monotonic()
+            heard = now if ready or have_begun else heard
+            if came or not all(one.num_events for one in sent):  # Else what has come is read first.
+                on_wait()
+            if now - heard > ANSWER_SECONDS:
+                with _named(request, next(iter(reading.values())).data):
+                    raise TimeoutError
     return came
 
 

@@ -4,21 +4,18 @@ Every file counts unless a pattern with a reason leaves it out. A file that coul
 the sandbox, a device) or must not be sealed (a secret) is refused by name. No file is parsed.
 
 No secret of the build may be sealed, because a bundle goes to registries and to other people's pods. A secret is the value
-of a variable or a flag whose name says so (wrap/variables.py). Files are searched for its bytes, and for the forms in which
-programs write text: escaped as in JSON, in Python source, in a URL, and in base64 at each of its three alignments.
-Compressed or encrypted files cannot be searched. The bundle's documents are searched as well: a launch contains the
-command's words, and a receipt contains what the server hashed.
+of a variable or a flag whose name says so (wrap/variables.py). Files are searched for its bytes, as they are and escaped as
+in JSON. Files that hold it in another form (base64, compressed, encrypted) are not recognised. The bundle's documents are
+searched as well: a launch contains the command's words, and a receipt contains what the server hashed.
 """
 
 from __future__ import annotations
 
-import base64
 import fnmatch
 import json
 import os
 import re
 import stat
-import urllib.parse
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +37,6 @@ from aotgaudi.wrap.session import OUTSIDE
 
 MIN_SECRET_BYTES = 6
 """Shorter values occur by chance in many files."""
-_MIN_ENCODED_BYTES = 9
-"""The least length for base64, whose first and last characters depend on the bytes around the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,24 +53,11 @@ class Secret:
 
     def forms(self) -> frozenset[bytes]:
         """Returns the forms in which a file could hold it."""
-        texts = {self.value, json.dumps(self.value)[1:-1], json.dumps(self.value, ensure_ascii=False)[1:-1]}
-        texts |= {
-            repr(self.value)[1:-1],
-            urllib.parse.quote(self.value, safe=""),
-            urllib.parse.quote(self.value),
+        texts = {
+            self.value,
+            *(json.dumps(self.value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)),
         }
-        return frozenset(text.encode("utf-8", "surrogateescape") for text in texts) | frozenset(
-            self._encoded()
-        )
-
-    def _encoded(self) -> Iterator[bytes]:
-        """Yields the base64 of the value's whole groups of three bytes, for each of the three alignments."""
-        data = self.value.encode("utf-8", "surrogateescape")
-        for skipped in range(3):
-            whole = data[skipped : len(data) - (len(data) - skipped) % 3]
-            if len(whole) >= _MIN_ENCODED_BYTES:
-                yield base64.b64encode(whole)
-                yield base64.urlsafe_b64encode(whole)
+        return frozenset(text.encode("utf-8", "surrogateescape") for text in texts)
 
 
 def require_public(data: bytes, noun: str, secrets: Iterable[Secret]) -> None:

@@ -9,42 +9,46 @@ The file is JSONL, in the form of OpenAI's batches::
     {"custom_id": "summary", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
 
 ``custom_id`` and ``method`` may be omitted. A body without ``model`` is for the served model.
+
+``exercises.json`` has the requests of each feature, by its name, except the batches that a compiled sampler needs. A text
+``{NAME}`` there is a hole for what depends on the server's flags. A completion has the defaults of `completion`. Requests of
+``beside`` are like the first one but for these values; null leaves a value out.
 """
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import math
 import re
-import struct
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, TypeAdapter, ValidationError
 
 from aotgaudi.bundle.capture_receipt import StartCost
 from aotgaudi.bundle.launch import WarmUp, WarmUpLevel, WarmUpRequest
 from aotgaudi.digest import canonical_json
-from aotgaudi.document import ForeignValue, first_problem
+from aotgaudi.document import ForeignValue, Value, first_problem
 from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
 
 LEVELS: tuple[WarmUpLevel, ...] = ("none", "smoke", "sampler", "shapes")
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 _COMPARED = frozenset({COMPLETIONS, CHAT})
-_PROMPT = "The capital of Italy is"
-_MAX_TOKENS, _DRAFTED_TOKENS = 8, 32
+_MAX_TOKENS = 8
 _LONG_TOKENS, _SHORT_TOKENS = 300, 4
 _ID_LOW, NUM_TOKEN_IDS = 10, 240
 """Token ids that every vocabulary has, each for at most a character or a word."""
-_PLAIN: Mapping[str, JsonValue] = {"prompt": _PROMPT, "max_tokens": _MAX_TOKENS, "temperature": 0}
-_SCHEMA: JsonValue = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_PLAIN: Mapping[str, JsonValue] = {
+    "prompt": "The capital of Italy is",
+    "max_tokens": _MAX_TOKENS,
+    "temperature": 0,
+}
 _MAX_FILE_BYTES = 64 << 20
 _LINE = 'lines like {"url": "/v1/completions", "body": {"prompt": "..."}}'
 
@@ -121,6 +125,64 @@ def token_prompt(num_tokens: int, first: int = 0) -> list[JsonValue]:
     return [_ID_LOW + (first + index * 7) % NUM_TOKEN_IDS for index in range(num_tokens)]
 
 
+class _Template(Value):
+    """A request of ``exercises.json``. With `if_refused` it stands in for one with that parameter."""
+
+    name: str
+    path: str = COMPLETIONS
+    body: dict[str, JsonValue] = Field(default_factory=dict)
+    copies: JsonValue = 1
+    is_greedy: bool = False
+    beside: dict[str, JsonValue] | None = None
+    if_refused: str = ""
+
+    def filled(self, holes: Mapping[str, JsonValue]) -> WarmUpRequest:
+        """Returns the request with every hole filled."""
+        body = _merged(_PLAIN if self.path == COMPLETIONS else {}, _filled(self.body, holes))
+        beside = () if self.beside is None else (_merged(body, _filled(self.beside, holes)),)
+        return WarmUpRequest(
+            name=self.name.replace("{adapter}", str(holes.get("adapter"))),
+            path=self.path,
+            body=body,
+            copies=_filled(self.copies, holes),
+            is_greedy=self.is_greedy,
+            beside=beside,
+        )
+
+
+def _filled(value: Any, holes: Mapping[str, JsonValue]) -> Any:
+    if isinstance(value, dict):
+        return {name: _filled(inner, holes) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, holes) for inner in value]
+    if isinstance(value, str) and value.startswith("{") and value.endswith("}"):
+        return holes[value[1:-1]]
+    return value
+
+
+def _merged(old: Mapping[str, JsonValue], new: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    return {name: value for name, value in {**old, **new}.items() if value is not None}
+
+
+@cache
+def _templates() -> Mapping[str, tuple[_Template, ...]]:
+    data = Path(__file__).with_name("exercises.json").read_bytes()
+    return MappingProxyType(TypeAdapter(dict[str, tuple[_Template, ...]]).validate_json(data))
+
+
+def requests_of(
+    name: str, holes: Mapping[str, JsonValue] = MappingProxyType({}), without: Collection[str] = ()
+) -> tuple[WarmUpRequest, ...]:
+    """Returns a feature's requests, with their `holes` filled, and none that has a parameter of `without`."""
+    rows = (one for one in _templates()[name] if not one.if_refused or one.if_refused in without)
+    found = (row.filled(holes) for row in rows)
+    return tuple(one for one in found if _parameters(one).isdisjoint(without))
+
+
+def _parameters(request: WarmUpRequest) -> frozenset[str]:
+    return frozenset().union(*request.bodies)
+
+
 def generation(
     room: Room, refused: Collection[str] = (), fatal: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Feature]:
@@ -129,64 +191,25 @@ def generation(
     `refused` are the parameters that this server answers with 400. `fatal` are those that would crash it, each with the
     reason.
     """
-    smoke = (completion("greedy", is_greedy=True), completion("sampled", temperature=0.8, seed=1))
-    yield Feature("text", smoke, is_smoke=True)
-    gap = "; ".join(fatal.values())
-    yield Feature("kinds of sampling", _without(fatal, _sampling(refused, room)), gap)
-    yield Feature("constrained answers", tuple(_constrained()))
-    yield Feature("long prompts", (completion("long prompt", prompt=token_prompt(_long(room))),))
+    holes: dict[str, JsonValue] = {
+        "long_prompt": token_prompt(_long(room)),
+        "num_at_once": min(room.max_num_seqs or 8, 8),
+        "logprobs_1": _fewer(1, room),
+        "logprobs_2": _fewer(2, room),
+    }
+    names = ["text", "kinds of sampling", "constrained answers", "long prompts"]
     if room.max_num_seqs is None or room.max_num_seqs > 1:
-        copies = min(room.max_num_seqs or 8, 8)
-        yield Feature("several at once", (completion("as many as at once", copies=copies),))
-        yield Feature("batches of several kinds of sampling", _without(fatal, _mixed(room)), gap)
+        names += ["several at once", "batches of several kinds of sampling"]
+    for name in names:
+        asked = requests_of(name, holes, refused)
+        safe = tuple(one for one in asked if _parameters(one).isdisjoint(fatal))
+        yield Feature(name, safe, "; ".join(fatal.values()) if safe != asked else "", is_smoke=name == "text")
     yield _chunked(room)
-
-
-def _without(fatal: Collection[str], requests: Iterable[WarmUpRequest]) -> tuple[WarmUpRequest, ...]:
-    return tuple(one for one in requests if not {*fatal} & {*one.body}.union(*one.beside))
 
 
 def _fewer(logprobs: int, room: Room) -> int:
     """Returns `logprobs`, or the most that the server allows."""
     return logprobs if room.max_logprobs is None else min(logprobs, room.max_logprobs)
-
-
-def _sampling(refused: Collection[str], room: Room) -> Iterator[WarmUpRequest]:
-    yield completion("top-p", temperature=0.8, top_p=0.9, seed=1)
-    yield completion("top-k", temperature=0.8, top_k=5)
-    if "min_p" in refused:
-        yield completion("top-k, top-p", temperature=0.8, top_k=5, top_p=0.9)
-    else:
-        yield completion("top-k, top-p, min-p", temperature=0.8, top_k=5, top_p=0.9, min_p=0.1)
-    yield completion("penalties", temperature=0.5, repetition_penalty=1.1, presence_penalty=0.2)
-    yield completion("frequency penalty", frequency_penalty=0.2)
-    yield completion("logprobs", logprobs=_fewer(2, room), is_greedy=True)
-    yield completion("several with logprobs", temperature=0.9, n=3, logprobs=_fewer(1, room))
-    yield completion("prompt logprobs", prompt_logprobs=_fewer(1, room))
-    if "logit_bias" not in refused:
-        yield completion("logit bias", logit_bias={"5": 2})
-    yield completion("bad words", bad_words=["Paris"])
-    yield completion("at least so many", min_tokens=4)
-    yield completion("a stop", stop=["\n"])
-
-
-def _constrained() -> Iterator[WarmUpRequest]:
-    yield completion("JSON", response_format={"type": "json_object"}, max_tokens=12)
-    schema: JsonValue = {"name": "a", "schema": _SCHEMA}
-    yield completion("JSON schema", response_format={"type": "json_schema", "json_schema": schema})
-
-
-def _mixed(room: Room) -> Iterator[WarmUpRequest]:
-    """Yields batches of a greedy and another request, which reach other code than either alone (seen on Gaudi's double)."""
-    others: Mapping[str, dict[str, JsonValue]] = {
-        "sampled": {"temperature": 0.8},
-        "top-k, top-p": {"temperature": 0.8, "top_k": 5, "top_p": 0.9},
-        "penalties": {"temperature": 0.5, "repetition_penalty": 1.1},
-        "logprobs": {"temperature": 0.8, "logprobs": _fewer(2, room)},
-    }
-    for name, body in others.items():
-        one = completion(f"greedy beside {name}", max_tokens=2 * _MAX_TOKENS, ignore_eos=True)
-        yield one.model_copy(update={"beside": ({**one.body, **body},)})
 
 
 def sampler_batches(
@@ -220,11 +243,12 @@ def sampler_batches(
 
 def _greedy(num: int, room: Room) -> dict[str, JsonValue]:
     """Returns a request that is long enough for `num` of them to run at the same time."""
-    most = room.max_model_len or num + 2 * _MAX_TOKENS
+    more = 2 * _MAX_TOKENS
+    most = room.max_model_len or num + more + _SHORT_TOKENS
     prompt = token_prompt(min(_SHORT_TOKENS, most - 1))
     return {
         "prompt": prompt,
-        "max_tokens": min(num + _MAX_TOKENS, most - len(prompt)),
+        "max_tokens": min(num + more, most - len(prompt)),
         "stream": True,
         "ignore_eos": True,
         "temperature": 0,
@@ -352,14 +376,12 @@ def _truncations() -> dict[str, dict[str, JsonValue]]:
 
 def _chunked(room: Room) -> Feature:
     name, tokens, longest = "prompts in chunks", room.max_num_batched_tokens, room.max_model_len
-    if longest is not None and tokens is not None:
-        num_tokens = min(tokens + tokens // 2 + 1, longest - 2 * _MAX_TOKENS)
-        fits = num_tokens > tokens
-        return Feature(
-            name, (completion("a prompt in chunks", prompt=token_prompt(num_tokens)),) if fits else ()
-        )
-    missing = "--max-num-batched-tokens" if tokens is None else "--max-model-len"
-    return Feature(name, gap=f"{missing} is not given, so it is not known which prompts are cut")
+    if longest is None or tokens is None:
+        missing = "--max-num-batched-tokens" if tokens is None else "--max-model-len"
+        return Feature(name, gap=f"{missing} is not given, so it is not known which prompts are cut")
+    num_tokens = min(tokens + tokens // 2 + 1, longest - 2 * _MAX_TOKENS)
+    fits = num_tokens > tokens
+    return Feature(name, requests_of(name, {"chunked_prompt": token_prompt(num_tokens)}) if fits else ())
 
 
 def _long(room: Room) -> int:
@@ -372,100 +394,38 @@ def pooling(kind: str, room: Room) -> Iterator[Feature]:
 
     `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another kind, whose requests we do not know.
     """
-    several: JsonValue = [_PROMPT] * 3
-    requests: tuple[WarmUpRequest, ...]
-    if kind == "embed":
-        long: dict[str, JsonValue] = {"input": token_prompt(_long(room))}
-        if room.max_model_len is None:
-            # Many such models take 128 or 256 tokens, as a file other than their configuration says.
-            long["truncate_prompt_tokens"] = -1
-        requests = (
-            _post("embedding", EMBEDDINGS, input=_PROMPT),
-            _post("several embeddings", EMBEDDINGS, input=several),
-            _post("a long embedding", EMBEDDINGS, **long),
-        )
-        yield Feature("embeddings", requests, is_smoke=True)
-    elif kind == "classify":
-        requests = (_post("class", "/classify", input=_PROMPT), _post("classes", "/classify", input=several))
-        yield Feature("classes", requests, is_smoke=True)
-    elif kind == "score":
-        requests = (
-            _post("score", "/score", text_1=_PROMPT, text_2="Rome"),
-            _post("scores", "/score", text_1=_PROMPT, text_2=several),
-        )
-        yield Feature("scores", requests, is_smoke=True)
-    else:
+    name = {"embed": "embeddings", "classify": "classes", "score": "scores"}.get(kind)
+    if name is None:
         yield Feature(f"answers of the kind {kind}", gap="what to ask is not known here: --exercise FILE")
+        return
+    # Many models that embed take 128 or 256 tokens, as a file other than their configuration says.
+    truncation = -1 if room.max_model_len is None else None
+    holes: dict[str, JsonValue] = {"long_prompt": token_prompt(_long(room)), "truncation": truncation}
+    yield Feature(name, requests_of(name, holes), is_smoke=True)
 
 
-def adapters(names: Iterable[str]) -> Feature:
+def adapters(names: Sequence[str]) -> Feature:
     """Returns the feature of a server with these LoRA adapters."""
-    requests = [
-        request
-        for name in names
-        for request in (
-            completion(f"adapter {name}", model=name, is_greedy=True),
-            completion(f"adapter {name}, sampled", model=name, temperature=0.8),
-        )
-    ]
-    beside = [completion("an adapter beside none", model=name) for name in list(names)[:1]]
-    mixed = [one.model_copy(update={"beside": (dict(_PLAIN),)}) for one in beside]
-    gap = "" if requests else "no adapter is named by --lora-modules"
-    return Feature("LoRA adapters", (*requests, *mixed), gap)
+    each = [one for name in names for one in requests_of("each LoRA adapter", {"adapter": name})]
+    beside = [one for name in names[:1] for one in requests_of("a LoRA adapter", {"adapter": name})]
+    gap = "" if names else "no adapter is named by --lora-modules"
+    return Feature("LoRA adapters", (*each, *beside), gap)
 
 
 def drafts() -> Feature:
     """Returns the feature of a server that drafts tokens: a prompt that repeats itself, so that drafts are accepted."""
-    prompt: JsonValue = token_prompt(6) * 6
-    requests = (
-        completion("drafts", prompt=prompt, max_tokens=_DRAFTED_TOKENS, is_greedy=True),
-        completion("drafts, sampled", prompt=prompt, max_tokens=_DRAFTED_TOKENS, temperature=0.8),
-        completion("drafts, with logprobs", prompt=prompt, max_tokens=_DRAFTED_TOKENS, logprobs=1),
-    )
-    return Feature("speculative decoding", requests)
+    name = "speculative decoding"
+    return Feature(name, requests_of(name, {"repetition": token_prompt(6) * 6}))
 
 
 def tools() -> Feature:
     """Returns the feature of a server that chooses tools."""
-    function: JsonValue = {"name": "add", "description": "Adds", "parameters": _SCHEMA}
-    body: dict[str, JsonValue] = {"messages": _messages("Add 1 and 2"), "max_tokens": _MAX_TOKENS}
-    body["tools"] = [{"type": "function", "function": function}]
-    named: JsonValue = {"type": "function", "function": {"name": "add"}}
-    requests = (_post("tools", CHAT, **body), _post("a named tool", CHAT, **body, tool_choice=named))
-    return Feature("tools", requests)
+    return Feature("tools", requests_of("tools"))
 
 
 def images() -> Feature:
     """Returns the feature of a server whose model takes images: two sizes."""
-    requests = []
-    for width, height in ((56, 56), (224, 112)):
-        part: JsonValue = {"type": "image_url", "image_url": {"url": _png(width, height)}}
-        content: JsonValue = [{"type": "text", "text": "What is this?"}, part]
-        messages: JsonValue = [{"role": "user", "content": content}]
-        requests.append(
-            _post(f"an image of {width} x {height}", CHAT, messages=messages, max_tokens=_MAX_TOKENS)
-        )
-    return Feature("images", tuple(requests), "sizes other than 56 x 56 and 224 x 112")
-
-
-def _png(width: int, height: int) -> str:
-    """Returns a grey gradient as a data URL."""
-    rows = b"".join(b"\0" + bytes((x + y) % 256 for x in range(width)) for y in range(height))
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
-    data = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    return f"data:image/png;base64,{base64.b64encode(data).decode()}"
-
-
-def _messages(text: str) -> JsonValue:
-    return [{"role": "user", "content": text}]
-
-
-def _post(name: str, path: str, **body: JsonValue) -> WarmUpRequest:
-    return WarmUpRequest(name=name, path=path, body=body)
+    return Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112")
 
 
 class _Line(ForeignValue):

@@ -7,7 +7,7 @@ hashed and what it compiled.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,10 @@ from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.digest import differing
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
-from aotgaudi.wrap.launch import adapter_named
+from aotgaudi.wrap.file_watch import FileRules
+from aotgaudi.wrap.launch import server_kind
 from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
+from aotgaudi.wrap.verdict import findings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class CaptureDifference:
 def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
     """Returns the differences between two bundles of captures. Raises SpecError if one holds programs."""
     before, after = _files(old), _files(new)
-    rules = adapter_named(old.launch.guest).variable_rules
+    rules = server_kind(old.launch.guest).variable_rules
     return CaptureDifference(
         launches=compare(old.launch, new.launch, rules),
         added=tuple(sorted(after.keys() - before.keys())),
@@ -61,7 +63,6 @@ def _files(bundle: Bundle) -> Mapping[str, str]:
 
 
 _FOLDER = "events"
-_TELLING = ("refused", "compile", "generate", "fault")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def explain_run(root: Path, sealed: Mapping[str, Mapping[str, str]]) -> RunExpla
         num_processes=len(processes),
         num_factors=sum(map(len, hashed.values())),
         factors=tuple(_differences(sealed, hashed)),
-        deeds=tuple(dict.fromkeys(_deeds(processes))),
+        deeds=tuple(dict.fromkeys(_deeds(processes, root))),
     )
 
 
@@ -116,14 +117,8 @@ def _differences(
             yield Difference(f"{group}.{name}", before, after)
 
 
-def _deeds(processes: tuple[ProcessLog, ...]) -> Iterator[str]:
-    for process in processes:
-        for event in process.events:
-            if event.kind in _TELLING and event.phase != "c":
-                what = (
-                    event.text("argv")
-                    or event.text("path")
-                    or f"{event.text('what')} {event.text('name')}".strip()
-                )
-                stack = f", from {event.stack}" if event.stack else ""
-                yield f"{event.kind} in {process.role or 'a process'}: {what}{stack}"
+def _deeds(processes: Sequence[ProcessLog], root: Path) -> Iterator[str]:
+    """Yields what was compiled or refused, in the words of ``aotgaudi run``."""
+    for process, finding in findings_of(processes, (), FileRules(root), is_watched=False):
+        if finding.phase != "cold" and finding.what not in ("file", "trace"):
+            yield f"{process}: {finding}"

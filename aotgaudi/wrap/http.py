@@ -178,6 +178,10 @@ class HttpServer:
         )
         self._thread.start()
 
+    def answer_by(self, answers: Answers) -> None:
+        """Answers by these callbacks from now on."""
+        self._server.answers = answers
+
     @property
     def port(self) -> int:
         """The bound port."""

@@ -17,8 +17,6 @@ import sysconfig
 from urllib.parse import unquote
 
 _OF_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-_PLUGINS = re.compile(rb"^\[(vllm|sglang)\.", re.MULTILINE)
-_PACKAGES = ("vllm", "vllm_gaudi", "vllm_hpu_extension", "sglang", "torch", "triton", "transformers")
 _SUFFIX, _EGG, _LINK = ".dist-info", ".egg-info", ".egg-link"
 _CUSTOM = ("sitecustomize", "usercustomize")
 """Modules that every interpreter imports if they exist (site.py)."""
@@ -150,9 +148,12 @@ def _entries(folder: str) -> list[str]:
         return []
 
 
-def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str], list[str]]:
+def _distributions(
+    paths: list[str], patterns: list[str], groups: list[str]
+) -> tuple[dict[str, str], list[str]]:
     """Returns the identities of the distributions that count, and all names. The first of a name on the path wins."""
     found, names = {}, set()
+    plugins = re.compile(rf"^\[({'|'.join(groups)})\.".encode(), re.MULTILINE)
     for path in dict.fromkeys(paths):
         for entry in _entries(path):
             if not entry.endswith((_SUFFIX, _EGG, _LINK)):
@@ -163,18 +164,18 @@ def _distributions(paths: list[str], patterns: list[str]) -> tuple[dict[str, str
                 continue
             names.add(name)
             info = os.path.join(path, entry) if entry[-len(_LINK) :] != _LINK else _linked(path, entry)
-            is_plugin = _PLUGINS.search(_read(os.path.join(info, "entry_points.txt")))
+            is_plugin = plugins.search(_read(os.path.join(info, "entry_points.txt")))
             if is_plugin or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
                 found[name] = _identity(info, name, version)
     return found, sorted(names)
 
 
-def _sources(paths: list[str]) -> dict[str, str]:
+def _sources(paths: list[str], packages: list[str]) -> dict[str, str]:
     """Returns the packages whose sources lie in directories that come before the installed ones."""
     found: dict[str, str] = {}
     for path in paths:
         entries = _entries(path)
-        for name in _PACKAGES:
+        for name in packages:
             is_installed = any(one.startswith(name) and one.endswith((_SUFFIX, _EGG)) for one in entries)
             if not is_installed and os.path.isfile(os.path.join(path, name, "__init__.py")):
                 found.setdefault(f"sources of {name}", of_sources(os.path.join(path, name)))
@@ -198,10 +199,12 @@ def _libc() -> str:
 
 def answer(question: dict[str, object]) -> dict[str, object]:
     """Returns what is installed; see `launch_machine.Installed`."""
-    ahead = [str(path) for path in question["ahead"]]  # type: ignore[attr-defined]
-    patterns = [str(pattern) for pattern in question["patterns"]]  # type: ignore[attr-defined]
+    ahead, patterns, packages, groups = (
+        [str(one) for one in question[name]]  # type: ignore[attr-defined]
+        for name in ("ahead", "patterns", "packages", "groups")
+    )
     paths = [*ahead, *_user_site(str(question["home"])), *filter(None, sys.path)]
-    found, names = _distributions(paths, patterns)
+    found, names = _distributions(paths, patterns, groups)
     sites = [*_user_site(str(question["home"])), *site.getsitepackages(), sysconfig.get_path("purelib")]
     abi = sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag
     return {
@@ -209,7 +212,7 @@ def answer(question: dict[str, object]) -> dict[str, object]:
         "libc": _libc(),
         "prefix": sys.prefix,
         "site_packages": sysconfig.get_path("purelib"),
-        "distributions": {**found, **_sources(ahead), **_startup(paths, sites)},
+        "distributions": {**found, **_sources(ahead, packages), **_startup(paths, sites)},
         "names": names,
     }
 

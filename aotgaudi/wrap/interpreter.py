@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.wrap.starts import Start, find_start, working_directory
+from aotgaudi.wrap.starts import SERVERS, Start, find_start, working_directory
 
 DISTRIBUTIONS = (
     *(
@@ -51,13 +51,13 @@ DISTRIBUTIONS = (
         "amd-aiter",
         "aiter",
         "rocm*",
-        "habana*",
         "intel-openmp",
     ),
-    *("vllm", "vllm-*", "sglang*", "sgl-*", "neural-compressor*"),
 )
-"""Patterns of normalised names (PEP 503) of distributions that make code or are traced. A server's plugins (entry points of
-the groups ``vllm.*`` and ``sglang.*``) count too, because they run in its processes."""
+"""Patterns of normalised names (PEP 503) of distributions that make code or are traced, besides those of a server
+(`starts.Server`). A server's plugins count too, because they run in its processes."""
+_PACKAGES = ("torch", "triton", "transformers")
+"""Packages that count by their sources if these are used in place, besides those of a server."""
 
 _SECONDS = 60
 
@@ -80,7 +80,13 @@ def question_of(words: Sequence[str], start: Start, cwd: Path) -> Question:
     """
     first = (str(cwd),) if words[start.at] == "-m" else ()
     ahead = [*first, *filter(None, start.environ.get("PYTHONPATH", "").split(":"))]
-    question = {"patterns": DISTRIBUTIONS, "ahead": ahead, "home": start.environ.get("HOME", "")}
+    question = {
+        "patterns": [*DISTRIBUTIONS, *(name for one in SERVERS.values() for name in one.distributions)],
+        "packages": [*_PACKAGES, *(name for one in SERVERS.values() for name in one.packages)],
+        "groups": [one.plugins for one in SERVERS.values() if one.plugins],
+        "ahead": ahead,
+        "home": start.environ.get("HOME", ""),
+    }
     return Question(start.interpreter(words, cwd), json.dumps(question))
 
 

@@ -37,11 +37,11 @@ from aotgaudi.commands.variables import hugging_face_home, is_secret, text_of, w
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
-from aotgaudi.wrap.adapters.base import Adapter, Flags, as_sealed
+from aotgaudi.wrap.adapters.base import Flags, ServerKind, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.interpreter import Asking, question_of
-from aotgaudi.wrap.launch_machine import Installed, compiler_version, device_of, installed_of
-from aotgaudi.wrap.starts import find_start, working_directory
+from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
+from aotgaudi.wrap.starts import SERVERS, find_start, working_directory
 
 KEYED_FILES: Mapping[str, str] = MappingProxyType(
     {
@@ -59,23 +59,13 @@ _LARGEST_BYTES = 32 << 20
 _COMMIT_BYTES = 200
 _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 
-_ADAPTERS: Mapping[str, str] = MappingProxyType(
-    {
-        "vllm": "aotgaudi.wrap.adapters.vllm:Vllm",
-        "vllm-gaudi": "aotgaudi.wrap.adapters.vllm_gaudi:VllmGaudi",
-        "sglang": "aotgaudi.wrap.adapters.sglang:Sglang",
-        "fake": "aotgaudi.wrap.adapters.fake:Fake",
-    }
-)
-"""Server -> module and class of its adapter. A module is imported only when its server is needed."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A parsed command that starts a server.
 
     Attributes:
-        adapter: the adapter of the server.
+        adapter: the kind of server.
         interpreter: the path of the Python that runs the server.
         words: the command, as given.
         flags: the command's flags.
@@ -85,7 +75,7 @@ class Found:
         environ: the environment of the command, including the command's own assignments (``env NAME=VALUE``).
     """
 
-    adapter: Adapter
+    adapter: ServerKind
     interpreter: str
     words: tuple[str, ...]
     flags: Flags
@@ -95,13 +85,13 @@ class Found:
     environ: Mapping[str, str]
 
 
-def adapter_named(name: GuestName) -> Adapter:
-    """Returns the adapter of a server. Raises SpecError for a server that this version does not know."""
-    if name not in _ADAPTERS:
-        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(_ADAPTERS))}")
-    module, _, kind = _ADAPTERS[name].partition(":")
-    adapter: Adapter = getattr(importlib.import_module(module), kind)()
-    return adapter
+def server_kind(name: GuestName) -> ServerKind:
+    """Returns a kind of server. Raises SpecError for one that this version does not know."""
+    if name not in SERVERS:
+        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(SERVERS))}")
+    module, _, value = SERVERS[name].value.partition(":")
+    kind: ServerKind = getattr(importlib.import_module(module), value)
+    return kind
 
 
 def find_server(
@@ -118,7 +108,7 @@ def find_server(
         words: the command.
         environ: the environment that the command would run in.
         cwd: the directory that it would run in; None is the current one.
-        is_whole: False while words are still to be added (`Adapter.shapes`). A whole command that cannot be watched is
+        is_whole: False while words are still to be added (`ServerKind.shapes`). A whole command that cannot be watched is
             refused.
         asking: a question that the interpreter was asked ahead of time; used if it fits this command.
 
@@ -128,13 +118,14 @@ def find_server(
     """
     directory = working_directory() if cwd is None else cwd
     start = find_start(words, environ)
-    family = adapter_named(cast("GuestName", start.family))
-    flags = family.read(words[start.after :], start.environ)
+    started = server_kind(cast("GuestName", start.server))
+    flags = started.read(words[start.after :], start.environ)
     question = question_of(words, start, directory)
     with asking if asking is not None and asking.question == question else Asking(question) as asked:
         model = find_model(flags, start.environ, directory)
         installed = installed_of(asked)
-    adapter = _refined(family, installed)
+    variant = started.variant(installed)
+    adapter = started if variant is None else server_kind(variant)
     if is_whole:
         adapter.require_witnessed(flags, start.environ)
     return Found(
@@ -149,23 +140,12 @@ def find_server(
     )
 
 
-def public_words(words: Sequence[str], flags: Flags, adapter: Adapter) -> tuple[str, ...]:
+def public_words(words: Sequence[str], flags: Flags, adapter: ServerKind) -> tuple[str, ...]:
     """Returns a complete command without its secrets."""
     found = adapter.starts_at(words)
     head = words[: found[1]] if found else ()
     public = (word for word in head if not any(is_secret(name) for name, _ in assignments([word])))
     return (*map(without_credentials, public), *flags.words)
-
-
-def _refined(family: Adapter, installed: Installed) -> Adapter:
-    """Returns the adapter for the installed software. vLLM for Gaudi, as a plugin or as a fork, has its own adapter.
-
-    The fork (HabanaAI/vllm-fork, of Gaudi 1.22's README) has its buckets in a separate package, ``vllm-hpu-extension``, and
-    names Gaudi in its local version: 0.9.0.1+gaudi.1.22.0.
-    """
-    is_gaudi = not {"vllm-gaudi", "vllm-hpu-extension"}.isdisjoint(installed.names)
-    is_fork = "gaudi" in installed.distributions.get("vllm", "").partition("+")[2]
-    return adapter_named("vllm-gaudi") if family.name == "vllm" and (is_gaudi or is_fork) else family
 
 
 def describe(
@@ -233,11 +213,11 @@ def features_of(found: Found) -> tuple[Feature, ...]:
     with contextlib.suppress(OSError, ValueError, SpecError, RecursionError):
         read = json.loads(read_regular(found.model / _CONFIGS[0], _LARGEST_BYTES))
         config = read if isinstance(read, dict) else {}
-    return found.adapter.features(found.flags, config, device_of(found.installed))
+    return found.adapter.features(found.flags, config, found.adapter.device(found.installed))
 
 
 def _keyed_flags(
-    adapter: Adapter, values: Mapping[str, JsonValue], device: str, always: Collection[str]
+    adapter: ServerKind, values: Mapping[str, JsonValue], device: str, always: Collection[str]
 ) -> dict[str, JsonValue]:
     """Returns the flags that count: neither neutral ones nor those that repeat a default. Flags in `always` count anyway."""
     defaults = adapter.defaults(device)
@@ -270,7 +250,7 @@ def describe_here(
         SpecError: the command starts no known server, or its model is not found.
         TargetError: the interpreter does not run, or the machine lacks the device.
     """
-    words, environ = as_sealed(adapter_named(sealed.guest), sealed, words or sealed.words, environ)
+    words, environ = as_sealed(server_kind(sealed.guest), sealed, words or sealed.words, environ)
     found = find_server(words, environ, asking=asking)
     return found, describe(
         found,

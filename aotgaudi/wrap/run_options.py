@@ -13,7 +13,7 @@ from aotgaudi.errors import SpecError
 if TYPE_CHECKING:
     from aotgaudi.wrap.interpreter import Asking
 
-OnCompile = Literal["report", "drain", "exit", "refuse"]
+OnCompile = Literal["report", "exit"]
 
 START_SECONDS = 1800.0
 """How long a server may take until it serves."""
@@ -27,8 +27,7 @@ class Policy:
 
     Attributes:
         require_warm: End a server that is not warm.
-        on_compile: Count and log it; or also answer not ready; or end the server; or raise an error where the compilation
-            starts.
+        on_compile: Count and log it; or also end the server.
         start_seconds: How long the server may take until it serves.
         termination_seconds: How long it has after SIGTERM, if we end it.
     """
@@ -37,11 +36,6 @@ class Policy:
     on_compile: OnCompile = "report"
     start_seconds: float = START_SECONDS
     termination_seconds: float = TERMINATION_SECONDS
-
-    @property
-    def live_byte(self) -> str:
-        """The state byte after ready."""
-        return "r" if self.on_compile == "refuse" else "v"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,11 @@ Nothing of the server outlives the block. One thread only.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import IO, Any
@@ -28,7 +30,7 @@ from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
-from aotgaudi.wrap.client import Address, WrappedServerError, ask, is_healthy, require_free
+from aotgaudi.wrap.client import Address, HealthProbe, WrappedServerError, ask, require_free
 from aotgaudi.wrap.events import EventLog, printable
 from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import Found
@@ -38,10 +40,12 @@ from aotgaudi.wrap.sandbox import Child, Sandbox
 from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Seen, What, is_settled
 from aotgaudi.wrap.witness import write_agent
 
+_log = logging.getLogger(__name__)
+
 STATE_BYTES: Mapping[Phase, str] = MappingProxyType(
-    {"cold": "c", "load": "l", "measure": "m", "exercise": "e"}
+    {"cold": "c", "load": "l", "measure": "m", "exercise": "e", "live": "v"}
 )
-"""Phase -> the state byte for the agents. The phase after the warm-up requests depends on the caller."""
+"""Phase -> the state byte for the agents."""
 AGENT = "witness/agent.zip"
 """Where the agent's archive lies below the root. From an archive on its path, Python imports nothing else in the folder."""
 SETTLE_SECONDS = 10.0
@@ -211,32 +215,39 @@ class Session:
         Raises:
             WrappedServerError: The server ended first, or the deadline has passed.
         """
-        while True:
-            on_wait()
-            status = self.child.poll()
-            if status is not None:
-                raise WrappedServerError(f"the server ended with exit code {status} before it served", status)
-            if is_healthy(self.plan.address):
-                return self.seconds
-            if self.seconds >= deadline_seconds:
-                raise WrappedServerError(f"the server did not serve within {deadline_seconds:.0f} s")
-            time.sleep(_POLL_SECONDS)
+        with closing(HealthProbe(self.plan.address)) as health:
+            while True:
+                on_wait()
+                status = self.child.poll()
+                if status is not None:
+                    raise WrappedServerError(
+                        f"the server ended with exit code {status} before it served", status
+                    )
+                if health.poll():
+                    return self.seconds
+                if self.seconds >= deadline_seconds:
+                    raise WrappedServerError(f"the server did not serve within {deadline_seconds:.0f} s")
+                time.sleep(_POLL_SECONDS)
 
     def warm_up(
         self,
         requests: Iterable[WarmUpRequest],
         *,
         on_answer: Callable[[], object] = lambda: None,
+        on_wait: Callable[[], object] = lambda: None,
         needs_success: bool = False,
     ) -> tuple[AnswerDigests, ...]:
         """Sends the warm-up requests in turn. Returns each answer's digests.
 
-        Raises WrappedServerError, naming the request, for a missing answer, and with `needs_success` also for an error
-        answer.
+        `on_wait` is called again and again while an answer is waited for, and may raise to stop. Raises WrappedServerError,
+        naming the request, for a missing answer, and with `needs_success` also for an error answer, and for a batch whose
+        requests did not run at the same time. Without it, such a batch is logged.
         """
         digests = []
         for request in requests:
-            answer = ask(self.plan.address, request)
+            answer = ask(self.plan.address, request, on_wait)
+            if answer.problem and not needs_success:
+                _log.warning("the warm-up request %r: %s", request.name, answer.problem)
             if needs_success and (answer.status >= 400 or answer.problem):
                 raise WrappedServerError(
                     f"the server answered the request {request.name!r} of the exercise with {answer.status}:"

@@ -37,7 +37,7 @@ Indices = tuple[int, int]
 """The indices of the first word that starts a server, and of the first word after that."""
 
 
-def _sglang(words: Sequence[str]) -> Indices | None:
+def find_sglang(words: Sequence[str]) -> Indices | None:
     """Finds ``sglang serve``, or ``python -m sglang.launch_server``."""
     for index, word in enumerate(words):
         after = words[index + 1] if index + 1 < len(words) else ""
@@ -47,7 +47,7 @@ def _sglang(words: Sequence[str]) -> Indices | None:
     return None
 
 
-def _fake(words: Sequence[str]) -> Indices | None:
+def find_fake(words: Sequence[str]) -> Indices | None:
     """Finds ``python fake_server.py serve``."""
     for index, word in enumerate(words):
         if word.rpartition("/")[2] == FAKE_SCRIPT and list(words[index + 1 : index + 2]) == ["serve"]:
@@ -55,10 +55,46 @@ def _fake(words: Sequence[str]) -> Indices | None:
     return None
 
 
-STARTS: Mapping[str, Callable[[Sequence[str]], Indices | None]] = MappingProxyType(
-    {"vllm": find_vllm, "sglang": _sglang, "fake": _fake}
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A kind of server that is known.
+
+    Attributes:
+        value: the module and the name of its `ServerKind`. The module is imported only when the server is needed.
+        starts_at: returns where a command starts it, or None; None if commands start it as another kind's variant.
+        distributions: patterns of normalised names (PEP 503) of its distributions.
+        packages: the packages that count by their sources if these are used in place.
+        plugins: what the names of its groups of plugins (entry points) begin with, before a dot.
+    """
+
+    value: str
+    starts_at: Callable[[Sequence[str]], Indices | None] | None = None
+    distributions: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    plugins: str = ""
+
+
+SERVERS: Mapping[str, Server] = MappingProxyType(
+    {
+        "vllm": Server(
+            "aotgaudi.wrap.adapters.vllm:VLLM", find_vllm, ("vllm", "vllm-*"), ("vllm",), plugins="vllm"
+        ),
+        "vllm-gaudi": Server(
+            "aotgaudi.wrap.adapters.vllm_gaudi:VLLM_GAUDI",
+            distributions=("habana*", "neural-compressor*"),
+            packages=("vllm_gaudi", "vllm_hpu_extension"),
+        ),
+        "sglang": Server(
+            "aotgaudi.wrap.adapters.sglang:SGLANG",
+            find_sglang,
+            ("sglang*", "sgl-*"),
+            ("sglang",),
+            plugins="sglang",
+        ),
+        "fake": Server("aotgaudi.wrap.adapters.fake:FAKE", find_fake),
+    }
 )
-"""Family of servers -> the function that finds where a command starts one, or returns None."""
+"""Every kind of server, by its name in a launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +102,13 @@ class Start:
     """Where a command starts a server.
 
     Attributes:
-        family: a key of `STARTS`.
+        server: a key of `SERVERS`.
         at: the index of the first word that starts the server.
         after: the index of the first word after that.
         environ: the command's environment, including the command's own assignments (``env NAME=VALUE``).
     """
 
-    family: str
+    server: str
     at: int
     after: int
     environ: Mapping[str, str]
@@ -90,12 +126,13 @@ class Start:
 def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:
     """Returns where a command starts a server. Raises SpecError if it starts none, or if a program in front may hide one."""
     _require_text(words)
-    for family, find in STARTS.items():
-        found = find(words) if family != "fake" or environ.get(FAKE_SWITCH) == "1" else None
+    for name, server in SERVERS.items():
+        is_enabled = name != "fake" or environ.get(FAKE_SWITCH) == "1"
+        found = server.starts_at(words) if server.starts_at is not None and is_enabled else None
         if found is not None:
             at, after = found
             _require_wrappers(words[:at])
-            return Start(family, at, after, MappingProxyType({**environ, **dict(assignments(words[:at]))}))
+            return Start(name, at, after, MappingProxyType({**environ, **dict(assignments(words[:at]))}))
     if not words:
         raise SpecError(WHERE, "is empty", REMEDY)
     raise SpecError(WHERE, f"{shown(' '.join(words))} starts no server that is known", REMEDY)

@@ -21,7 +21,6 @@ numbers have no gaps, *removing any event never turns "not warm" into "warm"*.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -60,7 +59,6 @@ PHASES: Mapping[str, FindingPhase] = MappingProxyType(
         "m": "load",
         "e": "exercise",
         "v": "live",
-        "r": "live",
         "f": "live",
         "s": "live",
     }
@@ -318,17 +316,28 @@ def is_settled(log: ProcessLog, phase: str) -> bool:
     return any(_settles(event, phase) for event in log.events)
 
 
+def findings_of(
+    logs: Iterable[ProcessLog],
+    unreported: Iterable[tuple[str, Finding]],
+    rules: FileRules,
+    *,
+    is_watched: bool,
+) -> list[tuple[str, Finding]]:
+    """Returns what processes did that a warm server does not do, with the process, in order of time.
+
+    `unreported` follows: what was seen without an agent's report.
+    """
+    told = ((event, log) for log in logs for event in log.events)
+    found = ((event.time, log.title, finding_of(event, rules, is_watched=is_watched)) for event, log in told)
+    rows = [(time, title, finding) for time, title, finding in found if finding is not None]
+    return [*((title, finding) for _, title, finding in sorted(rows, key=lambda row: row[0])), *unreported]
+
+
 def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
-    """Yields what the server did, in order of time, but files last, because the first sentence should name the cause."""
-    found = [(False, math.inf, f"{name}: {one}", one.exit_code) for name, one in seen.outside]
-    for log in logs:
-        for event in log.events:
-            finding = finding_of(event, seen.rules, is_watched=seen.files.is_watched)
-            if finding is not None:
-                row = finding.what == "file", event.time, f"{log.title}: {finding}", finding.exit_code
-                found.append(row)
-    for _, _, text, exit_code in sorted(found):
-        yield Reason(text, exit_code)
+    """Yields what the server did, but files last, because the first sentence should name the cause."""
+    found = findings_of(logs, seen.outside, seen.rules, is_watched=seen.files.is_watched)
+    for title, finding in sorted(found, key=lambda row: row[1].what == "file"):
+        yield Reason(f"{title}: {finding}", finding.exit_code)
 
 
 def _lost(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from aotgaudi.commands.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
-from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.vllm import VLLM
 from tests.environment import ROOT
 
 FACTORS = json.loads((ROOT / "tests" / "golden" / "data" / "vllm-factors.json").read_text(encoding="utf-8"))
@@ -26,7 +26,7 @@ def test_every_condition_is_in_vllms_hash() -> None:
 
 
 def test_every_variable_of_vllms_hash_counts_or_is_a_condition() -> None:
-    rules = Vllm().variable_rules
+    rules = VLLM.variable_rules
     hashed = [name for name in VARIABLES if not name.startswith("RAY_")]  # Launches on Ray are refused.
 
     silent = [name for name in hashed if rules.reason(name) is not None and name not in CONDITIONS]

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from aotgaudi.manifest.bucket_file import bucket_file_of
 from aotgaudi.manifest.coverage import coverage_of_server, live_graphs_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
+from aotgaudi.wrap.adapters import vllm_gaudi
 from tests.environment import ROOT
 from tests.guests_real.tiny_models import LLAMA, written_model
 from tests.hpu.test_vllm_gaudi import Bench, get, running, wait_until_ready
@@ -331,7 +331,8 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
     capfd: pytest.CaptureFixture[str],
     name: str,
 ) -> None:
-    monkeypatch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
+    gaudi = Target(backend="hpu", machine="gaudi2")
+    monkeypatch.setattr(vllm_gaudi, "VLLM_GAUDI", replace(vllm_gaudi.VLLM_GAUDI, target=lambda _: gaudi))
     folder = tmp_path_factory.mktemp("c")  # Sockets' paths are short.
     case = CAPTURED[name]
     bench = RealBench(folder, plugin.double, level="shapes", ready_seconds=3600, plugin=plugin, case=case)

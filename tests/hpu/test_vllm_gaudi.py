@@ -35,7 +35,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import capture, exercise
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
+from aotgaudi.wrap.adapters import vllm_gaudi
 from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, build_shard, shaped_command
 from aotgaudi.wrap.capture_records import UnprovenRow
 from aotgaudi.wrap.launch import describe
@@ -137,7 +137,8 @@ class Bench:
 def _gaudi() -> Iterator[None]:
     """A card that the driver shows, which the double does not stand in for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(VllmGaudi, "target", lambda *_: Target(backend="hpu", machine="gaudi2"))
+        gaudi = Target(backend="hpu", machine="gaudi2")
+        patch.setattr(vllm_gaudi, "VLLM_GAUDI", replace(vllm_gaudi.VLLM_GAUDI, target=lambda _: gaudi))
         yield
 
 

@@ -1,35 +1,42 @@
 """The contract between the servers that we wrap and the code that runs and watches them.
 
-An adapter is one module that describes a server. It imports nothing of the server and starts nothing. The caller asks it for
-commands, environments and paths, gives it the agents' reports, and judges a start by what the adapter expects.
+An adapter is one module with a value, a `ServerKind`, that describes a server. It imports nothing of the server and starts
+nothing. The caller asks it for commands, environments and paths, gives it the agents' reports, and judges a start by what
+the value expects. Another server takes an adapter, a row of `starts.SERVERS`, a module of the agent, and a `GuestName`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, WarmUpRequest
-from aotgaudi.commands.variables import VariableRules
+from aotgaudi.commands.flags import NOT_WRAPPED
+from aotgaudi.commands.variables import VariableRules, hugging_face_home
+from aotgaudi.commands.words import CommandReader
 from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.live_graphs import LiveGraphs
-from aotgaudi.wrap.events import ProcessLog
+from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.exercise import Feature, Room
 from aotgaudi.wrap.launch_machine import Device, Installed
+from aotgaudi.wrap.starts import Indices
+from aotgaudi.wrap.witness import ENTRY_POINT
 
 if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not import its modules.
     from aotgaudi.spec.build_spec import BuildSpec
 
 Phase = Literal["cold", "load", "measure", "exercise", "live"]
 """``cold``: the build, from empty caches. ``load``: from sealed files, until the server is healthy. ``measure``: like
-``load``, but nothing is refused. ``exercise``: while the warm-up requests are sent. ``live``: after that."""
+``load``, but nothing is refused: a proof, and a run that need not be warm. ``exercise``: while the warm-up requests are
+sent. ``live``: after that."""
 
 SHAPES_FOLDER = "cache/shapes"
 """The folder for files of shapes, relative to a sandbox's root. They are captured and restored with the caches."""
@@ -153,71 +160,106 @@ class Shapes(Value):
         }
 
 
-class Adapter(Protocol):
-    """One kind of server. Stateless: one value serves every launch, from any thread."""
+def nothing(*_: object) -> tuple[()]:
+    """Returns nothing, whatever it is asked."""
+    return ()
 
-    @property
-    def name(self) -> GuestName:
-        """The server's name in a launch."""
-        ...
 
-    @property
-    def neutral_flags(self) -> Mapping[str, str]:
-        """Flags that change no code, each with the reason."""
-        ...
+@dataclass(frozen=True, kw_only=True)
+class ServerKind:
+    """One kind of server, as a value. Stateless: it serves every launch, from any thread.
 
-    def defaults(self, device: str) -> Mapping[str, JsonValue]:
-        """Returns each flag's default on a target's backend. A flag that is given its default does not count."""
-        ...
+    Attributes:
+        name: the server's name in a launch.
+        starts_at: returns where a command starts this server (`starts.Indices`); None if it does not.
+        reader: reads the words of its command.
+        model_flag: the flag that names the model.
+        read: reads the words after what starts the server, in an environment. Raises SpecError.
+        neutral_flags: flags that change no code, each with the reason.
+        defaults: returns each flag's default on a target's backend. A flag that is given its default does not count.
+        refuse: raises SpecError, with the reason, for any other launch that cannot be watched completely.
+        variable_rules: which variables count, and which are conditions.
+        cache_roots: cache variables -> where the caches lie below a sandbox's root.
+        settings: returns the variables that it gets besides in a phase; None for one that is unset.
+        left_out: patterns of paths below the root that are not captured, with the reason (fnmatch, so ``*`` matches ``/``
+            too).
+        kinds: patterns of captured paths, with ``/`` in front -> what such a file is. The first that fits counts.
+        repairs: the server's known defects.
+        hooks: the hooks that the agent needs in each process that makes compiled code or loads it.
+        counted: the server's counters whose values a warm start must repeat.
+        zeros: the server's counters that must stay 0 in a warm start.
+        device: returns the device that an installation is for. Raises TargetError for one that is not known.
+        target: returns this machine as the server's target. Raises TargetError if the device is not there.
+        roles: returns how many processes of each role must check in. Other processes may check in too.
+        features: returns what to ask a launch of a model with a configuration, so that it compiles everything that it
+            serves.
+        residuals: returns what the server does at every start, whatever its caches hold, in sentences for people.
+        variant: returns the kind that an installation of this server is, such as vLLM with a plugin; None for this one.
+        build_steps: returns commands to run before the cold run, in its environment: compilers that come with the server.
+        settle: puts the caches below a root in order, after the server has ended and before the capture. Raises
+            CompileError if the server left something unfinished.
+        shape_names: flags and variables that `shapes` may add. See `as_sealed`.
+        make_shapes: see `shapes`; None if the server takes none.
+        cut_shapes: see `slices`; None if they cannot be cut.
+    """
 
-    @property
-    def variable_rules(self) -> VariableRules:
-        """Which variables count, and which are conditions."""
-        ...
-
-    @property
-    def left_out(self) -> tuple[tuple[str, str], ...]:
-        """Patterns of paths below the root that are not captured, with the reason (fnmatch, so ``*`` matches ``/`` too)."""
-        ...
-
-    @property
-    def repairs(self) -> tuple[Repair, ...]:
-        """The server's known defects."""
-        ...
-
-    @property
-    def hooks(self) -> tuple[str, ...]:
-        """The hooks that the agent needs in each process that makes compiled code or loads it."""
-        ...
-
-    @property
-    def shape_names(self) -> frozenset[str]:
-        """Flags and variables that `shapes` may add. See `as_sealed`."""
-        ...
-
-    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where a command starts this server: the indices of the first word that does, and of the first after it."""
-        ...
-
-    def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
-        """Reads the words after what starts the server. Raises SpecError for words that cannot be read."""
-        ...
-
-    def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-        """Returns what to ask a launch of a model with this configuration, so that it compiles everything that it serves."""
-        ...
+    name: GuestName
+    starts_at: Callable[[Sequence[str]], Indices | None]
+    reader: CommandReader
+    model_flag: str
+    read: Callable[[Sequence[str], Mapping[str, str]], Flags]
+    neutral_flags: Mapping[str, str]
+    defaults: Callable[[str], Mapping[str, JsonValue]]
+    refuse: Callable[[Flags, Mapping[str, str]], None]
+    variable_rules: VariableRules
+    cache_roots: Mapping[str, str]
+    settings: Callable[[SandboxRoot, Phase, Mapping[str, str]], Mapping[str, str | None]]
+    left_out: tuple[tuple[str, str], ...]
+    kinds: tuple[tuple[str, FileKind], ...]
+    repairs: tuple[Repair, ...]
+    hooks: tuple[str, ...]
+    counted: tuple[str, ...]
+    zeros: tuple[str, ...]
+    device: Callable[[Installed], Device]
+    target: Callable[[Installed], Target]
+    roles: Callable[[Launch], dict[str, int]]
+    features: Callable[[Flags, Mapping[str, JsonValue], Device], tuple[Feature, ...]]
+    residuals: Callable[[Launch], tuple[str, ...]]
+    variant: Callable[[Installed], GuestName | None] = lambda _: None
+    build_steps: Callable[[Launch], tuple[tuple[str, ...], ...]] = nothing
+    settle: Callable[[Path], object] = nothing
+    shape_names: frozenset[str] = frozenset()
+    make_shapes: Callable[[BuildSpec, Flags, Mapping[str, str], Installed | None], Shapes] | None = None
+    cut_shapes: Callable[[Mapping[str, str], int], tuple[Mapping[str, str], ...]] | None = None
 
     def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
         """Raises SpecError, with the reason, for a launch that cannot be watched completely."""
-        ...
+        for name, reason in NOT_WRAPPED.items():
+            if flags.values.get(name, False) is not False:
+                raise SpecError(f"--{name}", "cannot be wrapped", reason)
+        if flags.world["nodes"] > 1:
+            raise SpecError(
+                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
+            )
+        self.refuse(flags, environ)
 
     def roots(self, root: SandboxRoot) -> dict[str, str]:
         """Returns the variables that name the server's caches, each with a path below the sandbox's root."""
-        ...
+        return {name: root.below(below) for name, below in self.cache_roots.items()}
 
     def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns the server's environment in a phase, with `roots` and without the agent's variables."""
-        ...
+        """Returns the server's environment in a phase, without the agent's variables.
+
+        LOGNAME is fixed, because torch puts the user's name into a path. In the build, home is in the sandbox; the hub's
+        cache stays where the user has it.
+        """
+        values = {**self.roots(root), "LOGNAME": "aotgaudi"}
+        if phase == "cold":
+            values |= {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
+            values["HF_HOME"] = hugging_face_home(environ)
+        settings = self.settings(root, phase, environ)
+        values |= {name: value for name, value in settings.items() if value is not None}
+        return Environment(values, tuple(name for name, value in settings.items() if value is None))
 
     def command(
         self, words: Sequence[str], flags: Flags, root: SandboxRoot, *, is_aliased: bool
@@ -231,31 +273,22 @@ class Adapter(Protocol):
             is_aliased: whether the command names the sandbox's link instead of the model's directory. The model is then
                 served under the name that requests expect.
         """
-        ...
+        if not is_aliased:
+            return tuple(words)
+        found = self.starts_at(words)
+        after = len(words) if found is None else found[1]
+        renamed = self.reader.renamed(words[after:], self.model_flag, flags.model, root.model)
+        served = () if "served-model-name" in flags.values else ("--served-model-name", flags.model)
+        return (*words[:after], *renamed, *served)
 
     def kind_of(self, path: str) -> FileKind:
         """Returns what a captured file is, by its path relative to the sandbox's root."""
-        ...
-
-    def target(self, installed: Installed) -> Target:
-        """Returns this machine as the server's target. Raises TargetError if the server's device is not there."""
-        ...
-
-    def roles(self, launch: Launch) -> dict[str, int]:
-        """Returns how many processes of each role must check in. Other processes may check in too."""
-        ...
+        return next((kind for pattern, kind in self.kinds if fnmatchcase(f"/{path}", pattern)), "other")
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
         """Returns what every warm start must show, except the answers, from what the processes reported in the proof."""
-        ...
-
-    def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what the server does at every start, whatever its caches hold, in sentences for people."""
-        ...
-
-    def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns commands to run before the cold run, in its environment: compilers that come with the server."""
-        ...
+        roles = self.roles(launch)
+        return expected_of(processes, roles=roles, hooks=self.hooks, counted=self.counted, zeros=self.zeros)
 
     def shapes(
         self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
@@ -267,33 +300,48 @@ class Adapter(Protocol):
                 `installed` one.
             CoverageError: the server would meet shapes that `spec` does not have.
         """
-        ...
+        if self.make_shapes is None:
+            raise no_shapes(self.name)
+        return self.make_shapes(spec, flags, environ, installed)
 
     def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
         """Returns the files of `Shapes` for each of `num` servers that share the shapes. Raises SpecError."""
-        ...
+        if self.cut_shapes is None:
+            raise SpecError(
+                "--shards", f"is of no use to {self.name}", "leave it out: only buckets can be cut"
+            )
+        return self.cut_shapes(files, num)
 
-    def settle(self, root: Path) -> None:
-        """Puts the caches below `root` in order. Called after the server has ended and before the capture.
 
-        Raises CompileError if the server left something unfinished.
-        """
-        ...
+def with_agent(variable: str, plugins: str) -> dict[str, str | None]:
+    """Returns the variable that names the plugins to load, with the agent among them."""
+    names = list(filter(None, plugins.split(",")))
+    return {} if ENTRY_POINT in names else {variable: ",".join([*names, ENTRY_POINT])}
+
+
+def captures_graphs(eager_flag: str) -> Callable[[Launch], tuple[str, ...]]:
+    """Returns the residuals of a server that captures CUDA graphs on a GPU, unless `eager_flag` is given."""
+
+    def residuals(launch: Launch) -> tuple[str, ...]:
+        is_eager = launch.flags.get(eager_flag, False) is not False
+        return () if is_eager or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
+
+    return residuals
 
 
 def as_sealed(
-    adapter: Adapter, sealed: Launch, words: Sequence[str], environ: Mapping[str, str]
+    kind: ServerKind, sealed: Launch, words: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Returns a command and its environment, with what `Shapes` added to the sealed launch.
 
     Users serve with the command that they gave to the build, which lacks what the build added for the shapes. Other
     differences stay, and comparing the launches finds them. Raises SpecError for a command that cannot be read.
     """
-    names = adapter.shape_names
-    found = adapter.starts_at(words)
+    names = kind.shape_names
+    found = kind.starts_at(words)
     if sealed.manifest_id is None or found is None:
         return tuple(words), dict(environ)
-    given = adapter.read(words[found[1] :], environ).values
+    given = kind.read(words[found[1] :], environ).values
     missing = sorted(name for name in names if name in sealed.flags and name not in given)
     more = [word for name in missing for word in flag_words(name, sealed.flags[name])]
     variables = {
@@ -307,11 +355,6 @@ def flag_words(name: str, value: JsonValue) -> tuple[str, ...]:
     if isinstance(value, bool):
         return (f"--{name}" if value else f"--no-{name}",)
     return f"--{name}", str(value)
-
-
-def no_slices(server: str) -> SpecError:
-    """Returns the error for a server whose shapes cannot be cut into slices."""
-    return SpecError("--shards", f"is of no use to {server}", "leave it out: only buckets can be cut")
 
 
 def no_shapes(server: str) -> SpecError:

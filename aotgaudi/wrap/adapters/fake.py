@@ -7,14 +7,14 @@ its caches lie. See tests/guests/fake_server.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from aotgaudi.backends.base import Target
-from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.commands.variables import Hashed, VariableRules
 from aotgaudi.commands.words import one_integer
-from aotgaudi.wrap.adapters.base import Environment, Phase, Repair, SandboxRoot
-from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.launch_machine import Installed, find_target
+from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
+from aotgaudi.wrap.adapters.vllm import VLLM
+from aotgaudi.wrap.launch_machine import find_target
+from aotgaudi.wrap.starts import find_fake
 
 _ROOTS: Mapping[str, str] = {"FAKE_CACHE_ROOT": "cache/fake", "TMPDIR": "tmp"}
 _NEUTRAL: Mapping[str, str] = {
@@ -25,38 +25,35 @@ _NEUTRAL: Mapping[str, str] = {
 }
 
 
-class Fake(Vllm):
-    """The fake server. See `base.Adapter`; everything else is as in vLLM."""
+def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+    return {"FAKE_FORCE_LOAD": None if phase in ("cold", "measure") else "1"}
 
-    name: GuestName = "fake"
-    family: str = "fake"
-    variable_rules: VariableRules = VariableRules(
+
+FAKE = replace(
+    VLLM,
+    name="fake",
+    starts_at=find_fake,
+    variable_rules=VariableRules(
         ("FAKE_",),
         _NEUTRAL,
         {
             "FAKE_IMAGE_TAG": Hashed("which image this is"),
             "FAKE_POD_IP": Hashed("where other servers reach this one", is_of_pod=True),
         },
-    )
-    repairs: tuple[Repair, ...] = ()
-    hooks: tuple[str, ...] = ("audit", "vllm.counters")
-    cache_roots: Mapping[str, str] = _ROOTS
-    counted: tuple[str, ...] = ("vllm.num_aot_artifacts_loaded",)
-    zeros: tuple[str, ...] = ("vllm.num_aot_compiles",)
-
-    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns the server's environment in a phase."""
-        values = self.roots(root)
-        if phase in ("load", "exercise", "live"):
-            values["FAKE_FORCE_LOAD"] = "1"
-        if phase == "cold":
-            values["HOME"] = root.home
-        return Environment(values, ("FAKE_FORCE_LOAD",) if phase in ("cold", "measure") else ())
-
-    def target(self, installed: Installed) -> Target:
-        """Returns this machine's CPU."""
-        return find_target("cpu")
-
-    def roles(self, launch: Launch) -> dict[str, int]:
-        """Returns how many processes of each role must check in."""
-        return {"APIServer": 1, "EngineCore": 1, "Worker": one_integer(launch.flags, "workers", 1)}
+    ),
+    cache_roots=_ROOTS,
+    settings=_settings,
+    repairs=(),
+    hooks=("audit", "vllm.counters"),
+    counted=("vllm.num_aot_artifacts_loaded",),
+    zeros=("vllm.num_aot_compiles",),
+    device=lambda _: "cpu",
+    target=lambda _: find_target("cpu"),
+    roles=lambda launch: {
+        "APIServer": 1,
+        "EngineCore": 1,
+        "Worker": one_integer(launch.flags, "workers", 1),
+    },
+    variant=lambda _: None,
+)
+"""The fake server. Everything that is not said here is as in vLLM."""

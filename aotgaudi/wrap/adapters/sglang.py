@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING
 
 from pydantic import JsonValue
 
-from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.commands.variables import VariableRules, by_name
 from aotgaudi.commands.words import Arity, CommandReader, one_integer, one_text
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.wrap.adapters.base import Environment, Flags, Phase, Repair, SandboxRoot, Shapes, no_shapes
-from aotgaudi.wrap.adapters.vllm import ANY_ADDRESS, LEFT_OUT, LIBRARY_ROOTS, Vllm, cold_home
+from aotgaudi.wrap.adapters.base import (
+    Flags,
+    Phase,
+    SandboxRoot,
+    ServerKind,
+    Shapes,
+    captures_graphs,
+    no_shapes,
+    with_agent,
+)
+from aotgaudi.wrap.adapters.vllm import ANY_ADDRESS, KINDS, LEFT_OUT, LIBRARY_ROOTS
 from aotgaudi.wrap.exercise import (
     NUM_TOKEN_IDS,
     Feature,
@@ -33,8 +42,8 @@ from aotgaudi.wrap.exercise import (
     pooling,
     token_prompt,
 )
-from aotgaudi.wrap.launch_machine import Device, Installed
-from aotgaudi.wrap.witness import ENTRY_POINT
+from aotgaudi.wrap.launch_machine import Device, Installed, device_of, find_target
+from aotgaudi.wrap.starts import find_sglang
 
 if TYPE_CHECKING:
     from aotgaudi.spec.build_spec import BuildSpec
@@ -131,165 +140,163 @@ _VARIABLES: Mapping[str, str] = {
 NEUTRAL_VARIABLES: Mapping[str, str] = MappingProxyType(dict(by_name(_VARIABLES)))
 
 
-class Sglang(Vllm):
-    """SGLang. See `base.Adapter`; everything else is as in vLLM."""
-
-    name: GuestName = "sglang"
-    family: str = "sglang"
-    reader: CommandReader = _READER
-    model_flag: str = "model-path"
-    neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
-    variable_rules: VariableRules = VariableRules(("SGLANG_", "SGL_"), NEUTRAL_VARIABLES, {})
-    left_out: tuple[tuple[str, str], ...] = (
-        *LEFT_OUT,
-        ("cache/sglang/deep_gemm/tmp/*", "kernels that were being compiled"),
+def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
+    """Reads the words after what starts the server. Raises SpecError."""
+    read = _READER.read(words)
+    flags = read.flags()
+    model = one_text(flags, "model-path") or (read.positional[0] if read.positional else "")
+    if not model or len(read.positional) > 1:
+        problem = f"has {shown(read.positional[-1])}" if read.positional else "names no model"
+        raise SpecError(WHERE, problem, "--model-path MODEL, a directory or a name on the hub")
+    key = one_text(read.secrets(), "api-key")
+    host = one_text(flags, "host")
+    context = one_integer(flags, "context-length", 0, minimum=0)
+    running = one_integer(flags, "max-running-requests", 0, minimum=0)
+    chunk = one_text(flags, CHUNK)
+    return Flags(
+        values=flags,
+        model=model,
+        words=read.public_words(),
+        revision=one_text(flags, "revision") or None,
+        download_dir=one_text(flags, "download-dir") or None,
+        host=ANY_ADDRESS.get(host, host),
+        port=one_integer(flags, "port", 30000),
+        served_name=one_text(flags, "served-model-name") or model,
+        authorization=f"Bearer {key}" if key else "",
+        world={
+            "tensor_parallel": one_integer(flags, "tp-size", 1),
+            "pipeline_parallel": one_integer(flags, "pp-size", 1),
+            "data_parallel": one_integer(flags, "dp-size", 1),
+            "nodes": one_integer(flags, "nnodes", 1),
+        },
+        room=Room(
+            max_model_len=context or None,
+            max_num_seqs=running or None,
+            max_num_batched_tokens=int(chunk) if chunk.isdigit() else None,  # -1: prompts are not cut.
+        ),
     )
-    repairs: tuple[Repair, ...] = ()
-    hooks: tuple[str, ...] = ("audit",)
-    shape_names: frozenset[str] = frozenset({CHUNK})
-    cache_roots: Mapping[str, str] = ROOTS
-    counted: tuple[str, ...] = ()
-    zeros: tuple[str, ...] = ()
 
-    def defaults(self, device: str) -> Mapping[str, JsonValue]:
-        """Returns the defaults of flags; see `base.Adapter`."""
-        return dict.fromkeys(("tp-size", "pp-size", "dp-size", "nnodes"), "1")
 
-    def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
-        """Reads the words after what starts the server. Raises SpecError."""
-        read = self.reader.read(words)
-        flags = read.flags()
-        model = one_text(flags, "model-path") or (read.positional[0] if read.positional else "")
-        if not model or len(read.positional) > 1:
-            problem = f"has {shown(read.positional[-1])}" if read.positional else "names no model"
-            raise SpecError(WHERE, problem, "--model-path MODEL, a directory or a name on the hub")
-        key = one_text(read.secrets(), "api-key")
-        host = one_text(flags, "host")
-        context = one_integer(flags, "context-length", 0, minimum=0)
-        running = one_integer(flags, "max-running-requests", 0, minimum=0)
-        chunk = one_text(flags, CHUNK)
-        return Flags(
-            values=flags,
-            model=model,
-            words=read.public_words(),
-            revision=one_text(flags, "revision") or None,
-            download_dir=one_text(flags, "download-dir") or None,
-            host=ANY_ADDRESS.get(host, host),
-            port=one_integer(flags, "port", 30000),
-            served_name=one_text(flags, "served-model-name") or model,
-            authorization=f"Bearer {key}" if key else "",
-            world={
-                "tensor_parallel": one_integer(flags, "tp-size", 1),
-                "pipeline_parallel": one_integer(flags, "pp-size", 1),
-                "data_parallel": one_integer(flags, "dp-size", 1),
-                "nodes": one_integer(flags, "nnodes", 1),
-            },
-            room=Room(
-                max_model_len=context or None,
-                max_num_seqs=running or None,
-                max_num_batched_tokens=int(chunk) if chunk.isdigit() else None,  # -1: prompts are not cut.
-            ),
-        )
+def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
+    is_embedding = flags.values.get("is-embedding", False) is not False
+    found = pooling("embed", flags.room) if is_embedding else generation(flags.room)
+    own = "--exercise FILE can ask for it"
+    return (
+        *found,
+        *(Feature(name, gap=own) for flag, name in _NOT_ASKED.items() if flag in flags.values),
+    )
 
-    def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-        """Returns what to ask the launch; see `base.Adapter`."""
-        is_embedding = flags.values.get("is-embedding", False) is not False
-        found = pooling("embed", flags.room) if is_embedding else generation(flags.room)
-        own = "--exercise FILE can ask for it"
-        return (
-            *found,
-            *(Feature(name, gap=own) for flag, name in _NOT_ASKED.items() if flag in flags.values),
-        )
 
-    def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for ranks on other machines, for servers without HTTP, and for disaggregated servers."""
-        self._require_known(flags)
-        if one_text(flags.values, "disaggregation-mode", "null") != "null":
-            remedy = "it computes prompts or tokens alone, and answers nothing by itself"
-            raise SpecError("--disaggregation-mode", "cannot be wrapped", remedy)
-        if one_integer(flags.values, "tokenizer-worker-num", 1) > 1:
-            remedy = "1: which of several answers the exercise is not known"
-            raise SpecError("--tokenizer-worker-num", "is more than 1", remedy)
-        for name in flags.values:
-            if name.startswith("ssl-"):
-                raise SpecError(f"--{name}", "cannot be wrapped", "it is asked over HTTP, from this machine")
+def _refuse(flags: Flags, environ: Mapping[str, str]) -> None:
+    """Raises SpecError for servers without HTTP, and for disaggregated servers."""
+    if one_text(flags.values, "disaggregation-mode", "null") != "null":
+        remedy = "it computes prompts or tokens alone, and answers nothing by itself"
+        raise SpecError("--disaggregation-mode", "cannot be wrapped", remedy)
+    if one_integer(flags.values, "tokenizer-worker-num", 1) > 1:
+        remedy = "1: which of several answers the exercise is not known"
+        raise SpecError("--tokenizer-worker-num", "is more than 1", remedy)
+    for name in flags.values:
+        if name.startswith("ssl-"):
+            raise SpecError(f"--{name}", "cannot be wrapped", "it is asked over HTTP, from this machine")
 
-    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns the server's environment in a phase.
 
-        A build compiles DeepGEMM's kernels for every number of tokens. A start from sealed files skips that: the sealed set
-        is the mark of completeness that sgl-project/sglang#32124 asks for, and the proof has shown that the set is enough.
-        A step then begins by loading what it needs.
-        """
-        values = {**self.roots(root), "LOGNAME": "aotgaudi"}
-        values[PRECOMPILE] = "0" if phase in ("load", "exercise", "live") else "1"
-        if phase == "cold":
-            values |= cold_home(root, environ)
-        plugins = environ.get("SGLANG_PLUGINS", "")
-        if plugins and ENTRY_POINT not in plugins.split(","):
-            values["SGLANG_PLUGINS"] = f"{plugins},{ENTRY_POINT}"
-        return Environment(values, ("SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE",))
+def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the variables of a phase.
 
-    def roles(self, launch: Launch) -> dict[str, int]:
-        """Returns how many processes of each role must check in: the server, and a scheduler for each rank.
+    A build compiles DeepGEMM's kernels for every number of tokens. A start from captured files skips that: the captured set
+    is the mark of completeness that sgl-project/sglang#32124 asks for, and the proof shows that the set is enough. A step
+    then begins by loading what it needs.
+    """
+    plugins = environ.get("SGLANG_PLUGINS", "")
+    return {
+        PRECOMPILE: "1" if phase == "cold" else "0",
+        "SGLANG_IN_DEEPGEMM_PRECOMPILE_STAGE": None,
+        **(with_agent("SGLANG_PLUGINS", plugins) if plugins else {}),
+    }
 
-        Each rank of data parallelism has its own scheduler, unless only the attention is replicated (engine.py).
-        """
-        world = launch.world
-        ranks = world["tensor_parallel"] * world["pipeline_parallel"]
-        is_within = launch.flags.get("enable-dp-attention", False) or "attn-dp-size" in launch.flags
-        return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
 
-    def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what every start repeats: on a GPU, the capture of CUDA graphs, unless a flag disables it."""
-        is_without = launch.flags.get("disable-cuda-graph", False) is not False
-        return () if is_without or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
+def _roles(launch: Launch) -> dict[str, int]:
+    """Returns how many processes of each role must check in: the server, and a scheduler for each rank.
 
-    def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns the command of SGLang's DeepGEMM compiler with the server's flags, if there is a device for it."""
-        found = self.starts_at(launch.words)
-        if launch.target.backend != "cuda" or found is None or not _has_deep_gemm(launch):
-            return ()
-        python = f"{launch.place.prefix}/bin/python"
-        return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
+    Each rank of data parallelism has its own scheduler, unless only the attention is replicated (engine.py).
+    """
+    world = launch.world
+    ranks = world["tensor_parallel"] * world["pipeline_parallel"]
+    is_within = launch.flags.get("enable-dp-attention", False) or "attn-dp-size" in launch.flags
+    return {"APIServer": 1, "Worker": ranks if is_within else ranks * world["data_parallel"]}
 
-    def shapes(
-        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
-    ) -> Shapes:
-        """Returns the requests for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
 
-        Raises SpecError if the spec has no hyper-connections, or if the command allows other steps than the spec.
-        """
-        from aotgaudi.manifest.manifest import Manifest  # Only here: `aotgaudi run` needs no manifest.
+def _build_steps(launch: Launch) -> tuple[tuple[str, ...], ...]:
+    """Returns the command of SGLang's DeepGEMM compiler with the server's flags, if there is a device for it."""
+    found = find_sglang(launch.words)
+    if launch.target.backend != "cuda" or found is None or not _has_deep_gemm(launch):
+        return ()
+    python = f"{launch.place.prefix}/bin/python"
+    return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
 
-        manifest = Manifest.of(spec)
-        counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
-        if not counts:
-            raise no_shapes("sglang with a model without hyper-connections")
-        most, room, ranks = counts[-1], flags.room.max_model_len, _dividing_ranks(flags)
-        given = one_integer(flags.values, CHUNK, most * ranks)
-        if given // ranks != most:
-            shared = f", which {ranks} ranks divide" if ranks > 1 else ""
-            problem = f"is {given}{shared}, and the spec's largest step has {most} tokens"
-            raise SpecError(f"--{CHUNK}", problem, f"{most * ranks}, or another spec")
-        if room is not None and most + _GENERATED > room:
-            problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
-            raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
-        if len(counts) > NUM_TOKEN_IDS:
-            raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {NUM_TOKEN_IDS}")
-        return Shapes(
-            manifest_id=manifest.id,
-            files={},
-            words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most * ranks)),
-            variables={},
-            paths={},
-            requests=tuple(
-                completion(
-                    f"{num_tokens} tokens", prompt=token_prompt(num_tokens, first), max_tokens=_GENERATED
-                )
-                for first, num_tokens in enumerate(counts)
-            ),
-        )
+
+def _shapes(spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None) -> Shapes:
+    """Returns the requests for the hyper-connections of `spec`, and the flag that bounds a step's tokens.
+
+    Raises SpecError if the spec has no hyper-connections, or if the command allows other steps than the spec.
+    """
+    from aotgaudi.manifest.manifest import Manifest  # Only here: `aotgaudi run` needs no manifest.
+
+    manifest = Manifest.of(spec)
+    counts = sorted({int(entry.row()[0]) for entry in manifest.of_kind("mhc")})
+    if not counts:
+        raise no_shapes("sglang with a model without hyper-connections")
+    most, room, ranks = counts[-1], flags.room.max_model_len, _dividing_ranks(flags)
+    given = one_integer(flags.values, CHUNK, most * ranks)
+    if given // ranks != most:
+        shared = f", which {ranks} ranks divide" if ranks > 1 else ""
+        problem = f"is {given}{shared}, and the spec's largest step has {most} tokens"
+        raise SpecError(f"--{CHUNK}", problem, f"{most * ranks}, or another spec")
+    if room is not None and most + _GENERATED > room:
+        problem = f"is {room}: a step of {most} tokens is no single prompt, and so cannot be asked for"
+        raise SpecError("--context-length", problem, f"at least {most + _GENERATED}")
+    if len(counts) > NUM_TOKEN_IDS:
+        raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {NUM_TOKEN_IDS}")
+    return Shapes(
+        manifest_id=manifest.id,
+        files={},
+        words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most * ranks)),
+        variables={},
+        paths={},
+        requests=tuple(
+            completion(f"{num_tokens} tokens", prompt=token_prompt(num_tokens, first), max_tokens=_GENERATED)
+            for first, num_tokens in enumerate(counts)
+        ),
+    )
+
+
+SGLANG = ServerKind(
+    name="sglang",
+    starts_at=find_sglang,
+    reader=_READER,
+    model_flag="model-path",
+    read=read,
+    neutral_flags=NEUTRAL_FLAGS,
+    defaults=lambda _: dict.fromkeys(("tp-size", "pp-size", "dp-size", "nnodes"), "1"),
+    refuse=_refuse,
+    variable_rules=VariableRules(("SGLANG_", "SGL_"), NEUTRAL_VARIABLES, {}),
+    cache_roots=ROOTS,
+    settings=_settings,
+    left_out=(*LEFT_OUT, ("cache/sglang/deep_gemm/tmp/*", "kernels that were being compiled")),
+    kinds=KINDS,
+    repairs=(),
+    hooks=("audit",),
+    counted=(),
+    zeros=(),
+    device=device_of,
+    target=lambda installed: find_target(device_of(installed)),
+    roles=_roles,
+    features=_features,
+    residuals=captures_graphs("disable-cuda-graph"),
+    build_steps=_build_steps,
+    shape_names=frozenset({CHUNK}),
+    make_shapes=_shapes,
+)
 
 
 def _dividing_ranks(flags: Flags) -> int:

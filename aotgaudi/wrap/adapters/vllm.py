@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from pydantic import JsonValue
 
-from aotgaudi.backends.base import Target
-from aotgaudi.bundle.capture_receipt import Expected, FileKind
+from aotgaudi.bundle.capture_receipt import FileKind
 from aotgaudi.bundle.launch import GuestName, Launch
 from aotgaudi.commands.flags import (
     CONDITIONS,
@@ -19,25 +16,23 @@ from aotgaudi.commands.flags import (
     MEMORY_FLAGS,
     NEUTRAL_FLAGS,
     NEUTRAL_VARIABLES,
-    NOT_WRAPPED,
     SHORT_FLAGS,
 )
+from aotgaudi.commands.starts import find_vllm
 from aotgaudi.commands.values import parse_tokens
-from aotgaudi.commands.variables import VariableRules, hugging_face_home
+from aotgaudi.commands.variables import VariableRules
 from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.gaudi.live_graphs import DEFAULT_MAX_LOGPROBS
 from aotgaudi.wrap.adapters.base import (
-    Environment,
     Flags,
     Phase,
     Repair,
     SandboxRoot,
-    Shapes,
-    no_shapes,
-    no_slices,
+    ServerKind,
+    captures_graphs,
+    with_agent,
 )
-from aotgaudi.wrap.events import ProcessLog, expected_of
 from aotgaudi.wrap.exercise import (
     Feature,
     Room,
@@ -51,12 +46,6 @@ from aotgaudi.wrap.exercise import (
     tools,
 )
 from aotgaudi.wrap.launch_machine import Device, Installed, device_of, find_target
-from aotgaudi.wrap.starts import STARTS
-from aotgaudi.wrap.witness import ENTRY_POINT
-
-if TYPE_CHECKING:
-    from aotgaudi.spec.build_spec import BuildSpec
-
 
 FINALIZE_LOADING = Repair(
     id="vllm.finalize-loading",
@@ -106,6 +95,14 @@ LEFT_OUT = (
     ("home/.config/vllm/*", "usage statistics"),
     ("home/.cache/huggingface/*", "the model, which is no cache of code"),
 )
+KINDS: tuple[tuple[str, FileKind], ...] = (
+    *((pattern, "pickle") for pattern in ("*/fxgraph/*", "*/aotautograd/*", "*/model", "*/*[!/].pkl")),
+    ("*/*[!/].so", "library"),
+    ("*/*[!/].py", "python"),
+    ("*/*[!/].json", "json"),
+    *((pattern, "cubin") for pattern in ("*/*[!/].cubin", "*/*[!/].hsaco")),
+)
+"""Patterns of captured paths -> what such a file is, for every server that compiles with torch."""
 _REFUSED_VARIABLES: Mapping[str, str] = {
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is kept that could be captured or loaded",
     "VLLM_USE_RUST_FRONTEND": "the front end is a process that loads no plugin, so nothing of it can be watched",
@@ -147,232 +144,140 @@ _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHOR
 ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
 
 
-class Vllm:
-    """vLLM with its own devices: a CPU, CUDA or ROCm. See `base.Adapter`.
+def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
+    """Reads the words after what starts the server. Raises SpecError."""
+    read = _READER.read(words)
+    flags = read.flags()
+    model = _model(read, flags)
+    host = one_text(flags, "host")
+    return Flags(
+        values=flags,
+        model=model,
+        words=read.public_words(),
+        revision=one_text(flags, "revision") or None,
+        download_dir=one_text(flags, "download-dir") or None,
+        host=ANY_ADDRESS.get(host, host),
+        port=one_integer(flags, "port", 8000),
+        uds=one_text(flags, "uds") or None,
+        served_name=one_text(flags, "served-model-name") or model,
+        world={
+            "tensor_parallel": one_integer(flags, "tensor-parallel-size", 1),
+            "pipeline_parallel": one_integer(flags, "pipeline-parallel-size", 1),
+            "data_parallel": one_integer(flags, "data-parallel-size", 1),
+            "nodes": one_integer(flags, "nnodes", 1),
+        },
+        room=Room(
+            max_model_len=_tokens(flags, "max-model-len"),
+            max_num_seqs=_tokens(flags, "max-num-seqs"),
+            max_num_batched_tokens=_tokens(flags, "max-num-batched-tokens"),
+            max_logprobs=None if max_logprobs(flags) < 0 else max_logprobs(flags),
+        ),
+        authorization=_authorization(read, environ),
+    )
 
-    Attributes:
-        family: the server's key in `starts.STARTS`.
-        model_flag: the flag that names the model.
-        cache_roots: cache variables -> where the caches lie below a sandbox's root.
-        counted: the server's counters whose values a warm start must repeat.
-        zeros: the server's counters that must stay 0 in a warm start.
+
+def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
+    values = flags.values
+    kind = pooling_kind(values, config)
+    is_drafting = any(_is_on(values, name) for name in _DRAFTED)
+    refused = _REFUSED_WITH_DRAFTS if is_drafting else ()
+    fatal = _FATAL_WITH_DRAFTS if is_drafting and device == "cpu" else {}
+    found = [*(pooling(kind, flags.room) if kind else generation(flags.room, refused, fatal))]
+    if _is_on(values, "enable-lora"):
+        found.append(adapters(adapter_names(values.get("lora-modules", []))))
+    if is_drafting:
+        found.append(drafts())
+    if _is_on(values, "enable-auto-tool-choice"):
+        found.append(tools())
+    is_text = _is_on(values, "language-model-only")
+    if "vision_config" in config and not is_text:
+        found.append(images())
+    found += [Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text]
+    found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
+    return tuple(found)
+
+
+def refuse(flags: Flags, environ: Mapping[str, str]) -> None:
+    """Raises SpecError for Ray, for several API servers, and if no cache is kept."""
+    for name, reason in _REFUSED_VARIABLES.items():
+        if environ.get(name, "0").lower() not in ("", "0", "false"):
+            raise SpecError(name, f"is {shown(environ[name])}", reason)
+    for name in ("distributed-executor-backend", "data-parallel-backend"):
+        if one_text(flags.values, name) == "ray":
+            raise SpecError(f"--{name}", "is ray", "Ray's processes cannot be watched from here: mp")
+    num_servers = one_integer(flags.values, "api-server-count", flags.world["data_parallel"], minimum=0)
+    if num_servers > 1:
+        remedy = "--api-server-count 1: which of several answers the exercise is not known"
+        raise SpecError("--api-server-count", f"is {num_servers}", remedy)
+
+
+def settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the variables of a phase.
+
+    Headers are not precompiled: torch keeps them, 150 MB each, outside its cache, and looks for them before it looks into
+    the cache (torch/_inductor/codecache.py). In a start from sealed files, vLLM must fail instead of silently compiling
+    again.
     """
+    plugins = environ.get("VLLM_PLUGINS")
+    return {
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        "VLLM_FORCE_AOT_LOAD": None if phase in ("cold", "measure") else "1",
+        **({} if plugins is None else with_agent("VLLM_PLUGINS", plugins)),
+    }
 
-    name: GuestName = "vllm"
-    family: str = "vllm"
-    reader: CommandReader = _READER
-    model_flag: str = "model"
-    neutral_flags: Mapping[str, str] = {**NEUTRAL_FLAGS, **MEMORY_FLAGS}
-    variable_rules: VariableRules = VariableRules(
-        ("VLLM_", "MOONCAKE_", "INKLING_"), NEUTRAL_VARIABLES, CONDITIONS
+
+def _roles(launch: Launch) -> dict[str, int]:
+    """Returns how many processes of each role must check in.
+
+    On a CPU, and with several ranks, each rank is a process (vllm/v1/executor/multiproc_executor.py). A single rank on a GPU
+    runs in the engine's process.
+    """
+    ranks = launch.world["tensor_parallel"] * launch.world["pipeline_parallel"]
+    engines = launch.world["data_parallel"]
+    is_in_engine = launch.flags.get("distributed-executor-backend") == "uni" or (
+        launch.target.backend != "cpu" and ranks == 1
     )
-    left_out: tuple[tuple[str, str], ...] = LEFT_OUT
-    repairs: tuple[Repair, ...] = REPAIRS
-    hooks: tuple[str, ...] = ("audit", "torch.codegen", "vllm.counters")
-    shape_names: frozenset[str] = frozenset()
-    cache_roots: Mapping[str, str] = ROOTS
-    counted: tuple[str, ...] = ("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded")
-    zeros: tuple[str, ...] = (
-        "vllm.num_aot_compiles",
-        "vllm.num_aot_artifacts_saved",
-        "vllm.num_inductor_compiles",
-    )
-
-    def defaults(self, device: str) -> Mapping[str, JsonValue]:
-        """Returns the defaults of flags; see `base.Adapter`."""
-        return CPU_DEFAULTS if device == "cpu" else DEFAULTS
-
-    def starts_at(self, words: Sequence[str]) -> tuple[int, int] | None:
-        """Returns where a command starts this server; see `base.Adapter`."""
-        return STARTS[self.family](words)
-
-    def read(self, words: Sequence[str], environ: Mapping[str, str]) -> Flags:
-        """Reads the words after what starts the server. Raises SpecError."""
-        read = self.reader.read(words)
-        flags = read.flags()
-        model = _model(read, flags)
-        host = one_text(flags, "host")
-        return Flags(
-            values=flags,
-            model=model,
-            words=read.public_words(),
-            revision=one_text(flags, "revision") or None,
-            download_dir=one_text(flags, "download-dir") or None,
-            host=ANY_ADDRESS.get(host, host),
-            port=one_integer(flags, "port", 8000),
-            uds=one_text(flags, "uds") or None,
-            served_name=one_text(flags, "served-model-name") or model,
-            world={
-                "tensor_parallel": one_integer(flags, "tensor-parallel-size", 1),
-                "pipeline_parallel": one_integer(flags, "pipeline-parallel-size", 1),
-                "data_parallel": one_integer(flags, "data-parallel-size", 1),
-                "nodes": one_integer(flags, "nnodes", 1),
-            },
-            room=Room(
-                max_model_len=_tokens(flags, "max-model-len"),
-                max_num_seqs=_tokens(flags, "max-num-seqs"),
-                max_num_batched_tokens=_tokens(flags, "max-num-batched-tokens"),
-                max_logprobs=None if max_logprobs(flags) < 0 else max_logprobs(flags),
-            ),
-            authorization=_authorization(read, environ),
-        )
-
-    def features(self, flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-        """Returns what to ask the launch; see `base.Adapter`."""
-        values = flags.values
-        kind = pooling_kind(values, config)
-        is_drafting = any(_is_on(values, name) for name in _DRAFTED)
-        refused = _REFUSED_WITH_DRAFTS if is_drafting else ()
-        fatal = _FATAL_WITH_DRAFTS if is_drafting and device == "cpu" else {}
-        found = [*(pooling(kind, flags.room) if kind else generation(flags.room, refused, fatal))]
-        if _is_on(values, "enable-lora"):
-            found.append(adapters(adapter_names(values.get("lora-modules", []))))
-        if is_drafting:
-            found.append(drafts())
-        if _is_on(values, "enable-auto-tool-choice"):
-            found.append(tools())
-        is_text = _is_on(values, "language-model-only")
-        if "vision_config" in config and not is_text:
-            found.append(images())
-        found += [
-            Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text
-        ]
-        found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
-        return tuple(found)
-
-    def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for several nodes, for several API servers, for Ray, and if no cache is kept."""
-        self._require_known(flags)
-        for name, reason in _REFUSED_VARIABLES.items():
-            if environ.get(name, "0").lower() not in ("", "0", "false"):
-                raise SpecError(name, f"is {shown(environ[name])}", reason)
-        for name in ("distributed-executor-backend", "data-parallel-backend"):
-            if one_text(flags.values, name) == "ray":
-                raise SpecError(f"--{name}", "is ray", "Ray's processes cannot be watched from here: mp")
-        num_servers = one_integer(flags.values, "api-server-count", flags.world["data_parallel"], minimum=0)
-        if num_servers > 1:
-            remedy = "--api-server-count 1: which of several answers the exercise is not known"
-            raise SpecError("--api-server-count", f"is {num_servers}", remedy)
-
-    def _require_known(self, flags: Flags) -> None:
-        for name, reason in NOT_WRAPPED.items():
-            if flags.values.get(name, False) is not False:
-                raise SpecError(f"--{name}", "cannot be wrapped", reason)
-        if flags.world["nodes"] > 1:
-            raise SpecError(
-                "--nnodes", "is more than 1", "ranks on other machines cannot be watched from here"
-            )
-
-    def roots(self, root: SandboxRoot) -> dict[str, str]:
-        """Returns the variables that name caches, each with a path below the sandbox's root."""
-        return {name: root.below(below) for name, below in self.cache_roots.items()}
-
-    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns the server's environment in a phase.
-
-        Headers are not precompiled: torch keeps them, 150 MB each, outside its cache, and looks for them before it looks
-        into the cache (torch/_inductor/codecache.py). In a start from sealed files, vLLM must fail instead of silently
-        compiling again. LOGNAME is fixed, because torch puts the user's name into a path.
-        """
-        values = {
-            **self.roots(root),
-            "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
-            "LOGNAME": "aotgaudi",
-        }
-        if phase in ("load", "exercise", "live"):
-            values["VLLM_FORCE_AOT_LOAD"] = "1"
-        if phase == "cold":
-            values |= cold_home(root, environ)
-        plugins = environ.get("VLLM_PLUGINS")
-        if plugins is not None and ENTRY_POINT not in plugins.split(","):
-            values["VLLM_PLUGINS"] = ",".join(filter(None, (*plugins.split(","), ENTRY_POINT)))
-        unset = ("VLLM_FORCE_AOT_LOAD",) if phase in ("cold", "measure") else ()
-        return Environment(values, unset)
-
-    def command(
-        self, words: Sequence[str], flags: Flags, root: SandboxRoot, *, is_aliased: bool
-    ) -> tuple[str, ...]:
-        """Returns the complete command to run; see `base.Adapter`."""
-        if not is_aliased:
-            return tuple(words)
-        found = self.starts_at(words)
-        after = len(words) if found is None else found[1]
-        renamed = (
-            *words[:after],
-            *self.reader.renamed(words[after:], self.model_flag, flags.model, root.model),
-        )
-        if "served-model-name" in flags.values:
-            return renamed
-        return (*renamed, "--served-model-name", flags.model)
-
-    def kind_of(self, path: str) -> FileKind:
-        """Returns what a captured file is, by its path relative to the sandbox's root."""
-        parts = PurePosixPath(path)
-        if {"fxgraph", "aotautograd"} & set(parts.parts) or parts.name == "model":
-            return "pickle"
-        return _KINDS.get(parts.suffix, "other")
-
-    def target(self, installed: Installed) -> Target:
-        """Returns this machine as a target. Raises TargetError if there is no device for the installed build."""
-        return find_target(device_of(installed))
-
-    def roles(self, launch: Launch) -> dict[str, int]:
-        """Returns how many processes of each role must check in.
-
-        On a CPU, and with several ranks, each rank is a process (vllm/v1/executor/multiproc_executor.py). A single rank on a
-        GPU runs in the engine's process.
-        """
-        ranks = launch.world["tensor_parallel"] * launch.world["pipeline_parallel"]
-        engines = launch.world["data_parallel"]
-        is_in_engine = launch.flags.get("distributed-executor-backend") == "uni" or (
-            launch.target.backend != "cpu" and ranks == 1
-        )
-        roles = {"APIServer": 1, "EngineCore": engines}
-        return roles if is_in_engine else {**roles, "Worker": ranks * engines}
-
-    def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
-        """Returns what every warm start must show, except the answers."""
-        return expected_of(
-            processes, roles=self.roles(launch), hooks=self.hooks, counted=self.counted, zeros=self.zeros
-        )
-
-    def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what every start repeats: on a GPU, the capture of CUDA graphs, unless the launch is eager."""
-        is_eager = launch.flags.get("enforce-eager", False) is not False
-        return () if is_eager or launch.target.backend != "cuda" else ("CUDA graphs are captured",)
-
-    def build_steps(self, launch: Launch) -> tuple[tuple[str, ...], ...]:
-        """Returns nothing: vLLM compiles while it starts."""
-        return ()
-
-    def shapes(
-        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
-    ) -> Shapes:
-        """Raises SpecError: vLLM's graphs on these devices are not listed by shape."""
-        raise no_shapes(self.name)
-
-    def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
-        """Raises SpecError: there is no list of shapes."""
-        raise no_slices(self.name)
-
-    def settle(self, root: Path) -> None:
-        """Does nothing: vLLM leaves complete caches."""
+    roles = {"APIServer": 1, "EngineCore": engines}
+    return roles if is_in_engine else {**roles, "Worker": ranks * engines}
 
 
-def cold_home(root: SandboxRoot, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables for a home in the sandbox. The hub's cache stays where the user has it."""
-    home = {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
-    return {**home, "HF_HOME": hugging_face_home(environ)}
+def _variant(installed: Installed) -> GuestName | None:
+    """Returns the kind of vLLM for Gaudi, as a plugin or as a fork; None for vLLM itself.
+
+    The fork (HabanaAI/vllm-fork, of Gaudi 1.22's README) has its buckets in a separate package, ``vllm-hpu-extension``, and
+    names Gaudi in its local version: 0.9.0.1+gaudi.1.22.0.
+    """
+    is_plugin = not {"vllm-gaudi", "vllm-hpu-extension"}.isdisjoint(installed.names)
+    is_fork = "gaudi" in installed.distributions.get("vllm", "").partition("+")[2]
+    return "vllm-gaudi" if is_plugin or is_fork else None
 
 
-_KINDS: Mapping[str, FileKind] = {
-    ".so": "library",
-    ".py": "python",
-    ".json": "json",
-    ".cubin": "cubin",
-    ".hsaco": "cubin",
-    ".pkl": "pickle",
-}
+VLLM = ServerKind(
+    name="vllm",
+    starts_at=find_vllm,
+    reader=_READER,
+    model_flag="model",
+    read=read,
+    neutral_flags={**NEUTRAL_FLAGS, **MEMORY_FLAGS},
+    defaults=lambda device: CPU_DEFAULTS if device == "cpu" else DEFAULTS,
+    refuse=refuse,
+    variable_rules=VariableRules(("VLLM_", "MOONCAKE_", "INKLING_"), NEUTRAL_VARIABLES, CONDITIONS),
+    cache_roots=ROOTS,
+    settings=settings,
+    left_out=LEFT_OUT,
+    kinds=KINDS,
+    repairs=REPAIRS,
+    hooks=("audit", "torch.codegen", "vllm.counters"),
+    counted=("vllm.num_aot_artifacts_loaded", "vllm.num_compiled_artifacts_loaded"),
+    zeros=("vllm.num_aot_compiles", "vllm.num_aot_artifacts_saved", "vllm.num_inductor_compiles"),
+    device=device_of,
+    target=lambda installed: find_target(device_of(installed)),
+    roles=_roles,
+    features=_features,
+    residuals=captures_graphs("enforce-eager"),
+    variant=_variant,
+)
+"""vLLM with its own devices: a CPU, CUDA or ROCm."""
 
 
 def _is_on(values: Mapping[str, JsonValue], name: str) -> bool:

@@ -7,7 +7,7 @@ Nothing here has run on a card.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,7 @@ from pydantic import JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE, cut_bucket_file
-from aotgaudi.bundle.capture_receipt import FileKind
-from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.commands.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.commands.values import FALSE_WORDS, parse_tokens
 from aotgaudi.commands.variables import Hashed, VariableRules, is_secret
@@ -38,17 +37,8 @@ from aotgaudi.gaudi.identity import (
 )
 from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
-from aotgaudi.wrap.adapters.base import (
-    SHAPES_FOLDER,
-    Environment,
-    Flags,
-    Phase,
-    Repair,
-    SandboxRoot,
-    Shapes,
-    flag_words,
-)
-from aotgaudi.wrap.adapters.vllm import LEFT_OUT, ROOTS, Vllm, max_logprobs
+from aotgaudi.wrap.adapters.base import SHAPES_FOLDER, Flags, Phase, SandboxRoot, Shapes, flag_words
+from aotgaudi.wrap.adapters.vllm import KINDS, LEFT_OUT, ROOTS, VLLM, max_logprobs, refuse, settings
 from aotgaudi.wrap.exercise import Room, sampler_batches, start_batches
 from aotgaudi.wrap.launch_machine import Installed
 
@@ -119,7 +109,6 @@ RECIPES = "cache/hpu"
 METRICS = "tmp/hpu-metrics.json"
 """Where the bridge writes its counters when a process ends (``saver.py``), relative to a sandbox's root."""
 
-_FORCED_AOT = "VLLM_FORCE_AOT_LOAD"
 _ROOTS_OF_OTHER_DEVICES = frozenset(
     {"CUDA_CACHE_PATH", "FLASHINFER_WORKSPACE_BASE", "CUTE_DSL_CACHE_DIR", "AITER_JIT_DIR"}
 )
@@ -128,139 +117,128 @@ _COMPILES_LATER: Mapping[str, str] = {
 }
 
 
-class VllmGaudi(Vllm):
-    """vLLM with the plugin for Gaudi. See `base.Adapter`; everything else is as in vLLM."""
+def _refuse(flags: Flags, environ: Mapping[str, str]) -> None:
+    """Raises SpecError for what vLLM's adapter refuses, and for shapes that are not fixed before the server starts."""
+    refuse(flags, environ)
+    for name, reason in _COMPILES_LATER.items():
+        if environ.get(name, "0").strip().lower() not in ("", "0", "false"):
+            raise SpecError(name, f"is {shown(environ[name])}", reason)
+    file = environ.get(FILE_VARIABLE, "")
+    if file and not file.endswith(f"/{FILE}"):
+        problem = f"is {shown(file)}, whose content would be no part of the launch"
+        raise SpecError(FILE_VARIABLE, problem, '--shapes SPEC, with strategy = "file" for one of your own')
+    if "num-gpu-blocks-override" not in flags.values:
+        raise SpecError(
+            "--num-gpu-blocks-override",
+            "is not given: the server then counts the KV blocks that fit its free memory, and another count is another"
+            " shape of every recipe",
+            "a number, or --shapes SPEC",
+        )
 
-    name: GuestName = "vllm-gaudi"
-    neutral_flags: Mapping[str, str] = NEUTRAL_FLAGS
-    variable_rules: VariableRules = RULES
-    left_out: tuple[tuple[str, str], ...] = (
+
+def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the variables of a phase.
+
+    All ranks share one flat directory of recipes. It is not deleted at start, which each worker would otherwise do for
+    itself (K-37), and nothing is evicted. vLLM makes no compile artifacts on this platform (vllm_gaudi/platform.py:
+    CompilationMode.NONE), so it is not required to find them.
+    """
+    return {
+        **settings(root, phase, environ),
+        **dict.fromkeys(("VLLM_FORCE_AOT_LOAD", *RECIPE_RULES.removed)),
+        **RECIPE_RULES.settings,
+        CACHE_VARIABLE: sealed_setting(Path(root.below(RECIPES))),
+        "PT_HPU_METRICS_FILE": root.below(METRICS),
+        "PT_HPU_METRICS_DUMP_TRIGGERS": "process_exit",
+    }
+
+
+def _residuals(launch: Launch) -> tuple[str, ...]:
+    """Returns what every start repeats: a recipe cache saves the graph compiler's work only."""
+    is_eager = launch.flags.get("enforce-eager", False) is not False
+    return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
+
+
+def _shapes(spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None) -> Shapes:
+    """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
+
+    Adds what the command and the environment leave open. Refuses other values that they set, because the proof holds
+    only for the spec's limits.
+
+    Raises:
+        SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
+        CoverageError: the server would create and compile buckets under live traffic. Names the smallest step.
+    """
+    # Imported only here: `aotgaudi run` needs no manifest.
+    from aotgaudi.manifest.bucket_file import bucket_file_of
+    from aotgaudi.manifest.coverage import situation_of
+    from aotgaudi.manifest.manifest import Manifest
+
+    _require_version(spec, installed)
+    found = bucket_file_of(spec)
+    _require_single_prompts(spec)
+    _require_unset(found, environ)
+    given = flags.values
+    wanted: dict[str, JsonValue] = {**found.pinned, **found.switches}
+    for name, value in wanted.items():
+        if name in given:
+            _require_same(name, given[name], value)
+    variables = {name: value for name, value in found.variables(FILE).items() if name != FILE_VARIABLE}
+    for name, value in variables.items():
+        word = environ.get(name, value).strip().lower()
+        if word != value and not {word, value} <= FALSE_WORDS:
+            raise SpecError(name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed")
+    room = Room(max_model_len=found.spec.limits.max_model_len)
+    sizes = sorted({size for size, _, _ in found.decode})
+    situation = situation_of(found.spec, max_logprobs(given))
+    widths = () if situation is None else situation.logprob_widths
+    proved = (one.model_copy(update={"at_start": False}) for one in sampler_batches(sizes, room, widths))
+    return Shapes(
+        manifest_id=Manifest.of(found.spec).id,
+        files={FILE: found.text},
+        words=tuple(word for name in wanted if name not in given for word in flag_words(name, wanted[name])),
+        variables={name: value for name, value in variables.items() if name not in environ},
+        paths={FILE_VARIABLE: FILE},
+        requests=(*start_batches(sizes, room, widths), *proved),
+        live_graphs=() if situation is None else live_graphs(situation),
+    )
+
+
+def _slices(files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
+    """Returns bucket files that together list the buckets of the one in `files`. Raises SpecError if there is none."""
+    if FILE not in files:
+        raise SpecError("--shards", "is given without --shapes", "--shapes SPEC, whose buckets are cut")
+    return tuple({**files, FILE: text} for text in cut_bucket_file(files[FILE], num))
+
+
+VLLM_GAUDI = replace(
+    VLLM,
+    name="vllm-gaudi",
+    neutral_flags=NEUTRAL_FLAGS,
+    refuse=_refuse,
+    variable_rules=RULES,
+    cache_roots={name: path for name, path in ROOTS.items() if name not in _ROOTS_OF_OTHER_DEVICES},
+    settings=_settings,
+    left_out=(
         *LEFT_OUT,
         (f"{RECIPES}*/temp_*", "graphs that were being compiled"),
         (f"{RECIPES}*/*.hash_content", "what the bridge's debugging writes"),
         ("tmp/hpu-metrics*", "what the bridge counted in one run"),
-    )
-    repairs: tuple[Repair, ...] = ()
-    hooks: tuple[str, ...] = ("audit", "habana.metrics")
-    shape_names: frozenset[str] = NAMES
-    cache_roots: Mapping[str, str] = {
-        name: path for name, path in ROOTS.items() if name not in _ROOTS_OF_OTHER_DEVICES
-    }  # The variable of the recipes holds more than a path: `environment` sets it.
-    counted: tuple[str, ...] = ()  # How often recipes are found depends on which requests share steps.
-    zeros: tuple[str, ...] = ("hpu.graph_compilation", "hpu.recipe_misses")
-
-    def require_witnessed(self, flags: Flags, environ: Mapping[str, str]) -> None:
-        """Raises SpecError for what vLLM's adapter refuses, and for shapes that are not fixed before the server starts."""
-        super().require_witnessed(flags, environ)
-        for name, reason in _COMPILES_LATER.items():
-            if environ.get(name, "0").strip().lower() not in ("", "0", "false"):
-                raise SpecError(name, f"is {shown(environ[name])}", reason)
-        file = environ.get(FILE_VARIABLE, "")
-        if file and not file.endswith(f"/{FILE}"):
-            problem = f"is {shown(file)}, whose content would be no part of the launch"
-            raise SpecError(
-                FILE_VARIABLE, problem, '--shapes SPEC, with strategy = "file" for one of your own'
-            )
-        if "num-gpu-blocks-override" not in flags.values:
-            raise SpecError(
-                "--num-gpu-blocks-override",
-                "is not given: the server then counts the KV blocks that fit its free memory, and another count is another"
-                " shape of every recipe",
-                "a number, or --shapes SPEC",
-            )
-
-    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns the server's environment in a phase.
-
-        All ranks share one flat directory of recipes. It is not deleted at start, which each worker would otherwise do for
-        itself (K-37), and nothing is evicted. vLLM makes no compile artifacts on this platform (vllm_gaudi/platform.py:
-        CompilationMode.NONE), so it is not required to find them.
-        """
-        base = super().environment(root, phase, environ)
-        rules = RECIPE_RULES
-        return Environment(
-            {
-                **{name: value for name, value in base.set.items() if name != _FORCED_AOT},
-                **rules.settings,
-                CACHE_VARIABLE: sealed_setting(Path(root.below(RECIPES))),
-                "PT_HPU_METRICS_FILE": root.below(METRICS),
-                "PT_HPU_METRICS_DUMP_TRIGGERS": "process_exit",
-            },
-            tuple(dict.fromkeys((*base.unset, _FORCED_AOT, *rules.removed))),
-        )
-
-    def kind_of(self, path: str) -> FileKind:
-        """Returns what a captured file is, by its path relative to the sandbox's root."""
-        return "recipe" if fnmatchcase(path, f"{RECIPES}*/*_syn*") else super().kind_of(path)
-
-    def target(self, installed: Installed) -> Target:
-        """Returns this machine as a target. Raises TargetError if there is no card, or no software for it."""
-        return find_machine(installed.site_packages)
-
-    def residuals(self, launch: Launch) -> tuple[str, ...]:
-        """Returns what every start repeats: a recipe cache saves the graph compiler's work only."""
-        is_eager = launch.flags.get("enforce-eager", False) is not False
-        return ("graphs are traced", *(() if is_eager else ("HPU graphs are captured",)))
-
-    def shapes(
-        self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None
-    ) -> Shapes:
-        """Returns what makes a vllm-gaudi server warm up the closed table of `spec`, and nothing else.
-
-        Adds what the command and the environment leave open. Refuses other values that they set, because the proof holds
-        only for the spec's limits.
-
-        Raises:
-            SpecError: the spec is for another command or environment, or the server's version reads no bucket file.
-            CoverageError: the server would create and compile buckets under live traffic. Names the smallest step.
-        """
-        # Imported only here: `aotgaudi run` needs no manifest.
-        from aotgaudi.manifest.bucket_file import bucket_file_of
-        from aotgaudi.manifest.coverage import situation_of
-        from aotgaudi.manifest.manifest import Manifest
-
-        _require_version(spec, installed)
-        found = bucket_file_of(spec)
-        _require_single_prompts(spec)
-        _require_unset(found, environ)
-        given = flags.values
-        wanted: dict[str, JsonValue] = {**found.pinned, **found.switches}
-        for name, value in wanted.items():
-            if name in given:
-                _require_same(name, given[name], value)
-        variables = {name: value for name, value in found.variables(FILE).items() if name != FILE_VARIABLE}
-        for name, value in variables.items():
-            word = environ.get(name, value).strip().lower()
-            if word != value and not {word, value} <= FALSE_WORDS:
-                raise SpecError(
-                    name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed"
-                )
-        room = Room(max_model_len=found.spec.limits.max_model_len)
-        sizes = sorted({size for size, _, _ in found.decode})
-        situation = situation_of(found.spec, max_logprobs(given))
-        widths = () if situation is None else situation.logprob_widths
-        proved = (one.model_copy(update={"at_start": False}) for one in sampler_batches(sizes, room, widths))
-        return Shapes(
-            manifest_id=Manifest.of(found.spec).id,
-            files={FILE: found.text},
-            words=tuple(
-                word for name in wanted if name not in given for word in flag_words(name, wanted[name])
-            ),
-            variables={name: value for name, value in variables.items() if name not in environ},
-            paths={FILE_VARIABLE: FILE},
-            requests=(*start_batches(sizes, room, widths), *proved),
-            live_graphs=() if situation is None else live_graphs(situation),
-        )
-
-    def slices(self, files: Mapping[str, str], num: int) -> tuple[Mapping[str, str], ...]:
-        """Returns bucket files that together list the buckets of the one in `files`. Raises SpecError if there is none."""
-        if FILE not in files:
-            raise SpecError("--shards", "is given without --shapes", "--shapes SPEC, whose buckets are cut")
-        return tuple({**files, FILE: text} for text in cut_bucket_file(files[FILE], num))
-
-    def settle(self, root: Path) -> None:
-        """Puts the recipe caches in order, after the server has ended. Raises CompileError for a truncated recipe."""
-        settle_recipes(root / RECIPES)
+    ),
+    kinds=((f"/{RECIPES}*/*_syn*", "recipe"), *KINDS),
+    repairs=(),
+    hooks=("audit", "habana.metrics"),
+    counted=(),  # How often recipes are found depends on which requests share steps.
+    zeros=("hpu.graph_compilation", "hpu.recipe_misses"),
+    device=lambda _: "hpu",
+    target=lambda installed: find_machine(installed.site_packages),
+    residuals=_residuals,
+    settle=lambda root: settle_recipes(root / RECIPES),
+    shape_names=NAMES,
+    make_shapes=_shapes,
+    cut_shapes=_slices,
+)
+"""vLLM with the plugin for Gaudi. Everything that is not said here is as in vLLM."""
 
 
 def settle_recipes(configured: Path) -> tuple[Path, ...]:

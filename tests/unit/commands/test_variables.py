@@ -17,11 +17,11 @@ from aotgaudi.commands.variables import (
 )
 from aotgaudi.gaudi.environment import ENGINE_RULES
 from aotgaudi.gaudi.environment import NEUTRAL as OF_GAUDI
-from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
+from aotgaudi.wrap.adapters.vllm import VLLM
+from aotgaudi.wrap.adapters.vllm_gaudi import VLLM_GAUDI
 from tests.environment import ROOT
 
-RULES: VariableRules = Vllm().variable_rules
+RULES: VariableRules = VLLM.variable_rules
 SECRETS = [
     "HF_TOKEN",
     "VLLM_API_KEY",
@@ -98,7 +98,7 @@ KNOWN = sorted(
 """Every known variable of vLLM, of its plugin for Gaudi, and of the bridge, but those that name files."""
 
 
-@pytest.mark.parametrize("rules", [Vllm().variable_rules, VllmGaudi().variable_rules], ids=["vllm", "gaudi"])
+@pytest.mark.parametrize("rules", [VLLM.variable_rules, VLLM_GAUDI.variable_rules], ids=["vllm", "gaudi"])
 def test_each_variable_that_is_changed_counts_or_says_why_it_does_not(rules: VariableRules) -> None:
     wrong = []
     for name in KNOWN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,12 +15,12 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.launch import WarmUpRequest
-from aotgaudi.wrap.client import Address, Answer, WrappedServerError, ask, is_healthy
+from aotgaudi.wrap.client import Address, Answer, HealthProbe, WrappedServerError, ask
 from aotgaudi.wrap.exercise import completion
 
 
 class Streams:
-    """How many events each streamed answer has and how fast, where each waits until all have begun, what is too long.
+    """How many events each streamed answer has and how fast, where each waits until all have begun.
 
     `breaks_off` is the end of the ids of answers that break off.
     """
@@ -27,7 +28,6 @@ class Streams:
     def __init__(self) -> None:
         self.num_events: Iterator[int] = itertools.repeat(30)
         self.gate = threading.Barrier(1)
-        self.most_tokens = 1000
         self.breaks_off, self.pause_seconds = "", 0.002
         self.turn: AbstractContextManager[object] = nullcontext()
 
@@ -64,8 +64,6 @@ class Handler(BaseHTTPRequestHandler):
         self.server.request_ids.append(self.headers["X-Request-Id"])
         if self.server.status == 0:
             self.close_connection = True
-        elif self.server.asked[-1].get("max_tokens", 0) > self.server.streams.most_tokens:
-            self.reply(400, {})
         elif self.server.status == 200 and self.server.asked[-1].get("stream"):
             self.stream(self.server.streams)
         else:
@@ -107,6 +105,28 @@ def server() -> Iterator[FakeServer]:
         found.shutdown()
 
 
+def is_healthy(address: Address) -> bool:
+    """The first answer."""
+    probe = HealthProbe(address)
+    probe.poll()
+    while probe._connection is not None:
+        probe.poll()
+    return probe.is_good
+
+
+def test_a_health_question_that_nobody_answers_is_no_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aotgaudi.wrap.client.HEALTH_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        probe = HealthProbe(Address(port=silent.getsockname()[1]))
+        probe.is_good = True
+        started = time.monotonic()
+        assert probe.poll(), "it does not wait"
+        assert time.monotonic() - started < 0.2
+        while probe.poll():
+            time.sleep(0.01)
+        assert 0.2 <= time.monotonic() - started < 5
+
+
 def test_a_server_serves_when_its_health_is_200(server: FakeServer) -> None:
     assert is_healthy(server.address)
     server.health = 404
@@ -140,22 +160,27 @@ def test_streamed_copies_run_at_the_same_time(server: FakeServer) -> None:
     assert len(server.asked) == 3
 
 
-def test_streamed_copies_are_sent_again_until_they_run_at_the_same_time(server: FakeServer) -> None:
-    """The first try's have one event each: none runs while another does."""
-    server.streams.num_events = itertools.chain([1, 1], itertools.repeat(30))
-    server.streams.gate = threading.Barrier(2)
-
-    assert ask(server.address, batch(2)) == Answer(200, "")
-    assert [body["max_tokens"] for body in server.asked] == [8, 8, 16, 16]
-
-
-def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_sent_again(server: FakeServer) -> None:
+def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:
     """The first is over before the second begins, but nobody has read it by then."""
     server.streams.turn, server.streams.pause_seconds = threading.Lock(), 0
 
     answer = ask(server.address, batch(2))
 
     assert answer.problem
+
+
+def test_others_have_their_turn_while_answers_are_waited_for(server: FakeServer) -> None:
+    server.streams.gate = threading.Barrier(2)
+    turns: list[float] = []
+
+    ask(server.address, batch(2), lambda: turns.append(time.monotonic()))
+    assert turns
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ask(server.address, completion("greedy"), stop)
 
 
 def test_a_streamed_answer_that_breaks_off_is_an_error_that_names_it(server: FakeServer) -> None:
@@ -186,21 +211,13 @@ def test_an_answer_that_is_cut_off_is_an_error(server: FakeServer) -> None:
         ask(server.address, completion("greedy"))
 
 
-def test_copies_that_never_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:
+def test_copies_that_do_not_run_at_the_same_time_are_a_problem_and_sent_once(server: FakeServer) -> None:
     server.streams.num_events = itertools.repeat(1)
 
     answer = ask(server.address, batch(2))
 
-    assert answer == Answer(200, "", "one of its 2 answers ended before the last had begun, 12 times")
-    assert [body["max_tokens"] for body in server.asked[::2]] == [8, 16, *[32] * 10]
-
-
-def test_copies_are_made_no_longer_than_the_server_takes(server: FakeServer) -> None:
-    server.streams.num_events = itertools.chain([1, 1, 1, 1], itertools.repeat(30))
-    server.streams.gate, server.streams.most_tokens = threading.Barrier(2), 8
-
-    assert ask(server.address, batch(2)) == Answer(200, "")
-    assert [body["max_tokens"] for body in server.asked] == [8, 8, 16, 16, 8, 8, 8, 8]
+    assert answer == Answer(200, "", "one of its 2 answers ended before the last had begun")
+    assert len(server.asked) == 2
 
 
 def test_each_copy_has_another_id_whatever_a_launch_calls_it(server: FakeServer) -> None:

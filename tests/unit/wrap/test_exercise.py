@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from aotgaudi.bundle.launch import WarmUp, WarmUpLevel, WarmUpRequest
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.sglang import Sglang
-from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.sglang import SGLANG
+from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.exercise import (
     LEVELS,
     Feature,
@@ -66,7 +66,7 @@ def asked(level: WarmUpLevel, room: Room, **more: Any) -> WarmUp:
 
 
 def features(*words: str, device: Device = "cuda", **config: Any) -> tuple[Feature, ...]:
-    adapter = Vllm()
+    adapter = VLLM
     return adapter.features(adapter.read(["M", *words], {}), config, device)
 
 
@@ -127,8 +127,8 @@ def test_a_server_that_refuses_logprobs_is_asked_for_fewer() -> None:
     bodies = [body for one in requests for body in (one.body, *one.beside)]
 
     assert {body[name] for body in bodies for name in ("logprobs", "prompt_logprobs") if name in body} == {0}
-    assert Vllm().read(["M", "--max-logprobs", "0"], {}).room.max_logprobs == 0
-    assert Vllm().read(["M", "--max-logprobs", "-1"], {}).room.max_logprobs is None
+    assert VLLM.read(["M", "--max-logprobs", "0"], {}).room.max_logprobs == 0
+    assert VLLM.read(["M", "--max-logprobs", "-1"], {}).room.max_logprobs is None
 
 
 @given(
@@ -417,7 +417,7 @@ def test_an_image_is_a_png_of_its_size() -> None:
 
 
 def test_sglang_is_asked_for_embeddings_and_lists_what_it_is_not_asked() -> None:
-    adapter = Sglang()
+    adapter = SGLANG
     flags = adapter.read(["--model-path", "M", "--is-embedding", "--lora-paths", "a=b"], {})
 
     found = adapter.features(flags, {}, "cuda")

@@ -44,12 +44,12 @@ def test_what_a_run_did_not_come_to_hash_is_no_difference(tmp_path: Path) -> Non
 
 
 def test_what_must_not_happen_is_listed_once_with_its_frames(tmp_path: Path) -> None:
-    refused = {"e": "refused", "argv": ["g++", "x.cpp"], "stack": ["codecache.py:1"]}
+    refused = {"e": "refused", "argv": ["g++", "x.cpp"], "why": "a compiler", "stack": ["codecache.py:1"]}
     cold = {"e": "compile", "what": "triton", "name": "k", "phase": "c"}
 
     found = explain_run(write(tmp_path, HELLO, refused, refused, cold), SEALED)
 
-    assert found.deeds == ("refused in Worker: g++ x.cpp, from codecache.py:1",)
+    assert found.deeds == ("Worker 7: refused: g++ x.cpp: a compiler, from codecache.py:1",)
 
 
 @pytest.mark.parametrize("is_there", [True, False])

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, WarmUp
 from aotgaudi.digest import Digest
-from aotgaudi.wrap.adapters.vllm import Vllm
+from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.launch_comparison import compare
 from tests.launches import a_launch
 
-RULES = Vllm().variable_rules
+RULES = VLLM.variable_rules
 PLACE = a_launch().place
 
 

@@ -1,9 +1,8 @@
-"""What a supervisor makes of a server that ended, of reports that are asked for, of agents that cannot be read."""
+"""What a supervisor makes of a server that ended, of reports, of agents that cannot be read."""
 
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,7 @@ from aotgaudi.errors import NotWarmError
 from aotgaudi.wrap import supervise
 from aotgaudi.wrap.client import Address, WrappedServerError
 from aotgaudi.wrap.events import Event, ProcessLog
+from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Metrics
 from aotgaudi.wrap.run_options import Policy
@@ -69,6 +69,7 @@ class FakeSession:
     named: str = ""
     judged: int = 0
     said: list[Event] = field(default_factory=list)
+    failure: WrappedServerError | None = None
 
     @property
     def log(self) -> FakeSession:
@@ -81,6 +82,10 @@ class FakeSession:
 
     def set_phase(self, byte: str) -> None:
         self.named = byte
+
+    def warm_up(self, *_: object, **__: object) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def outside(self) -> tuple[tuple[str, Finding], ...]:
         return ()
@@ -98,7 +103,8 @@ class FakeSession:
 
 def a_supervisor(session: FakeSession, **policy: Any) -> Supervisor:
     chosen = Policy(**{"require_warm": True, **policy})
-    return Supervisor(session, Case(expected=EXPECTED), chosen, Metrics(), Signals())  # type: ignore[arg-type]
+    case = Case(expected=EXPECTED, requests=(completion("x"),))
+    return Supervisor(session, case, chosen, Metrics(), Signals())  # type: ignore[arg-type]
 
 
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler")
@@ -122,9 +128,6 @@ def test_a_server_that_is_ending_by_itself_is_told_by_its_exit_code(stage: Any) 
     session = FakeSession({f"{one.pid}-0.jsonl": one for one in (ended, *others)})
     supervisor = a_supervisor(session)
     supervisor._stage = stage
-    if stage == "exercising":
-        supervisor._warm_up = threading.Thread(target=lambda: None)  # type: ignore[assignment]
-        supervisor._advance = lambda: None  # type: ignore[method-assign]
 
     assert supervisor._turn() is None
     session.child.status = 7
@@ -138,30 +141,23 @@ def test_a_server_that_did_nothing_and_ended_well_ends_us_well() -> None:
     assert a_supervisor(FakeSession({}, child=Ended(0)))._turn() == 0
 
 
-def test_reports_that_are_asked_for_at_once_are_one_comparison() -> None:
-    session = FakeSession(dict(warm()))
-    supervisor = a_supervisor(session)
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(supervisor.report())) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    while supervisor._asked.qsize() < len(threads):
-        pass
+def test_a_report_is_what_the_last_turn_left_whatever_has_happened_since() -> None:
+    supervisor, session = live()
+    supervisor._turn()
+    before = supervisor.report()
 
-    supervisor._answer_reports()
-    for thread in threads:
-        thread.join()
+    session.said = [replace(COMPILER, phase="v")]
 
-    assert session.looks == 1
-    assert len(found) == 5
-    assert all(one["verdict"] == "Undecided" for one in found)
+    assert supervisor.report() == before
+    assert (before["verdict"], before["stage"], session.looks) == ("Warm", "live", 0)
+    supervisor._turn()
+    assert supervisor.report()["verdict"] == "NotWarm"
 
 
-def test_a_report_that_nobody_makes_in_time_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In Python 3.10 a future's timeout is no `TimeoutError`."""
-    monkeypatch.setattr(supervise, "_REPORT_SECONDS", 0.01)
+def test_there_is_a_report_before_the_first_turn() -> None:
+    report = a_supervisor(FakeSession({})).report()
 
-    assert a_supervisor(FakeSession({})).report() == {"problem": "no report in time"}
+    assert (report["stage"], report["verdict"], report["processes"]) == ("starting", "Undecided", [])
 
 
 def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
@@ -178,14 +174,14 @@ def test_who_compares_a_large_capture_is_alive_for_longer() -> None:
 
 def test_events_that_cannot_be_read_after_ready_speak_against_it_once() -> None:
     processes = {name: replace(one, num_unreadable=1) for name, one in warm().items()}
-    supervisor = a_supervisor(FakeSession(processes), on_compile="drain")
+    supervisor = a_supervisor(FakeSession(processes))
     supervisor._stage = "live"
 
     supervisor._turn()
     supervisor._turn()
 
     assert supervisor._metrics.compilations() == {"live.unknown": 1}
-    assert supervisor._drained == "after ready: events of its agents cannot be read"
+    assert supervisor._metrics._values["aotgaudi_guest_warm"] == {(): 0.0}
 
 
 def live(**policy: Any) -> tuple[Supervisor, FakeSession]:
@@ -196,7 +192,7 @@ def live(**policy: Any) -> tuple[Supervisor, FakeSession]:
     return supervisor, session
 
 
-@pytest.mark.parametrize("on_compile", ["report", "drain", "exit", "refuse"])
+@pytest.mark.parametrize("on_compile", ["report", "exit"])
 def test_a_trace_after_ready_is_only_reported(on_compile: str) -> None:
     """Without the warm-up requests, the first one of a kind traces."""
     supervisor, session = live(on_compile=on_compile)
@@ -204,7 +200,7 @@ def test_a_trace_after_ready_is_only_reported(on_compile: str) -> None:
 
     assert supervisor._turn() is None
     assert supervisor._metrics.compilations() == {"live.trace": 1}
-    assert (supervisor._drained, supervisor._report()["verdict"]) == ("", "Warm")
+    assert supervisor.report()["verdict"] == "Warm"
 
 
 def test_a_report_after_a_live_compile_says_that_it_is_not_warm() -> None:
@@ -213,25 +209,16 @@ def test_a_report_after_a_live_compile_says_that_it_is_not_warm() -> None:
 
     supervisor._turn()
 
-    report = supervisor._report()
+    report = supervisor.report()
     assert report["verdict"] == "NotWarm"
     assert report["reasons"] == ["after ready: a compiler was run: g++ x.cpp"]
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGTERM])
-def test_a_server_that_ends_of_a_refused_compile_was_not_warm_unless_it_was_asked_to_end(
-    number: int | None,
-) -> None:
-    supervisor, session = live(on_compile="refuse")
-    session.said = [event("refused", "r", argv=["g++", "x.cpp"], why="a compiler")]
-    supervisor._turn()
-    session.child.status = 0
-    if number is not None:
-        supervisor._asked_to_end = 0.0
-        assert supervisor._turn() == 0
-        return
+def test_a_live_compile_ends_the_server_where_that_is_asked_for() -> None:
+    supervisor, session = live(on_compile="exit")
+    session.said = [replace(COMPILER, phase="v")]
 
-    with pytest.raises(NotWarmError, match=r"after ready: refused: g\+\+ x.cpp"):
+    with pytest.raises(NotWarmError, match=r"after ready: a compiler was run: g\+\+ x.cpp"):
         supervisor._turn()
 
 
@@ -245,36 +232,51 @@ def test_a_server_that_says_nothing_is_looked_at_now_and_then_and_each_word_at_o
     session.said = [event("trace", "l", name="f")]
     supervisor._turn()
     assert session.judged == 2
-    supervisor._judged_at -= 2
+    supervisor._observer._due_at -= 2
     supervisor._turn()
     assert session.judged == 3
 
 
-@pytest.mark.parametrize("stage", ["starting", "exercising", "settling"])
-def test_a_server_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: Any) -> None:
+STAGES = ["_await_health", "_exercise", "_settle"]
+
+
+def _go_through(supervisor: Supervisor, stage: str) -> None:
+    """From this stage on."""
+    for name in STAGES[STAGES.index(stage) :]:
+        getattr(supervisor, name)()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_server_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: str) -> None:
     """It has no last word where it crashed; a turn may begin before that, and look for the word after it."""
     told = {name: replace(one, events=one.events[:-1]) for name, one in warm().items()}
-    session = FakeSession(told, child=Ended(has_gone=True))
+    session = FakeSession(told, child=Ended(has_gone=True), failure=WrappedServerError("refused"))
     supervisor = a_supervisor(session)
-    supervisor._stage, supervisor._warm_up = stage, Failed(WrappedServerError("refused"))  # type: ignore[assignment]
-    session.look = lambda **_: replace(seen(told), alive=frozenset(), phase="v")  # type: ignore[method-assign]
 
-    assert supervisor._turn() is None
-    session.child.status = 13
-    with pytest.raises(WrappedServerError, match="ended with exit code 13 before it was ready"):
-        supervisor._turn()
+    def look(**_: object) -> Seen:
+        session.child.status = 13
+        return replace(seen(told), alive=frozenset(), phase="v")
+
+    session.look = look  # type: ignore[method-assign]
+
+    with pytest.raises(supervise._Over) as over:
+        _go_through(supervisor, stage)
+    assert str(over.value.outcome).startswith("the server ended with exit code 13 before it was ready")
 
 
-@pytest.mark.parametrize("stage", ["starting", "exercising", "settling"])
-def test_a_server_that_was_asked_to_end_is_not_judged_by_what_it_leaves_undone(stage: Any) -> None:
-    session = FakeSession(dict(warm(COMPILER)))
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_server_that_was_asked_to_end_is_not_judged_by_what_it_leaves_undone(stage: str) -> None:
+    session = FakeSession(dict(warm(COMPILER)), failure=WrappedServerError("reset"))
     supervisor = a_supervisor(session)
-    supervisor._stage, supervisor._warm_up = stage, Failed(WrappedServerError("reset"))  # type: ignore[assignment]
+    waits = iter(range(3000))  # More than Python has frames.
+    supervisor._signals.wait = lambda _: setattr(  # type: ignore[method-assign]
+        session.child, "status", None if next(waits) < 2000 else 143
+    )
     supervisor._asked_to_end = time.monotonic()
 
-    assert supervisor._turn() is None
-    session.child.status = 143
-    assert supervisor._turn() == 143
+    with pytest.raises(supervise._Over) as over:
+        getattr(supervisor, stage)()
+    assert over.value.outcome == 143
 
 
 def test_a_signal_to_end_counts_also_where_python_drops_its_exception() -> None:
@@ -289,31 +291,18 @@ def test_a_signal_to_end_counts_also_where_python_drops_its_exception() -> None:
             signals.hold()
 
 
-@dataclass
-class Failed:
-    """Warm-up requests that a server did not answer."""
-
-    error: WrappedServerError
-
-    def is_alive(self) -> bool:
-        return False
-
-
 @pytest.mark.parametrize("require_warm", [True, False])
 def test_a_warm_up_that_fails_is_logged_with_the_id_of_its_request(
     require_warm: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    supervisor = a_supervisor(FakeSession(dict(warm())), require_warm=require_warm)
-    supervisor._stage, supervisor._warm_up = (
-        "exercising",
-        Failed(WrappedServerError("no answer", request_id="aotgaudi-x-0")),
-    )  # type: ignore[assignment]
+    failure = WrappedServerError("no answer", request_id="aotgaudi-x-0")
+    supervisor = a_supervisor(FakeSession(dict(warm()), failure=failure), require_warm=require_warm)
 
     if require_warm:
         with pytest.raises(NotWarmError, match="a warm-up request failed: no answer"):
-            supervisor._while_exercising()
+            supervisor._exercise()
     else:
-        supervisor._while_exercising()
+        supervisor._exercise()
 
     (record,) = [
         record for record in caplog.records if record.getMessage().startswith("a warm-up request failed")
@@ -322,11 +311,11 @@ def test_a_warm_up_that_fails_is_logged_with_the_id_of_its_request(
 
 
 def test_what_made_a_warm_up_fail_is_named_before_it() -> None:
-    supervisor = a_supervisor(FakeSession(dict(warm(COMPILER))))
-    supervisor._stage, supervisor._warm_up = "exercising", Failed(WrappedServerError("no answer"))  # type: ignore[assignment]
+    supervisor = a_supervisor(FakeSession(dict(warm(COMPILER)), failure=WrappedServerError("no answer")))
+    supervisor._observer.is_due = lambda _: False  # type: ignore[method-assign]
 
     with pytest.raises(NotWarmError, match=r"a compiler was run.*1 more"):
-        supervisor._while_exercising()
+        supervisor._exercise()
 
 
 WRITE = event("write", path="/run/aotgaudi/cache/model")
@@ -347,7 +336,7 @@ def test_a_file_without_a_cause_is_enough_a_moment_later() -> None:
     supervisor = a_supervisor(session)
 
     assert supervisor._turn() is None
-    supervisor._findings._first_file -= 2
-    supervisor._judged_at -= 2
+    supervisor._observer._first_file -= 2
+    supervisor._observer._due_at -= 2
     with pytest.raises(NotWarmError, match=r"cache/model was opened for writing"):
         supervisor._turn()

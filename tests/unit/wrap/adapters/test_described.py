@@ -14,14 +14,14 @@ from aotgaudi.bundle.launch import Launch, load_launch
 from aotgaudi.commands.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
 from aotgaudi.commands.variables import is_secret
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.adapters.vllm import ACTED_ON, Vllm
+from aotgaudi.wrap.adapters.vllm import ACTED_ON, VLLM
 from aotgaudi.wrap.launch import Found, describe
 from aotgaudi.wrap.launch_comparison import compare
 from tests.guests_here import vllm_here
 
 pytestmark = pytest.mark.process
 
-RULES = Vllm().variable_rules
+RULES = VLLM.variable_rules
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=12).filter(
     lambda text: not text.startswith(("-", "{", "["))
 )

@@ -2,19 +2,27 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aotgaudi.bundle.launch import GuestName
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.wrap.adapters.base import SandboxRoot
-from aotgaudi.wrap.launch import adapter_named
+from aotgaudi.wrap.launch import server_kind
+from aotgaudi.wrap.starts import SERVERS
 from tests.guests_here import Here
 
 pytestmark = pytest.mark.process
 
 SERVER = "vllm.entrypoints.openai.api_server"
+
+
+def test_every_server_has_a_name_a_row_and_a_value() -> None:
+    assert set(get_args(GuestName)) == SERVERS.keys()
+    assert [server_kind(name).name for name in get_args(GuestName)] == [*get_args(GuestName)]
 
 
 def test_a_console_script_names_its_interpreter(here: Here) -> None:
@@ -186,7 +194,7 @@ COMMAND_WORDS = [
 
 @given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
 def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
-    family = adapter_named("vllm")
+    family = server_kind("vllm")
     at = family.starts_at(words)
     if at is None:
         return

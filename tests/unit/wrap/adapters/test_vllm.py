@@ -8,16 +8,17 @@ import pytest
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import world
-from aotgaudi.wrap.adapters.base import SandboxRoot
-from aotgaudi.wrap.adapters.sglang import Sglang
-from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi
+from aotgaudi.errors import TargetError
+from aotgaudi.wrap.adapters.base import SandboxRoot, ServerKind
+from aotgaudi.wrap.adapters.sglang import SGLANG
+from aotgaudi.wrap.adapters.vllm import VLLM
+from aotgaudi.wrap.adapters.vllm_gaudi import VLLM_GAUDI
 from aotgaudi.wrap.launch_machine import Installed, code_features, device_of
 from tests.launches import a_launch
 from tests.unit.wrap.logs import event, history
 
 PLACE = SandboxRoot("/run/aotgaudi")
-GUEST = Vllm()
+GUEST = VLLM
 GPU = Target(backend="cuda", machine="x86_64", toolchain={"cuda.0": "H100, 9.0, 550"})
 
 
@@ -114,13 +115,37 @@ def test_captured_files_are_told_apart(path: str, kind: str) -> None:
         ({"vllm": "0.32.0 ab", "torch": "2.13.0+cpu ab"}, "cpu"),
         ({"vllm": "0.32.0 ab", "torch": "2.13.0 ab"}, "cuda"),
         ({"vllm": "0.32.0+rocm700 ab", "torch": "2.13.0 ab"}, "rocm"),
+        ({"vllm": "0.32.0 ab", "torch": "2.13.0+cu130 ab", "vllm-flash-attn": "2.7 ab"}, "cuda"),
+        ({"vllm": "0.11.1.dev2+gabc.cu129 ab", "torch": "2.8.0a0+52289.nv25.06 ab"}, "cuda"),
+        ({"sglang": "0.5.23 ab", "torch": "2.13.0+cpu ab"}, "cpu"),
     ],
     ids=str,
 )
 def test_the_device_is_that_of_the_builds(distributions: dict[str, str], device: str) -> None:
-    installed = Installed(python="3", libc="", prefix="/", site_packages="/", distributions=distributions)
+    assert device_of(with_builds(distributions)) == device
 
-    assert device_of(installed) == device
+
+def with_builds(distributions: dict[str, str]) -> Installed:
+    return Installed(python="3", libc="", prefix="/", site_packages="/", distributions=distributions)
+
+
+@pytest.mark.parametrize(
+    ("distributions", "named"),
+    [
+        ({"vllm": "0.32.0+xpu ab", "torch": "2.13.0 ab"}, "vllm 0.32.0+xpu"),
+        ({"vllm-neuron": "0.3.0 ab", "vllm": "0.32.0 ab", "torch": "2.13.0+cpu ab"}, "vllm-neuron 0.3.0"),
+        ({"vllm": "0.32.0+empty ab", "torch": "2.13.0 ab"}, "vllm 0.32.0+empty"),
+        ({"torch": "2.13.0+hpu.1.24 ab"}, "torch 2.13.0"),
+        ({"vllm": "0.32.0+new ab", "torch": "2.13.0+new ab"}, "vllm 0.32.0.new, torch 2.13.0.new"),
+        ({}, "no build of vllm"),
+    ],
+    ids=str,
+)
+def test_a_build_for_a_device_that_is_not_known_is_refused_by_name(
+    distributions: dict[str, str], named: str
+) -> None:
+    with pytest.raises(TargetError, match=named.replace("+", ".")):
+        device_of(with_builds(distributions))
 
 
 def test_only_features_that_code_can_hold_are_of_the_target() -> None:
@@ -132,17 +157,17 @@ def test_only_features_that_code_can_hold_are_of_the_target() -> None:
 @pytest.mark.parametrize(
     ("guest", "changes", "residuals"),
     [
-        (Vllm(), {}, ()),
-        (Vllm(), {"target": GPU}, ("CUDA graphs are captured",)),
-        (Vllm(), {"target": GPU, "flags": {"enforce-eager": True}}, ()),
-        (Sglang(), {"target": GPU}, ("CUDA graphs are captured",)),
-        (Sglang(), {"target": GPU, "flags": {"disable-cuda-graph": True}}, ()),
-        (VllmGaudi(), {}, ("graphs are traced", "HPU graphs are captured")),
-        (VllmGaudi(), {"flags": {"enforce-eager": True}}, ("graphs are traced",)),
+        (VLLM, {}, ()),
+        (VLLM, {"target": GPU}, ("CUDA graphs are captured",)),
+        (VLLM, {"target": GPU, "flags": {"enforce-eager": True}}, ()),
+        (SGLANG, {"target": GPU}, ("CUDA graphs are captured",)),
+        (SGLANG, {"target": GPU, "flags": {"disable-cuda-graph": True}}, ()),
+        (VLLM_GAUDI, {}, ("graphs are traced", "HPU graphs are captured")),
+        (VLLM_GAUDI, {"flags": {"enforce-eager": True}}, ("graphs are traced",)),
     ],
     ids=["CPU", "GPU", "GPU, eager", "SGLang", "SGLang, no graphs", "Gaudi", "Gaudi, eager"],
 )
 def test_what_every_start_does_again_whatever_is_in_the_cache(
-    guest: Vllm, changes: dict[str, Any], residuals: tuple[str, ...]
+    guest: ServerKind, changes: dict[str, Any], residuals: tuple[str, ...]
 ) -> None:
     assert guest.residuals(a_launch(**changes)) == residuals

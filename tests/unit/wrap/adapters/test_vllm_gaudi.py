@@ -19,8 +19,8 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.wrap.adapters.base import Flags, SandboxRoot, Shapes, as_sealed
-from aotgaudi.wrap.adapters.vllm import Vllm
-from aotgaudi.wrap.adapters.vllm_gaudi import VllmGaudi, _require_version, find_machine
+from aotgaudi.wrap.adapters.vllm import VLLM
+from aotgaudi.wrap.adapters.vllm_gaudi import VLLM_GAUDI, _require_version, find_machine
 from aotgaudi.wrap.launch_machine import Installed
 from tests.guests_here import Here
 from tests.launches import a_launch
@@ -28,7 +28,7 @@ from tests.specs import spec_tables
 from tests.unit.wrap.logs import event, history
 
 PLACE = SandboxRoot("/run/aotgaudi")
-GUEST = VllmGaudi()
+GUEST = VLLM_GAUDI
 GAUDI = Target(backend="hpu", machine="gaudi2")
 FILE = "/run/aotgaudi/cache/shapes/vllm.buckets"
 PAIR = ("7_a_syn1.24.1.482.6c1b7a2.recipe", "7_a_syn1.24.1.482.6c1b7a2.metadata")
@@ -284,7 +284,7 @@ def test_a_model_that_is_calibrated_anew_is_another_launch(tmp_path: Path) -> No
 
 def test_other_guests_take_no_shapes() -> None:
     with pytest.raises(SpecError, match="--shapes: is of no use to vllm"):
-        Vllm().shapes(spec_of(), read(), {})
+        VLLM.shapes(spec_of(), read(), {})
 
 
 def test_who_serves_need_not_repeat_what_the_shapes_added() -> None:
@@ -427,4 +427,4 @@ def test_only_buckets_can_be_cut() -> None:
     with pytest.raises(SpecError, match="given without --shapes"):
         GUEST.slices({}, 2)
     with pytest.raises(SpecError, match="is of no use to vllm"):
-        Vllm().slices(found.files, 2)
+        VLLM.slices(found.files, 2)

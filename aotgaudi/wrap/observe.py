@@ -1,0 +1,132 @@
+"""The one observer of a wrapped server: captures, proofs and runs poll it for what a warm server does not do.
+
+A finding comes from an agent's event, from a program or a library that no agent reported, from a change of a file, or from
+events that cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotgaudi.wrap.file_watch import FileChanges
+from aotgaudi.wrap.session import Session
+from aotgaudi.wrap.verdict import (
+    EXIT_BYTES,
+    EXIT_NOT_WARM,
+    PHASES,
+    Finding,
+    FindingPhase,
+    finding_of,
+    findings_of,
+)
+
+_MAX_REMEMBERED = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ObserverPolicy:
+    """Which findings count, and when they call for a verdict.
+
+    Attributes:
+        left_out: Phases whose findings do not count.
+        cause_seconds: How long changes of files alone wait for their cause: the report of a compiler.
+        pause_seconds: After how long a server is judged again although nothing is new.
+    """
+
+    left_out: frozenset[FindingPhase] = frozenset()
+    cause_seconds: float = 2.0
+    pause_seconds: float = 1.0
+
+
+EVERYTHING = ObserverPolicy()
+"""The policy of a build, which judges a start once, at its end."""
+
+
+class Observer:
+    """Sees what a server does that a warm one does not. For one thread only.
+
+    Attributes:
+        counts: How many findings of each kind there were.
+        recent: The last findings.
+        files: How files had changed at the last poll.
+        num_added: How many files have been added.
+    """
+
+    def __init__(self, session: Session, policy: ObserverPolicy = EVERYTHING) -> None:
+        self._session, self._policy = session, policy
+        self.counts: Counter[str] = Counter()
+        self.recent: tuple[Finding, ...] = ()
+        self.files, self.num_added = FileChanges(), 0
+        self._num_unreported, self._is_blind = 0, False
+        self._is_new, self._due_at, self._first_file = False, 0.0, 0.0
+
+    def poll(self) -> list[Finding]:
+        """Returns the findings since the last call."""
+        events = self._session.log.take_new()
+        rules, files = self._session.plan.rules, self._session.files()
+        told = [finding_of(event, rules, is_watched=files.is_watched) for event in events]
+        made = [*(one for one in told if one is not None), *self._unreported()]
+        findings = [one for one in made if one.phase not in self._policy.left_out]
+        findings += [*self._of_files(files), *self._of_unreadable()]
+        self._is_new = bool(events or findings)
+        self.counts.update(one.what for one in findings)
+        self.recent = (*self.recent, *findings)[-_MAX_REMEMBERED:]
+        return findings
+
+    def history(self) -> tuple[tuple[str, Finding], ...]:
+        """Returns all that processes did, with the process, in order of time. Files that changed are not among it."""
+        unreported = self._session.outside()
+        rules, is_watched = self._session.plan.rules, self._session.files().is_watched
+        logs = self._session.log.processes.values()
+        return tuple(findings_of(logs, unreported, rules, is_watched=is_watched))
+
+    def is_due(self, now: float) -> bool:
+        """Whether the server should be judged: the last poll saw anything new, or the pause is over.
+
+        `now` is in seconds, always of the same clock. A call that returns True begins another pause.
+        """
+        if not self._is_new and now < self._due_at:
+            return False
+        self._due_at = now + self._policy.pause_seconds
+        return True
+
+    def lacks_cause(self, now: float) -> bool:
+        """Whether only files speak against the server, and only recently. `now` is as in `is_due`."""
+        if not self.recent or any(one.what != "file" for one in self.recent):
+            return False
+        self._first_file = self._first_file or now
+        return now - self._first_file < self._policy.cause_seconds
+
+    def _unreported(self) -> list[Finding]:
+        found = self._session.outside()
+        new, self._num_unreported = found[self._num_unreported :], len(found)
+        return [finding for _, finding in new]
+
+    def _of_files(self, files: FileChanges) -> list[Finding]:
+        """Returns changes of files since the last poll. They count, whatever the agents reported."""
+        before, self.files = self.files, files
+        added = _new(files.added, before.added)
+        self.num_added += len(added)
+        rows = [
+            *((path, "was added", EXIT_NOT_WARM) for path in added),
+            *((path, "was changed", EXIT_BYTES) for path in _new(files.changed, before.changed)),
+            *((path, "was removed", EXIT_NOT_WARM) for path in _new(files.missing, before.missing)),
+        ]
+        return [Finding("file", self._phase, f"{path} {what}", exit_code=code) for path, what, code in rows]
+
+    def _of_unreadable(self) -> list[Finding]:
+        """Returns a finding if lines cannot be read, once: from then on the agents may have written anything."""
+        if self._is_blind or not any(one.num_unreadable for one in self._session.log.processes.values()):
+            return []
+        self._is_blind = True
+        return [Finding("unknown", self._phase, "events of its agents cannot be read")]
+
+    @property
+    def _phase(self) -> FindingPhase:
+        return PHASES.get(self._session.phase, "live")
+
+
+def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
+    return sorted({*now} - {*before})
