@@ -29,7 +29,7 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
     The parsed bundle and programs are freed when this returns.
 
     Raises:
-        SpecError: the model does not exist or is not the bundle's, or the bundle holds a capture.
+        SpecError: the model does not exist or is not the bundle's, the bundle holds a capture, or `kv_cache_bytes` is unfit.
         NotWarmError, CorruptError, UntrustedError, TargetError: the bundle cannot be used; nothing was mapped.
         CoverageError: under `require_warm`, a possible step has no entry.
     """
@@ -42,9 +42,15 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         prepare_process(receipt.target)
     if observers.on_model is not None:
         observers.on_model(model)
-    with pinned(bundle, ShardReader(model), phases, hashes=options.hashes) as parts:
+    with pinned(
+        bundle,
+        ShardReader(model),
+        phases,
+        hashes=options.hashes,
+        kv_cache_bytes=options.kv_cache_bytes,
+    ) as parts:
         with phases.time("coverage"):
-            check_coverage(bundle.manifest, require_warm=options.require_warm)
+            check_coverage(parts.manifest, require_warm=options.require_warm)
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns if numpy is missing, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
