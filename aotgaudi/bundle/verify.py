@@ -33,7 +33,7 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
 from aotgaudi.graphs.program import Program, weight_names
-from aotgaudi.machine import available_memory, in_threads
+from aotgaudi.machine import anonymous_bytes, available_memory, in_threads
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import PROCESS_BYTES, MemoryNeed
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
@@ -149,7 +149,7 @@ def require_memory(manifest: Manifest, report: Report) -> None:
         need = replace(
             MemoryNeed.of(manifest.spec, manifest.entries),
             weights_bytes=report.weights_bytes,
-            reserved_bytes=PROCESS_BYTES,
+            reserved_bytes=max(0, PROCESS_BYTES - anonymous_bytes()),
             is_open=True,
         )
         need.require(available_memory(), "this machine")

@@ -43,8 +43,7 @@ from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec
 
 PROCESS_BYTES = 384 << 20
-"""What the processes of a server take besides: Python, torch, tokenizers. We measured 392 MiB for SmolLM2 135M on a CPU, of
-which some were taken when the server asked whether it fits."""
+"""What the processes of a server take besides: Python, torch, tokenizers. We measured 338 MiB for SmolLM2 135M on a CPU."""
 
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _LOGIT_DTYPE = "float32"

@@ -9,12 +9,11 @@ allocates much. After a burst of requests, `FreedMemory` gives the excess back.
 from __future__ import annotations
 
 import mmap
-import resource
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi import linux
+from aotgaudi.machine import anonymous_bytes
 from aotgaudi.manifest.memory import tensor_bytes
 
 if TYPE_CHECKING:  # The API server imports this module too, and runs no programs.
@@ -114,10 +113,4 @@ def freed_memory() -> FreedMemory:
         linux.allocated_bytes()
     except OSError:
         return FreedMemory(lambda: 0, lambda: None)
-    return FreedMemory(lambda: _anonymous_bytes() - linux.allocated_bytes(), linux.malloc_trim)
-
-
-def _anonymous_bytes() -> int:
-    """Returns the resident bytes that no file backs. See statm in proc(5)."""
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    return (int(resident) - int(shared)) * resource.getpagesize()
+    return FreedMemory(lambda: anonymous_bytes() - linux.allocated_bytes(), linux.malloc_trim)

@@ -109,9 +109,12 @@ def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
 
     `others` are keys of its configuration.
     """
-    return random_model(
-        {"model_type": architecture, **_COMMON, **ARCHITECTURES[architecture], **others}, seed
-    )
+    return random_model({**config_of(architecture), **others}, seed)
+
+
+def config_of(architecture: str) -> dict[str, Any]:
+    """Returns what its config.json says."""
+    return {"model_type": architecture, **_COMMON, **ARCHITECTURES[architecture]}
 
 
 def random_model(config: dict[str, Any], seed: int) -> Any:
