@@ -100,7 +100,7 @@ def first_problem(error: pydantic.ValidationError) -> str:
     problem = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(map(str, problem["loc"])) or "document"
     others = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    text = f"{where}: {problem['msg']}"
+    text = f"{where}: {problem['msg'].removeprefix('Value error, ')}"
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[:500]) + others
 
 

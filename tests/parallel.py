@@ -20,6 +20,11 @@ import pytest
 _STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
 
 
+def nightly(*values: Any) -> list[Any]:
+    """Returns parameters that repeat a test with other values, for ``ci/nightly``."""
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
+
+
 def is_parallel() -> bool:
     """Returns whether this process is one of several that share a run."""
     return "PYTEST_XDIST_WORKER" in os.environ

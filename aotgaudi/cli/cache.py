@@ -156,7 +156,8 @@ _MOST_LINES = 20
 def fsck(context: click.Context, place: StorePlace, jobs: int, dry_run: bool, as_json: bool) -> None:
     """Verify every object and record. Builders may go on working meanwhile.
 
-    Exits with 0 if all is sound, and with 4 if something was bad: it is then removed, and building makes it again.
+    Exits with 0 if all is sound, and with 4 if something was bad. Bad files are removed, and building makes them again; a
+    directory that is none of the store's is only named.
     """
     store = place.open(create=False)
     report = check_store(store, jobs, remove=not dry_run)

@@ -223,7 +223,7 @@ class ModelSpec(SpecValue):
 
     def _count(self, name: str, fallback: str = "") -> int:
         value = self.config_value(name)
-        if value is None and fallback:
+        if value is None and fallback and self.states(fallback):
             return self._count(fallback)
         if type(value) is not int or value < 1:
             problem = "is missing" if value is None else f"is {value!r}"

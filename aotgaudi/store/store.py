@@ -344,7 +344,8 @@ def _check_format(root: Path) -> None:
     try:
         found = path.read_bytes()[:100].decode("utf-8", "replace").strip()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise StoreError(f"{root} is not a store: it has no file {path.name!r}") from error
+        found = f"it has no file {path.name!r}" if root.exists() else "it does not exist"
+        raise StoreError(f"{root} is not a store: {found}") from error
     except OSError as error:
         raise store_error("read", path, error) from error
     if found != STORE_FORMAT:

@@ -240,7 +240,7 @@ def test_there_are_as_many_artifacts_as_classes_and_every_step_calls_its_own(pla
     ("was", "now", "classes"),
     [
         ("num_sms = 4", "num_sms = 2", {1: 160, 2: 64}),
-        ('rule = "sglang-pr25810"', 'rule = "one"', {1: 160}),
+        pytest.param('rule = "sglang-pr25810"', 'rule = "one"', {1: 160}, marks=pytest.mark.nightly),
     ],
 )
 def test_other_classes_need_other_steps_and_no_other_unit(

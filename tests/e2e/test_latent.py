@@ -13,7 +13,7 @@ import pytest
 from tests.e2e.harness import VOCAB_SIZE, Workplace, make_tokenizer
 from tests.parallel import once, run_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 NUM_TOKENS = 48
 SPEC = """\

@@ -37,8 +37,8 @@ def run_swap(runner: ProgramRunner) -> None:
     ("architecture", "entry", "run"),
     [
         *(
-            (architecture, entry, run)
-            for architecture in ("llama", "deepseek_v3")
+            pytest.param(architecture, entry, run, marks=marks)
+            for architecture, marks in (("llama", ()), ("deepseek_v3", pytest.mark.nightly))
             for entry, run in ((PROMPT, run_prompt), (DECODE, run_decode), (SWAP, run_swap))
         ),
         ("deepseek_v4", DECODE, run_decode),  # Several caches a layer, each written to and read.

@@ -24,6 +24,7 @@ from aotgaudi.graphs.quantization import INT8
 from aotgaudi.graphs.quantized_linear import INT8_LINEAR
 from aotgaudi.store.store import Store
 from tests.integration.models import build, reference, save_checkpoint, spec_of
+from tests.parallel import nightly
 
 LEVELS = [level.name for level in levels_within(frozenset(this_machine().isa))]
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -183,7 +184,7 @@ class Talk:
         return torch.cat([self._runner.logits(step)[:1] for step in steps])
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen2", "mixtral"])
+@pytest.mark.parametrize("architecture", ["llama", *nightly("qwen2", "mixtral")])
 def test_models_compute_what_transformers_does_over_rounded_weights(
     architecture: str, store: Store, tmp_path: Path
 ) -> None:

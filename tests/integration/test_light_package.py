@@ -19,6 +19,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.parse import load_spec
 from aotgaudi.store.store import Store
 from tests.environment import ROOT, make_environment
+from tests.parallel import nightly
 from tests.unit.compile.test_read_through import built
 
 __all__ = ["built"]
@@ -52,10 +53,11 @@ class Light:
 
 
 THIS = f"{sys.version_info.major}.{sys.version_info.minor}"
-OTHERS = sorted({"3.10", "3.11", "3.12", "3.13"} - {THIS})
+OTHERS = {"3.10", "3.11", "3.12", "3.13"} - {THIS}
+BOUNDS = {"3.10", "3.13"}
 
 
-@pytest.fixture(scope="module", params=[THIS, *OTHERS])
+@pytest.fixture(scope="module", params=[THIS, *sorted(OTHERS & BOUNDS), *nightly(*sorted(OTHERS - BOUNDS))])
 def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == THIS:
         return make_environment(tmp_path_factory.mktemp("light") / "venv")

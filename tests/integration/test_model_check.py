@@ -32,8 +32,9 @@ from aotgaudi.store.store import Store
 from tests.command import Command
 from tests.integration.models import ARCHITECTURES, reference, spec_of
 from tests.integration.test_build import LLAMA, aotgaudi, environment, write_spec
+from tests.parallel import nightly
 
-CHECKED = {"llama", "mistral", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3"}
+CHECKED = ("llama", "mistral", "gemma3_text", "gpt_oss", "qwen3_moe", "deepseek_v3")
 """What the others have besides is compared by tests/unit/graphs/test_trace.py with one set of weights."""
 
 
@@ -55,7 +56,7 @@ def compared(model: ModelSpec, dialect: Dialect = ATEN, *, has_tail_pages: bool 
 
 @pytest.mark.parametrize(
     "architecture",
-    [each if each in CHECKED else pytest.param(each, marks=pytest.mark.nightly) for each in ARCHITECTURES],
+    [*CHECKED, *nightly(*(each for each in ARCHITECTURES if each not in CHECKED))],
 )
 def test_graphs_of_supported_families_agree(architecture: str) -> None:
     assert compared(model_of(architecture)).layers

@@ -34,8 +34,8 @@ def test_a_digest_is_a_value_here_and_text_in_the_file() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b'7",', b'07",', "sample: digest: Value error, not a digest in canonical form"),
-        (b'"sha256:', b'"sha1:', "sample: digest: Value error, not a digest: 'sha1:"),
+        (b'7",', b'07",', "sample: digest: not a digest in canonical form"),
+        (b'"sha256:', b'"sha1:', "sample: digest: not a digest: 'sha1:"),
         (b'{"b":', b'{"b":1,"c":', r"sample: others\.b: Input should be a valid string"),
         (b'{"b":', b'{ "b":', "sample is not in canonical form"),
         (b"sample/1", b"sample/2", "sample has schema 'sample/2'; this aotgaudi reads 'sample/1'"),

@@ -122,7 +122,7 @@ def test_plain_names_are_taken(name: str) -> None:
         (edited(surprise=1), r"surprise: Extra inputs"),
         (edited(manifest_id=7), "manifest_id: Input should be a valid string"),
         (edited(programs={"short": BLOB}), "programs.short"),
-        (edited(programs={ENTRY.id: "sha256:00:1"}), f"programs.{ENTRY.id}: Value error, not a digest"),
+        (edited(programs={ENTRY.id: "sha256:00:1"}), f"programs.{ENTRY.id}: not a digest"),
         (edited(programs={ENTRY.id: BLOB + "x"}), "not a digest"),
         (edited(programs={ENTRY.id: BLOB.replace(":4", ":04")}), "not a digest in canonical form"),
         (edited(units={UNIT: {"artifact": {}, "tolerance": 0}}), f"units.{UNIT}.artifact"),
