@@ -115,7 +115,7 @@ def test_logits_agree_with_transformers(
     assert max(decode) < TOLERANCE
 
 
-@pytest.mark.parametrize("architecture", BUILT_IN_CI)
+@pytest.mark.parametrize("architecture", [*COMPILED, *nightly(*COMPILED_NIGHTLY)])
 def test_weights_and_caches_take_what_is_computed(
     architecture: str, built: Callable[[str], tuple[Any, Built]], tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.graphs.dialect import dialect_of
+from aotgaudi.graphs.forms import form_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import KvCache, kv_cache_bytes
 from aotgaudi.runtime.load import need_of
@@ -47,7 +48,7 @@ class _Kept:
 def test_caches_take_what_is_computed(architecture: str, dtype: str, block_size: int, more: int) -> None:
     limits = {"block_size": block_size, "max_num_batched_tokens": 128, "num_blocks": 8 + more}
     spec = spec_of(model={"dtype": dtype, "config": config_of(architecture)}, limits=limits)
-    caches = dialect_of(spec).caches(spec.model, spec.limits)
+    caches = form_of(dialect_of(spec)).caches(spec.model, spec.limits)
 
     allocated = sum(memory.nbytes for memory in cache_memory(caches, spec.limits.num_blocks).values())
 
@@ -55,8 +56,20 @@ def test_caches_take_what_is_computed(architecture: str, dtype: str, block_size:
     assert need_of([_Kept(caches)], spec.limits.num_blocks).cache == KvCache.of(spec)
 
 
+@given(st.integers(8, 200), st.sampled_from(["float32", "bfloat16"]))
+def test_caches_of_a_card_take_what_is_computed(num_blocks: int, dtype: str) -> None:
+    spec = spec_of(
+        model={"dtype": dtype, "config": config_of("llama")},
+        limits={"num_blocks": num_blocks},
+        target={"backend": "hpu"},
+    )
+    caches = form_of(dialect_of(spec)).caches(spec.model, spec.limits)
+
+    assert need_of([_Kept(caches)], num_blocks).cache == KvCache.of(spec)
+
+
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 4), st.integers(2, 40), st.integers(1, 17), st.booleans())
+@given(st.integers(1, 4), st.integers(17, 48), st.integers(1, 17), st.booleans())
 def test_the_default_number_of_blocks_is_enough_for_all_sequences_at_their_longest(
     num_seqs: int, length: int, block_size: int, is_short: bool
 ) -> None:
