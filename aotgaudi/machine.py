@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -148,6 +149,12 @@ def available_memory(root: Path = Path("/")) -> Memory:
         *_groups(root),
     ]
     return Memory(min(one.total_bytes for one in allowed), min(one.free_bytes for one in allowed))
+
+
+def anonymous_bytes() -> int:
+    """Returns the resident bytes of this process that no file backs. See statm in proc(5)."""
+    _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 def _groups(root: Path) -> Iterator[Memory]:

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
 from aotgaudi.digest import Digest, Key
 from aotgaudi.document import Value
 from aotgaudi.errors import MissingPackageError
+
+if TYPE_CHECKING:  # `aotgaudi run` need not import what counts memory.
+    from aotgaudi.manifest.memory import MemoryNeed
 
 NOT_INSTALLED = "not installed"
 """The version of a missing package in a key. Nothing is ever compiled under such a key."""
@@ -36,6 +39,10 @@ def require_installed(extra: str, *packages: str) -> None:
     for package in packages:
         if version_of(package) == NOT_INSTALLED:
             raise MissingPackageError(package, extra)
+
+
+FIXED_NUM_BLOCKS = frozenset({"hpu"})
+"""Backends whose graphs fix the size of the KV cache. Others leave it open (graphs/canonical.py)."""
 
 
 def keeps_caches_on_host(backend: str) -> bool:
@@ -141,19 +148,10 @@ RunPlan = Callable[[Sequence[Any]], list[Any]]
 """Runs a plan on its inputs; returns its outputs. One thread at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The memory that a server needs on its device: `weights_bytes`, and `block_bytes` for each of `num_blocks`."""
-
-    weights_bytes: int
-    block_bytes: int
-    num_blocks: int
-
-
 class Placement(Protocol):
     """Where tensors are when units run on them. Almost nothing is to be done on the CPU."""
 
-    def require(self, room: Room) -> None:
+    def require(self, need: MemoryNeed) -> None:
         """Raises TargetError unless the device has that much memory left."""
         ...
 
@@ -173,7 +171,7 @@ class Placement(Protocol):
 class HostPlacement:
     """Memory of this process, where all tensors are."""
 
-    def require(self, room: Room) -> None:
+    def require(self, need: MemoryNeed) -> None:
         """Does nothing: caches get their pages when they are made."""
 
     def put(self, tensor: Any) -> Any:

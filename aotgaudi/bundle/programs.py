@@ -11,7 +11,7 @@ import json
 import math
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
-from string import ascii_lowercase
+from itertools import count, repeat
 from typing import TYPE_CHECKING
 
 import pydantic
@@ -24,6 +24,7 @@ from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.graphs.program import (
     ANY_NUM_BLOCKS,
+    WEIGHT,
     CacheSpec,
     Call,
     Program,
@@ -38,6 +39,7 @@ from aotgaudi.graphs.step_inputs import (
     sampler_inputs,
 )
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
+from aotgaudi.manifest.memory import tensor_bytes, tensors_bytes
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.cache_rows import Compression
 
@@ -197,14 +199,32 @@ def split_problems(spec: BuildSpec, programs: Mapping[Entry, Program]) -> Iterat
             yield entry, f"{where}; it calls the unit of its class {num_own} times, should be {num_calls}"
 
 
-def weights_bytes(programs: Iterable[Program]) -> int:
-    """Returns the bytes of all weights that `programs` read, each counted once."""
-    weights = {spec.name: spec for program in programs for spec in program.weights}
-    return sum(math.prod(spec.shape) * _item_bytes(spec.dtype) for spec in weights.values())
+def weights_bytes(programs: Iterable[Program], receipt: Receipt) -> int:
+    """Returns the most bytes that weights take at a time: as `programs` read them, or in the forms in which units take them.
+
+    A weight that units take in two forms is there twice (`aotgaudi.runtime.load.bind_weights`).
+    """
+    weights: dict[str, TensorSpec] = {}
+    forms: set[tuple[str, str | None]] = set()
+    for program in programs:
+        weights.update((spec.name, spec) for spec in program.weights)
+        for call in program.calls:
+            layouts = receipt.units[call.unit].layouts
+            of_inputs = map(layouts.get, map(str, count())) if layouts else repeat(None)
+            forms.update(zip(call.inputs, of_inputs, strict=False))
+    bound = (
+        _bound_bytes(text.partition(":")[0], weights[name])
+        for text, _ in forms
+        for name in weight_names(text)
+    )
+    return max(tensors_bytes(weights.values()), sum(bound))
 
 
-def _item_bytes(dtype: str) -> int:
-    return int(dtype.lstrip(ascii_lowercase) or 8) // 8  # All names but bool's end with their bits.
+def _bound_bytes(source: str, weight: TensorSpec) -> int:
+    """Returns the bytes of a weight as bindings of `source` name it (`aotgaudi.graphs.program`)."""
+    if source == WEIGHT:
+        return tensor_bytes(weight.shape, weight.dtype)
+    return tensor_bytes(weight.shape[:1], "float32") if source == "int8_scales" else math.prod(weight.shape)
 
 
 def constants_of(program: Program) -> frozenset[str]:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -33,9 +33,9 @@ from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
 from aotgaudi.graphs.program import Program, weight_names
-from aotgaudi.machine import available_memory, in_threads
+from aotgaudi.machine import anonymous_bytes, available_memory, in_threads
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.memory import MemoryNeed
+from aotgaudi.manifest.memory import PROCESS_BYTES, MemoryNeed
 from aotgaudi.store.cas import Fault, find_fault, object_path, read_blob
 from aotgaudi.store.memfd import SealedObjects, allow_open_files
 
@@ -63,7 +63,7 @@ class CorruptObject:
 class Report:
     """The result of verifying a bundle. `extra` are files in the bundle that its index does not list.
 
-    `weights_bytes` are those of the weights that its sound programs read.
+    `weights_bytes`: what the weights of its sound programs take in memory.
 
     The entries of a capture (`kind`) are its files, by path. An absent file counts as corrupt, because it existed when the
     capture was proved.
@@ -138,7 +138,7 @@ class VerifiedBundle:
 
 
 def require_memory(manifest: Manifest, report: Report) -> None:
-    """Raises TargetError if weights, KV caches and the largest step of a server need more memory than is free.
+    """Raises TargetError if weights, KV caches, the largest step and processes of a server need more memory than is free.
 
     Does nothing if the caches are not in the machine's memory, if the bundle cannot be served anyway, or if its config lacks
     a size.
@@ -146,7 +146,13 @@ def require_memory(manifest: Manifest, report: Report) -> None:
     if not report.is_intact or not keeps_caches_on_host(manifest.spec.target.backend):
         return
     with contextlib.suppress(SpecError):
-        MemoryNeed.of(manifest.spec, manifest.entries, report.weights_bytes).require(available_memory())
+        need = replace(
+            MemoryNeed.of(manifest.spec, manifest.entries),
+            weights_bytes=report.weights_bytes,
+            reserved_bytes=max(0, PROCESS_BYTES - anonymous_bytes()),
+            is_open=True,
+        )
+        need.require(available_memory(), "this machine")
 
 
 def verify_bundle(bundle: Bundle) -> Report:
@@ -201,7 +207,7 @@ def _verify(bundle: Bundle, held: SealedObjects | None) -> tuple[Report, Mapping
         missing=_missing(bundle, receipt, entries, faults, users),
         corrupt=_corrupt(bundle, faults, users),
         extra=_extra(bundle),
-        weights_bytes=weights_bytes(sound.values()),
+        weights_bytes=weights_bytes(sound.values(), receipt),
     )
     return report, sound
 

@@ -256,7 +256,7 @@ def _padding(padding: Padding | None) -> dict[str, Any] | None:
 
 def _memory_document(memory: Memory) -> dict[str, Any]:
     if memory.unknown is not None:
-        return {"unknown": memory.unknown, "budget_bytes": memory.budget_bytes}
+        return memory.model_dump(include={"unknown", "num_blocks", "budget_bytes"})
     document = memory.model_dump(exclude={"unknown", *([] if memory.layers else ["layers"])})
     return {**document, "steps": {step.kind: step.model_dump(exclude={"kind"}) for step in memory.steps}}
 
@@ -322,10 +322,11 @@ def _coverage_line(coverage: dict[str, Any], num_holes: int) -> str:
 
 def _memory_line(memory: dict[str, Any]) -> str:
     if "unknown" in memory:
-        return f"not known: {memory['unknown']}"
+        return f"{counted(memory['num_blocks'], 'KV block')}, sizes not known: {memory['unknown']}"
     steps = "".join(
         f", {sized(step['total_bytes'])} for {step['entry']}" for step in memory["steps"].values()
     )
     devices = f", on each of {memory['num_devices']} devices" if memory["num_devices"] > 1 else ""
     layers = f"; KV cache: {memory['layers']}" if "layers" in memory else ""
-    return f"KV cache {sized(memory['kv_cache_bytes'])}{steps} (weights not counted{devices}{layers})"
+    cache = f"KV cache {sized(memory['kv_cache_bytes'])} for {counted(memory['num_blocks'], 'block')}"
+    return f"{cache}{steps} (weights not counted{devices}{layers})"

@@ -143,9 +143,9 @@ def _fit(spec: Path, card: int | None) -> None:
     require_bridge()
     with _lab(card, _FIT_SECONDS) as lab:
         prefix = "this is a double: " if acquire(lab).is_double else ""
-        found = fitting(lab, manifest)
-    found.require()
-    click.echo(f"{prefix}{manifest.spec.model.name} fits: {found}")
+        need, memory = fitting(lab, manifest)
+    need.require(memory, "the card")
+    click.echo(f"{prefix}{manifest.spec.model.name} fits: {need.described(memory)}")
 
 
 def _checks(request: _Request) -> tuple[HpuCheck, ...]:

@@ -60,6 +60,10 @@ _NOT_YET: Mapping[str, str] = MappingProxyType(
         "--max-model-len": f"{_SEALED} limits.max_model_len",
         "--max-num-seqs": f"{_SEALED} limits.max_num_seqs",
         "--max-num-batched-tokens": f"{_SEALED} limits.max_num_batched_tokens",
+        **dict.fromkeys(
+            ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--num-gpu-blocks-override"),
+            "--kv-cache-memory 4GiB says what the KV cache takes",
+        ),
     }
 )
 """Options of vLLM's server that users try -> what to do instead."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, FiniteRange, option
+from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, FiniteRange, option, parse_byte_count
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.spec.policy import Policy
@@ -96,6 +96,12 @@ class Serving:
         "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
         "--enable-prefix-caching/--no-enable-prefix-caching",
         default=None,
+    )
+    kv_cache_memory: int | None = option(
+        "Memory of the KV cache, e.g. 4GiB  [default: of limits.num_blocks of the bundle's spec]",
+        default=None,
+        parse=parse_byte_count,
+        metavar="SIZE",
     )
     policy: Policy | None = option(
         "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
@@ -191,6 +197,7 @@ def begun_engine(
             ),
             prefix_caching=choice.prefix_caching,
             policy=choice.policy,
+            kv_cache_bytes=choice.kv_cache_memory,
         )
         process.begin(Begin(options=model_options, seccomp=choice.seccomp, log_format=log_format))
         logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])

@@ -29,7 +29,7 @@ from typing import TypeVar, Union, cast
 from pydantic import Field
 
 import aotgaudi.graphs
-from aotgaudi.backends.base import Target, require_installed, version_of
+from aotgaudi.backends.base import FIXED_NUM_BLOCKS, Target, require_installed, version_of
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.receipt import ModelCheck, UnitRecord
 from aotgaudi.digest import Digest, Key, canonical_json, framed, sha256_bytes
@@ -40,9 +40,6 @@ from aotgaudi.source_digest import sha256_source
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
-
-FIXED_NUM_BLOCKS = frozenset({"hpu"})
-"""Backends whose graphs fix the size of the KV cache. Others leave it open (graphs/canonical.py)."""
 
 PROVED_BACKENDS = frozenset({"hpu"})
 """Backends whose artifacts fill a cache of the device. A bundle is sealed only after new processes found all in it."""

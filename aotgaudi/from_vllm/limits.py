@@ -19,7 +19,7 @@ from aotgaudi.commands.values import parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import BucketingEnvironment
 from aotgaudi.from_vllm.command import VllmCommand
-from aotgaudi.from_vllm.model import ModelFacts, kv_block_bytes
+from aotgaudi.from_vllm.model import Device, ModelFacts, kv_block_bytes
 from aotgaudi.from_vllm.model_len import ServedLength, served_length, vllm_release
 from aotgaudi.from_vllm.serving import (
     DEFAULT_RESERVED,
@@ -27,8 +27,8 @@ from aotgaudi.from_vllm.serving import (
     RESERVED_VARIABLE,
     ServingEnvironment,
 )
+from aotgaudi.manifest.memory import KvCache
 from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
-from aotgaudi.spec.parallel import ParallelSpec
 
 _OVERRIDE = "num-gpu-blocks-override"
 _UTILIZATION = "gpu-memory-utilization"
@@ -41,14 +41,6 @@ class Pin:
 
     num_blocks: int | None = None
     free_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """One device's part of the KV cache: the bytes of one number, and the parallelism that divides the cache."""
-
-    value_bytes: int
-    parallel: ParallelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +265,10 @@ class _Count:
         reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
         reserved = 0.0 if self.command.switches.get("enforce-eager", False) else reserved
         parallel = self.device.parallel
-        block_bytes = kv_block_bytes(self.facts, self.block_size, self.device.value_bytes, parallel)
+        block_bytes = kv_block_bytes(self.facts, self.block_size, self.device)
         num_dummies = int(self.rules.has_dummy_block)
-        blocks = num_kv_blocks(free_bytes, share, reserved, block_bytes, num_dummy_blocks=num_dummies)
+        cache = KvCache(block_bytes, fixed_bytes=num_dummies * block_bytes)
+        blocks = cache.blocks_in(free_bytes * share * (1 - reserved))
         rank = f" on each of {parallel.world_size} devices" if parallel.world_size > 1 else ""
         figures = (
             f"{free_bytes} bytes free{rank} * {share} usable * {1 - reserved:g} not for graphs"
@@ -285,22 +278,6 @@ class _Count:
             remedy = "more, or --num-blocks N"
             raise SpecError("--free-memory", f"leaves room for no KV block: {figures}", remedy)
         return blocks, f": {figures}"
-
-
-def num_kv_blocks(
-    free_bytes: int, utilization: float, reserved: float, block_bytes: int, *, num_dummy_blocks: int = 1
-) -> int:
-    """Returns the number of blocks that upstream would allocate; 0 if none fits.
-
-    Args:
-        free_bytes: free device memory after the model is loaded and profiled.
-        utilization: --gpu-memory-utilization, the usable share of it.
-        reserved: VLLM_GRAPH_RESERVED_MEM, the share of usable memory that is kept for graphs.
-        block_bytes: bytes of one block, over all layers.
-        num_dummy_blocks: blocks that are reserved for padding.
-    """
-    usable = free_bytes * utilization * (1 - reserved)
-    return max(0, int((usable - num_dummy_blocks * block_bytes) // block_bytes))
 
 
 def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, tuple[str, ...]]:

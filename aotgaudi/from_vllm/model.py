@@ -9,9 +9,13 @@ from typing import Any, Literal
 from aotgaudi.bucketing.versions import EnvironmentRules
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.from_vllm.model_len import CONFIG
+from aotgaudi.manifest.memory import KvCache
+from aotgaudi.spec.cache_rows import family_of
 from aotgaudi.spec.layer_kinds import layer_kinds
-from aotgaudi.spec.model import POSITION_KEYS
+from aotgaudi.spec.model import POSITION_KEYS, ModelSpec
 from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.parse import finite_json
+from aotgaudi.spec.quantization import QuantizationSpec
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
@@ -26,8 +30,6 @@ DTYPES: Mapping[str, DtypeName] = {
     "fp32": "float32",
 }
 
-DTYPE_BYTES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-
 _MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
 _OTHER_STATES = frozenset({"falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma"})
 """Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
@@ -36,6 +38,15 @@ _INTERLEAVED_TYPES = frozenset(
 )
 _VLLM_CHUNK = 2048
 _GAUDI_CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What decides one device's part of the KV cache, besides the config."""
+
+    dtype: DtypeName
+    quantization: QuantizationSpec | None
+    parallel: ParallelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,42 +161,25 @@ def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple
     return "bfloat16", (f"{origin} asks for {asked}; Gaudi serves bfloat16 in its place",)
 
 
-def kv_block_bytes(facts: ModelFacts, block_size: int, value_bytes: int, parallel: ParallelSpec) -> int:
-    """Returns the bytes of one KV block on one device: its layers' keys and values, or one latent vector each (MLA).
-
-    `value_bytes` is the size of one number of the cache. The stage with most layers decides, because it has room for the
-    fewest blocks. The ranks of a layer do not split a latent vector (vllm/config/model.py ``get_num_kv_heads``).
+def kv_block_bytes(facts: ModelFacts, block_size: int, device: Device) -> int:
+    """Returns the bytes of one KV block on one device (`aotgaudi.manifest.memory.KvCache`).
 
     Raises:
         SpecError: the config lacks a key, or the model's layers keep different kinds of caches. Upstream's count then
             depends on how it groups the layers.
     """
-    if facts.has_mamba or facts.has_interleaved_windows:
-        raise SpecError(
-            "--free-memory",
-            "does not tell the blocks of a model whose layers keep unlike caches",
-            "--num-blocks N",
-        )
-    text = facts.text
-    layers = _count(text, "num_hidden_layers")
-    if "kv_lora_rank" in text and text["kv_lora_rank"] is not None:
-        values = _count(text, "kv_lora_rank") + _count(text, "qk_rope_head_dim")
-    else:
-        heads = _count(text, "num_attention_heads")
-        kv_heads = heads if text.get("num_key_value_heads") is None else _count(text, "num_key_value_heads")
-        values = 2 * parallel.kv_heads_of_rank(kv_heads) * _head_dim(text, heads)
-    return block_size * values * value_bytes * parallel.layers_of_rank(layers)
-
-
-def _head_dim(text: Mapping[str, Any], heads: int) -> int:
-    if text.get("head_dim") is not None:
-        return _count(text, "head_dim")
-    return _count(text, "hidden_size") // heads
-
-
-def _count(text: Mapping[str, Any], name: str) -> int:
-    value = text.get(name)
-    if type(value) is not int or value < 1:
-        problem = f"has no {name}" if value is None else f"has {name} {value!r}"
-        raise SpecError(CONFIG, problem, "a positive integer, or --num-blocks N")
-    return value
+    config = finite_json(facts.text)
+    try:
+        model = ModelSpec(name="-", dtype=device.dtype, config=config, quantization=device.quantization)
+        if facts.has_mamba or facts.has_interleaved_windows or family_of(model) == "compressed":
+            raise SpecError(
+                "--free-memory",
+                "does not tell the blocks of a model whose layers keep unlike caches",
+                "--num-blocks N",
+            )
+        return KvCache.of_model(model, device.parallel, block_size).block_bytes
+    except SpecError as error:
+        _, is_key, key = error.where.partition("model.config.")
+        if not is_key:
+            raise
+        raise SpecError(f"{CONFIG}: {key}", error.problem, f"{error.remedy}, or --num-blocks N") from error

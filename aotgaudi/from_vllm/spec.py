@@ -15,8 +15,8 @@ from aotgaudi.commands.values import Remark
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
 from aotgaudi.from_vllm.command import VllmCommand
-from aotgaudi.from_vllm.limits import Device, Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.from_vllm.model import DTYPE_BYTES, DtypeName, ModelFacts, served_dtype
+from aotgaudi.from_vllm.limits import Limits, Pin, is_prefill_chunked, read_limits
+from aotgaudi.from_vllm.model import Device, DtypeName, ModelFacts, served_dtype
 from aotgaudi.from_vllm.model_len import CONFIG
 from aotgaudi.from_vllm.plugin_start import check_attention, check_modes, check_slices
 from aotgaudi.from_vllm.serving import (
@@ -163,8 +163,7 @@ class _Parts:
         parallel = _value(ParallelSpec, parallel_table(setup.command), "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
         quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
-        value_bytes = None if quantization is None else quantization.kv_value_bytes
-        device = Device(value_bytes=value_bytes or DTYPE_BYTES[dtype], parallel=parallel)
+        device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
         return cls(
             rules=rules,
             bucketing=bucketing,

@@ -35,9 +35,8 @@ from aotgaudi.llm.pinned import Pinned
 from aotgaudi.llm.prewarm import SplitCounter, prewarm
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.manifest.cost import kv_cache_bytes
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.memory import described_cache
+from aotgaudi.manifest.memory import described_cache, kv_cache_bytes
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.guard import Guard
@@ -69,7 +68,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
-    manifest, model = pinned.bundle.manifest, pinned.weights.model
+    manifest, model = pinned.manifest, pinned.weights.model
     spec = manifest.spec
     with observers.phases.time("tokenizer"):
         check_model(spec, model)
@@ -102,7 +101,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         "%d of %d entries warm, manifest %s, model: %s",
         len(executables),
         len(manifest.entries),
-        manifest.id[:16],
+        pinned.bundle.manifest.id[:16],
         model.describe(),
     )
 
@@ -121,7 +120,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         tokenizer=tokenizer,
         directory=model,
         defaults=defaults,
-        manifest_id=manifest.id,
+        manifest_id=pinned.bundle.manifest.id,
         binding=model.describe(),
         rules=request_rules(spec, scores_prompts=runner.scores_prompts),
         guard=guard,
@@ -132,11 +131,11 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
 def _load(phases: Phases, pinned: Pinned, executables: ExecutableTable) -> Runtime:
     """Loads every entry into `executables`, and returns what runs them."""
     bundle, verified = pinned.bundle, pinned.verified.result()
-    entries, receipt = bundle.manifest.entries, bundle.require_programs()
+    entries, receipt = pinned.manifest.entries, bundle.require_programs()
     declare_samplers(entries, executables)
     runtime = make_runtime(receipt.target)
     pinned.prefetched.result()
-    limits = bundle.manifest.spec.limits
+    limits = pinned.manifest.spec.limits
     loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(entries, artifacts, executables, phases)

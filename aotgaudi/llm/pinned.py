@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from aotgaudi.backends.base import keeps_caches_on_host
+from aotgaudi.backends.base import FIXED_NUM_BLOCKS, keeps_caches_on_host
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle, require_memory
-from aotgaudi.errors import TargetError, first_line
+from aotgaudi.errors import SpecError, TargetError, first_line
+from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import with_kv_cache_memory
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import placed
 from aotgaudi.runtime.memory import cache_memory
@@ -21,10 +23,11 @@ from aotgaudi.runtime.shards import ShardReader
 class Pinned:
     """A bundle, the weights of its model, and futures of their loading. If `verified` fails, the other futures fail too.
 
-    `caches` has memory for the KV caches, by name.
+    `manifest` is the bundle's, with the number of KV blocks that is served. `caches` has memory for the KV caches, by name.
     """
 
     bundle: Bundle
+    manifest: Manifest
     weights: ShardReader
     verified: Future[VerifiedBundle]
     prefetched: Future[None]
@@ -32,13 +35,29 @@ class Pinned:
 
 
 @contextmanager
-def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool = True) -> Iterator[Pinned]:
+def pinned(
+    bundle: Bundle,
+    weights: ShardReader,
+    phases: Phases,
+    *,
+    hashes: bool = True,
+    kv_cache_bytes: int | None = None,
+) -> Iterator[Pinned]:
     """Reads on other threads while the block runs, and times it in `phases`. An error in the block stops it.
 
-    `hashes`: see `hold_bundle`.
+    `hashes`: see `hold_bundle`. `kv_cache_bytes`: what the KV cache takes; None: what the limits say. Raises SpecError if it
+    holds no sequence, or if the backend's units fix the number of blocks.
     """
+    backend = bundle.require_programs().target.backend
     with phases.time("manifest"):
         manifest = bundle.manifest  # Parsed here once, before the threads need it.
+        if kv_cache_bytes is not None:
+            if backend in FIXED_NUM_BLOCKS:
+                problem = f"is given, and graphs for {backend} are compiled for limits.num_blocks"
+                raise SpecError(
+                    "--kv-cache-memory", problem, "build the bundle with another limits.num_blocks"
+                )
+            manifest = replace(manifest, spec=with_kv_cache_memory(manifest.spec, kv_cache_bytes))
 
     def verify() -> VerifiedBundle:
         with phases.time("verify"):
@@ -59,7 +78,7 @@ def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool
             weights.prefetch(specs)
 
     def reserve() -> Mapping[str, memoryview]:
-        if not keeps_caches_on_host(bundle.require_programs().target.backend):
+        if not keeps_caches_on_host(backend):
             return {}
         specs = {
             spec.name: spec for program in verified.result().programs.values() for spec in program.caches
@@ -76,7 +95,7 @@ def pinned(bundle: Bundle, weights: ShardReader, phases: Phases, *, hashes: bool
         verified = pool.submit(verify)
         prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
-            yield Pinned(bundle, weights, verified, prefetched, caches)
+            yield Pinned(bundle, manifest, weights, verified, prefetched, caches)
         except BaseException:
             weights.stop()
             raise

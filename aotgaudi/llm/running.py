@@ -35,6 +35,7 @@ class ModelOptions:
         generation_config: Where sampling defaults come from.
         policy: How prompts and decodes take turns. None takes the setting of the bundle's spec.
         prefix_caching: Whether prompts start after their cached prefix. None takes the setting of the bundle's spec.
+        kv_cache_bytes: What the KV cache may take. None takes the number of blocks of the bundle's spec.
     """
 
     bundle: Path
@@ -46,6 +47,7 @@ class ModelOptions:
     generation_config: GenerationConfig = GenerationConfig()  # noqa: RUF009 - a frozen value
     prefix_caching: bool | None = None
     policy: Policy | None = None
+    kv_cache_bytes: int | None = None
 
     @property
     def hashes(self) -> bool:

@@ -19,7 +19,7 @@ from aotgaudi.document import Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.live_graphs import LiveGraphs
-from aotgaudi.manifest.cost import counted_layers, estimate_memory, find_explosion
+from aotgaudi.manifest.cost import find_explosion
 from aotgaudi.manifest.coverage import (
     ServerCoverage,
     coverage_of,
@@ -30,7 +30,7 @@ from aotgaudi.manifest.coverage import (
     reachable_of,
 )
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.manifest.memory import sized
+from aotgaudi.manifest.memory import MemoryNeed, counted_layers, sized
 
 
 class StepMemory(Value):
@@ -46,13 +46,14 @@ class StepMemory(Value):
 
 
 class Memory(Value):
-    """An estimate of one device's memory without weights (``manifest/cost.py``). `unknown`: why there is no estimate.
+    """An estimate of one device's memory without weights (``manifest/memory.py``). `unknown`: why there is no estimate.
 
     `layers`: which layers the KV cache counts, if not the rows of all of them.
     """
 
     unknown: str | None
     num_devices: int
+    num_blocks: int
     kv_cache_bytes: int = 0
     layers: str | None = None
     steps: tuple[StepMemory, ...] = ()
@@ -132,23 +133,27 @@ class Summary:
     def memory(self) -> Memory:
         """The memory for KV cache and steps."""
         spec = self.manifest.spec
-        num_devices, budget = spec.parallel.world_size, self.budget_bytes
+        num_devices, num_blocks = spec.parallel.world_size, spec.limits.num_blocks
+        budget = self.budget_bytes
         try:
-            estimate = estimate_memory(spec, self.manifest.entries)
+            need = MemoryNeed.of(spec, self.manifest.entries)
         except SpecError as error:
-            return Memory(unknown=str(error), num_devices=num_devices, budget_bytes=budget)
+            return Memory(
+                unknown=str(error), num_devices=num_devices, num_blocks=num_blocks, budget_bytes=budget
+            )
         return Memory(
             unknown=None,
             num_devices=num_devices,
-            kv_cache_bytes=estimate.kv_cache_bytes,
+            num_blocks=num_blocks,
+            kv_cache_bytes=need.cache_bytes,
             layers=counted_layers(spec),
             steps=tuple(
                 StepMemory(
                     kind=entry.kind, entry=str(entry), total_bytes=buffers.total_bytes, **asdict(buffers)
                 )
-                for entry, buffers in estimate.steps
+                for entry, buffers in need.steps
             ),
-            total_bytes=estimate.total_bytes,
+            total_bytes=need.total_bytes,
             budget_bytes=budget,
         )
 

@@ -7,7 +7,6 @@ them in a layout of the device.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from aotgaudi.backends.base import Executable, Room, Runtime
+from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry, SamplerEntry
@@ -29,6 +28,7 @@ from aotgaudi.errors import CorruptError, SpecError, first_line
 from aotgaudi.graphs.program import WEIGHT, CacheSpec, Program, TensorSpec, rebound
 from aotgaudi.graphs.quantization import quantization_of
 from aotgaudi.machine import in_threads
+from aotgaudi.manifest.memory import KvCache, MemoryNeed, tensor_bytes, tensors_bytes
 from aotgaudi.phases import Phases
 from aotgaudi.runtime.bindings import WeightBinding, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
@@ -170,7 +170,7 @@ class Loader:
         }
         with phases.time("layouts"):
             self._runtime.restore(_files(programs.values(), artifacts))
-            self._runtime.placement.require(room_of(programs.values(), self._num_blocks))
+            self._runtime.placement.require(need_of(programs.values(), self._num_blocks))
             table.placement = self._runtime.placement
             self._add_weights(programs.values())
             self._add_caches(programs.values(), table)
@@ -252,21 +252,14 @@ class _Stays(Protocol):
     def caches(self) -> tuple[CacheSpec, ...]: ...
 
 
-def room_of(programs: Collection[_Stays], num_blocks: int) -> Room:
+def need_of(programs: Collection[_Stays], num_blocks: int) -> MemoryNeed:
     """Returns the memory for all tensors of `programs` that stay in a server with `num_blocks` blocks."""
-    weights = {spec.name: spec for program in programs for spec in program.weights}
-    caches = {spec.name: spec for program in programs for spec in program.caches}
-    return Room(
-        weights_bytes=sum(_num_bytes(spec.shape, spec.dtype) for spec in weights.values()),
-        block_bytes=sum(
-            _num_bytes(spec.sizes(num_blocks), spec.dtype) // (num_blocks + 1) for spec in caches.values()
-        ),
-        num_blocks=num_blocks,
-    )
-
-
-def _num_bytes(shape: Iterable[int], dtype: str) -> int:
-    return math.prod(shape) * getattr(torch, dtype).itemsize  # type: ignore[no-any-return]
+    weights = (spec for program in programs for spec in program.weights)
+    caches = {spec.name: spec for program in programs for spec in program.caches}.values()
+    num_bytes = sum(tensor_bytes(spec.sizes(num_blocks), spec.dtype) for spec in caches)
+    block_bytes = num_bytes // (num_blocks + 1)
+    cache = KvCache(block_bytes, fixed_bytes=block_bytes)
+    return MemoryNeed(cache=cache, num_blocks=num_blocks, weights_bytes=tensors_bytes(weights))
 
 
 def _files(programs: Iterable[Program], artifacts: Artifacts) -> Iterator[tuple[str, Digest, Path]]:

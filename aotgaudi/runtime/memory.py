@@ -8,15 +8,13 @@ allocates much. After a burst of requests, `FreedMemory` gives the excess back.
 
 from __future__ import annotations
 
-import math
 import mmap
-import resource
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from string import ascii_lowercase
 from typing import TYPE_CHECKING
 
 from aotgaudi import linux
+from aotgaudi.machine import anonymous_bytes
+from aotgaudi.manifest.memory import tensor_bytes
 
 if TYPE_CHECKING:  # The API server imports this module too, and runs no programs.
     from aotgaudi.graphs.program import CacheSpec
@@ -43,15 +41,10 @@ def cache_memory(specs: Iterable[CacheSpec], num_blocks: int) -> dict[str, memor
 
     So a machine with too little memory fails at the start, and no step waits for a page.
     """
-    found = {spec.name: new_pages(_num_bytes(spec, spec.sizes(num_blocks))) for spec in specs}
+    found = {spec.name: new_pages(tensor_bytes(spec.sizes(num_blocks), spec.dtype)) for spec in specs}
     for pages in found.values():
         fault_in(pages)
     return found
-
-
-def _num_bytes(spec: CacheSpec, sizes: Iterable[int]) -> int:
-    bits = int(spec.dtype.lstrip(ascii_lowercase))  # The dtype names of all caches end with their bits.
-    return math.prod(sizes) * bits // 8
 
 
 _LARGEST_MMAP_THRESHOLD_BYTES = 32 << 20
@@ -115,10 +108,4 @@ def freed_memory() -> FreedMemory:
         linux.allocated_bytes()
     except OSError:
         return FreedMemory(lambda: 0, lambda: None)
-    return FreedMemory(lambda: _anonymous_bytes() - linux.allocated_bytes(), linux.malloc_trim)
-
-
-def _anonymous_bytes() -> int:
-    """Returns the resident bytes that no file backs. See statm in proc(5)."""
-    _, resident, shared, *_ = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    return (int(resident) - int(shared)) * resource.getpagesize()
+    return FreedMemory(lambda: anonymous_bytes() - linux.allocated_bytes(), linux.malloc_trim)

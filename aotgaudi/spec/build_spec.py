@@ -61,6 +61,13 @@ class BuildSpec(SpecValue):
     target: TargetSpec = TargetSpec()
 
     @model_validator(mode="after")
+    def _fill_num_blocks(self) -> BuildSpec:
+        """The default number of blocks depends on whose scheduler hands them out."""
+        limits = self.limits.with_num_blocks(has_null_block=self.scheduler.engine == "vllm")
+        object.__setattr__(self, "limits", limits)  # Before anybody has seen the frozen value.
+        return self
+
+    @model_validator(mode="after")
     def _fill_sampler(self) -> BuildSpec:
         """The default sampler settings depend on whose scheduler forms the steps."""
         if "settings" not in self.sampler.model_fields_set:

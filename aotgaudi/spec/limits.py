@@ -16,7 +16,8 @@ LARGEST_LIMIT = 2**31 - 1
 class ServingLimits(SpecValue):
     """Limits of one server. Lengths in tokens; `num_blocks` counts usable KV blocks, padding block excluded.
 
-    The KV cache of a layer holds ``num_blocks + 1`` blocks of `block_size` tokens; block 0 is padding.
+    The KV cache of a layer holds ``num_blocks + 1`` blocks of `block_size` tokens; block 0 is padding. If a spec leaves out
+    `num_blocks`, it is what `max_num_seqs` sequences of `max_model_len` need, and one more for vLLM's null block.
     `allow_long_max_model_len` (VLLM_ALLOW_LONG_MAX_MODEL_LEN): `max_model_len` may exceed the model's positions.
     """
 
@@ -27,13 +28,27 @@ class ServingLimits(SpecValue):
     max_num_batched_tokens: int = Field(ge=1, le=LARGEST_LIMIT)
     max_model_len: int = Field(ge=2, le=LARGEST_LIMIT)
     block_size: int = Field(ge=1, le=LARGEST_LIMIT)
-    num_blocks: int = Field(ge=1, le=LARGEST_LIMIT)
+    num_blocks: int = Field(default_factory=int, ge=1, le=LARGEST_LIMIT)  # 0 until a spec fills it in.
     allow_long_max_model_len: bool = False
 
     @property
     def max_blocks_per_seq(self) -> int:
         """Blocks that a sequence of `max_model_len` tokens occupies."""
         return -(-self.max_model_len // self.block_size)
+
+    def with_num_blocks(self, *, has_null_block: bool) -> ServingLimits:
+        """Returns limits with a number of blocks: what they say, or else what their sequences need. Raises SpecError."""
+        if "num_blocks" in self.model_fields_set:
+            return self
+        num_blocks = self.max_num_seqs * self.max_blocks_per_seq + has_null_block
+        if num_blocks > LARGEST_LIMIT:
+            raise SpecError(
+                "limits.num_blocks",
+                f"is left out, and max_num_seqs {self.max_num_seqs} sequences of max_model_len {self.max_model_len} need"
+                f" {num_blocks}",
+                f"a number, at most {LARGEST_LIMIT}",
+            )
+        return self.model_copy(update={"num_blocks": num_blocks})
 
 
 def check_limits(limits: ServingLimits, *, is_ours: bool = True) -> None:

@@ -201,13 +201,14 @@ class Workplace:
         model: Path | None = None,
         port: int | None = None,
         strict: bool = True,
+        prefix: Sequence[str] = (),
     ) -> Refusal:
         """What a server says that should not come up: see `Refusal`."""
         asked = free_port() if port is None else port
         command = self._serve_command(bundle, model, str(asked), options, strict)
         cpu_before = _child_cpu_seconds()
         process = subprocess.Popen(
-            command,
+            [*prefix, *command],
             cwd=self.folder,
             env=environment(self.folder / "cache"),
             stdout=subprocess.PIPE,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.receipt import SealedUnit
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.entries import DecodeEntry
+from aotgaudi.machine import group_folders
 from aotgaudi.store.cas import object_path
-from tests.e2e.harness import Refusal, Workplace, bind, copy_bundle, own_object, reseal
+from tests.e2e.harness import Refusal, Workplace, bind, copy_bundle, eventually, own_object, reseal
 
 pytestmark = pytest.mark.slow
 
@@ -391,17 +394,77 @@ def test_a_port_in_use_is_refused(workplace: Workplace) -> None:
         check(workplace.refusal(port=port), 2, f"127.0.0.1:{port}", "--port")
 
 
+def built_with(workplace: Workplace, bundle: Path, num_blocks: str) -> Path:
+    """A bundle of the same entries, or nearly; `num_blocks` is the line in the spec."""
+    spec = workplace.spec.with_name(f"{bundle.stem}.toml")
+    text = workplace.spec.read_text(encoding="utf-8")
+    spec.write_text(text.replace("num_blocks = 6", num_blocks), encoding="utf-8")
+    built = workplace.run("build", spec, "-o", bundle, "--store", workplace.store)
+    assert built.returncode == 0, built.stderr
+    return bundle
+
+
 def test_a_kv_cache_that_this_machine_cannot_hold_is_refused_before_anything_is_allocated(
     workplace: Workplace, tmp_path: Path
 ) -> None:
-    spec, bundle = workplace.spec.with_name("huge.toml"), tmp_path / "huge.bundle"
-    text = workplace.spec.read_text(encoding="utf-8")
-    spec.write_text(text.replace("num_blocks = 6", "num_blocks = 2_000_000_000"), encoding="utf-8")
-    built = workplace.run("build", spec, "-o", bundle, "--store", workplace.store)
-    assert built.returncode == 0, built.stderr
+    bundle = built_with(workplace, tmp_path / "huge.bundle", "num_blocks = 2_000_000_000")
 
-    words = ("2,000,000,000 KV blocks 14.90 TiB", "are free", "limits.num_blocks may be")
+    words = ("2,000,000,000 KV blocks 14.90 TiB", "are free", "limits.num_blocks may be", "--kv-cache-memory")
     check(workplace.refusal(bundle=bundle), 5, *words)
     verified = workplace.run("verify", bundle)
     assert verified.returncode == 5
     assert all(word in verified.stderr for word in words)
+
+
+@pytest.fixture
+def small_group() -> Iterator[tuple[str, ...]]:
+    """The words that run a command in a control group of 1 GiB of memory."""
+    own, is_unified = next(group_folders("memory"))
+    group = own / f"aotgaudi-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        limit = group / ("memory.max" if is_unified else "memory.limit_in_bytes")
+        limit.write_text(str(1 << 30), encoding="ascii")
+        enter = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
+        if subprocess.run(["sh", "-c", enter, group, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("the control group cannot be entered")
+        yield "sh", "-c", enter, str(group)
+    finally:
+        assert eventually(lambda: not (group / "cgroup.procs").read_text(encoding="ascii"))
+        group.rmdir()
+
+
+def test_in_a_small_control_group_the_kv_cache_that_a_refusal_names_is_served(
+    workplace: Workplace, tmp_path: Path, small_group: tuple[str, ...]
+) -> None:
+    bundle = built_with(workplace, tmp_path / "left-out.bundle", "")  # Two sequences of four blocks.
+
+    refusal = workplace.refusal("--kv-cache-memory", "2GiB", bundle=bundle, prefix=small_group)
+
+    check(
+        refusal,
+        5,
+        "262,143 KV blocks 2.00 GiB",
+        "of 1.00 GiB are free",
+        "error: target: this machine has too little",
+    )
+    num_blocks, size = re.findall(r"may be ([\d,]+) at most, or --kv-cache-memory (\w+)", refusal.output)[0]
+    with workplace.serve("--kv-cache-memory", size, bundle=bundle, prefix=small_group) as server:
+        assert f"{num_blocks} blocks of 16 tokens" in server.log
+        assert server.complete("the quick", max_tokens=8)["usage"]["completion_tokens"] == 8
+    with workplace.serve(bundle=bundle, prefix=small_group) as server:
+        assert " 8 blocks of 16 tokens" in server.log
+
+
+def test_a_kv_cache_for_less_than_a_sequence_is_refused_and_one_for_a_sequence_is_served(
+    workplace: Workplace,
+) -> None:
+    refusal = workplace.refusal("--kv-cache-memory", "39KiB")
+
+    check(refusal, 2, "holds 3 KV blocks", "max_model_len 64 needs 4 (at least 40KiB)")
+    with workplace.serve("--kv-cache-memory", "40KiB") as server:
+        assert " 4 blocks of 16 tokens" in server.log
+        assert server.complete("the quick", max_tokens=40)["usage"]["completion_tokens"] == 40

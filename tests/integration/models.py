@@ -109,9 +109,12 @@ def reference(architecture: str, seed: int = 0, **others: Any) -> Any:
 
     `others` are keys of its configuration.
     """
-    return random_model(
-        {"model_type": architecture, **_COMMON, **ARCHITECTURES[architecture], **others}, seed
-    )
+    return random_model({**config_of(architecture), **others}, seed)
+
+
+def config_of(architecture: str) -> dict[str, Any]:
+    """Returns what its config.json says."""
+    return {"model_type": architecture, **_COMMON, **ARCHITECTURES[architecture]}
 
 
 def random_model(config: dict[str, Any], seed: int) -> Any:
@@ -196,13 +199,31 @@ class Built:
 
     def runner(self, model_dir: Path) -> ProgramRunner:
         """Loads everything over one checkpoint."""
+        return ProgramRunner(self._loaded(model_dir)[1], BLOCK_SIZE)
+
+    def allocated(self, model_dir: Path) -> tuple[int, int]:
+        """Loads everything, and returns the bytes of all that is bound of the checkpoint, and of the KV caches."""
+        loader, table = self._loaded(model_dir)
+        bound = {
+            id(tensor): tensor
+            for name, tensor in loader._tensors.items()
+            if not name.startswith(("kv:", "const:"))
+        }
+        caches = (*table.caches, *table.tail_caches)
+        return sum(map(_num_bytes, bound.values())), sum(map(_num_bytes, caches))
+
+    def _loaded(self, model_dir: Path) -> tuple[Loader, ExecutableTable]:
         table = ExecutableTable()
         declare_samplers(self.manifest.entries, table)
         limits = self.manifest.spec.limits
         weights, runtime = ShardReader(ModelDirectory(model_dir)), make_runtime(self.artifacts.receipt.target)
         loader = Loader(runtime, weights, limits.num_blocks)
         loader.load(self.manifest.entries, self.artifacts, table)
-        return ProgramRunner(table, BLOCK_SIZE)
+        return loader, table
+
+
+def _num_bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def build(spec: BuildSpec, entries: tuple[Entry, ...], store: Store, num_workers: int = 2) -> Built:

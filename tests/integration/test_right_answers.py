@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from aotgaudi.bundle.programs import weights_bytes
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, DefragStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry, SamplerEntry
+from aotgaudi.manifest.memory import kv_cache_bytes
 from aotgaudi.store.store import Store
 from tests.integration.models import ARCHITECTURES, Built, build, reference, save_checkpoint, spec_of
 from tests.parallel import nightly
@@ -103,6 +105,20 @@ def test_logits_agree_with_transformers(
     assert max(prefill) < TOLERANCE
     assert max(chunked) < TOLERANCE
     assert max(decode) < TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", [*COMPILED, *nightly(*COMPILED_NIGHTLY)])
+def test_weights_and_caches_take_what_is_computed(
+    architecture: str, built: Callable[[str], tuple[Any, Built]], tmp_path: Path
+) -> None:
+    model, artifacts = built(architecture)
+    receipt, entries = artifacts.artifacts.receipt, artifacts.manifest.entries
+    programs = [artifacts.artifacts.program(entry.id) for entry in entries]
+
+    weights, caches = artifacts.allocated(save_checkpoint(model, tmp_path))
+
+    assert weights_bytes(programs, receipt) == weights
+    assert kv_cache_bytes(artifacts.manifest.spec) == caches
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v3"])

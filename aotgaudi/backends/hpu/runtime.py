@@ -15,9 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from aotgaudi.backends.base import Plan, Room, RunPlan, Target
-from aotgaudi.backends.hpu import card
-from aotgaudi.backends.hpu.admission import CardRoom
+from aotgaudi.backends.base import Plan, RunPlan, Target
+from aotgaudi.backends.hpu import card, room
 from aotgaudi.backends.hpu.artifact import is_recipe, read_unit
 from aotgaudi.backends.hpu.frontend import Run, compiled
 from aotgaudi.digest import Digest
@@ -27,6 +26,8 @@ from aotgaudi.gaudi.environment import recipe_directory
 from aotgaudi.gaudi.identity import DeviceType
 from aotgaudi.gaudi.recipes import RecipeSet, materialise
 from aotgaudi.graphs.canonical import from_text
+from aotgaudi.machine import Memory
+from aotgaudi.manifest.memory import MemoryNeed
 
 logger = logging.getLogger(__name__)
 
@@ -170,17 +171,21 @@ class CardPlacement:
 
     def __init__(self, acquired: card.Card) -> None:
         self.card = acquired
-        self._room: Room | None = None
+        self._need: MemoryNeed | None = None
 
-    def require(self, room: Room) -> None:
+    def require(self, need: MemoryNeed) -> None:
         """Raises TargetError, with the figures, where weights and KV caches do not fit."""
-        self._room = room
-        CardRoom(*self.card.memory(), room).require()
+        self._need, memory = need, self._memory()
+        room.on_card(need, memory).require(memory, "the card")
 
     def require_headroom(self) -> None:
         """Raises TargetError where the programs' workspaces have left less than a quarter of what was reserved."""
-        if self._room is not None:
-            CardRoom(*self.card.memory(), self._room).require_headroom()
+        if self._need is not None:
+            room.require_headroom(self._need, self._memory())
+
+    def _memory(self) -> Memory:
+        free_bytes, total_bytes = self.card.memory()
+        return Memory(total_bytes, free_bytes)
 
     def put(self, tensor: Tensor) -> Tensor:
         """Returns a tensor on the card."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from aotgaudi.backends.base import Room
-from aotgaudi.backends.hpu.admission import RESERVED_SHARE
 from aotgaudi.backends.hpu.process import prepare
+from aotgaudi.backends.hpu.room import RESERVED_SHARE
 from aotgaudi.backends.hpu.runtime import CardPlacement
 from aotgaudi.errors import TargetError
+from aotgaudi.manifest.memory import KvCache, MemoryNeed
 
 MIB = 1 << 20
 
@@ -29,47 +27,36 @@ def placement(free: int, total: int) -> CardPlacement:
     return CardPlacement(cast("Any", FakeCard(free, total)))
 
 
+def need_of(weights: int, num_blocks: int) -> MemoryNeed:
+    """What a server needs whose weights take so many MiB, and a block 10."""
+    cache = KvCache(10 * MIB, fixed_bytes=10 * MIB)
+    return MemoryNeed(cache=cache, num_blocks=num_blocks, weights_bytes=weights * MIB)
+
+
 def test_what_does_not_fit_is_refused_with_the_figures_and_the_number_of_blocks_that_would() -> None:
-    room = Room(weights_bytes=400 * MIB, block_bytes=10 * MIB, num_blocks=60)
+    device = placement(900 * MIB, 1000 * MIB)
 
     with pytest.raises(TargetError) as caught:
-        placement(900 * MIB, 1000 * MIB).require(room)
+        device.require(need_of(400, num_blocks=60))
 
-    text = str(caught.value)
-    for figure in ("900 of 1,000 MiB are free", "weights take 400", "60 KV blocks 610", "100 are reserved"):
-        assert figure in text
-    assert "limits.num_blocks may be 39 at most" in text
-
-
-@given(
-    free=st.integers(0, 1000),
-    weights=st.integers(0, 1000),
-    block=st.integers(1, 50),
-    num_blocks=st.integers(1, 200),
-)
-def test_the_number_that_is_named_fits_and_one_more_does_not(
-    free: int, weights: int, block: int, num_blocks: int
-) -> None:
-    device = placement(free * MIB, 1000 * MIB)
-    try:
-        device.require(Room(weights * MIB, block * MIB, num_blocks))
-    except TargetError as error:
-        words = str(error).replace(",", "").split()
-        if "may" not in words:
-            return
-        most = int(words[words.index("be") + 1])
-        device.require(Room(weights * MIB, block * MIB, most))
-        with pytest.raises(TargetError):
-            device.require(Room(weights * MIB, block * MIB, most + 1))
+    assert str(caught.value) == (
+        "target: the card has too little memory: weights need 400.00 MiB, 60 KV blocks 610.00 MiB and recipes and workspaces"
+        " 100.00 MiB, 1.08 GiB in all; 900.00 MiB of 1,000.00 MiB are free; limits.num_blocks may be 39 at most"
+    )
+    device.require(need_of(400, num_blocks=39))
+    with pytest.raises(TargetError):
+        device.require(need_of(400, num_blocks=40))
 
 
 def test_a_rehearsal_that_leaves_too_little_is_refused() -> None:
     total = 1000 * MIB
     device = placement(total, total)
-    device.require(Room(weights_bytes=100 * MIB, block_bytes=10 * MIB, num_blocks=50))
+    device.require(need_of(100, num_blocks=50))
     device.card = cast("Any", FakeCard(int(total * RESERVED_SHARE / 4) - 1, total))
 
-    with pytest.raises(TargetError, match=r"after every program has run, 2[45] of 1,000 MiB are free"):
+    with pytest.raises(
+        TargetError, match=r"after every program has run, 2[45]\.00 MiB of .* may be 49 at most"
+    ):
         device.require_headroom()
 
 

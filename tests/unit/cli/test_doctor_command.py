@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.backends.base import Room
-from aotgaudi.backends.hpu.admission import CardRoom
+from aotgaudi.backends.hpu.room import on_card
 from aotgaudi.doctor.hpu.report import Device
 from aotgaudi.doctor.machine import MachineFinding
+from aotgaudi.machine import Memory
+from aotgaudi.manifest.memory import KvCache, MemoryNeed
 from tests.command import Command
 from tests.specs import spec_toml
 
@@ -132,17 +133,18 @@ def test_a_spec_that_fits_is_told_with_the_most_blocks(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "s.toml").write_text(spec_toml('[target]\nbackend = "hpu"\n'), encoding="utf-8")
-    room = CardRoom(900 << 20, 1000 << 20, Room(weights_bytes=400 << 20, block_bytes=10 << 20, num_blocks=24))
+    card, cache = Memory(1000 << 20, 900 << 20), KvCache(10 << 20, fixed_bytes=10 << 20)
+    need = on_card(MemoryNeed(cache=cache, num_blocks=24, weights_bytes=400 << 20), card)
     monkeypatch.setattr("aotgaudi.cli.doctor.require_bridge", lambda: None)
     monkeypatch.setattr("aotgaudi.cli.doctor.acquire", lambda lab: Device("GAUDI2", "1.24.1", False))
-    monkeypatch.setattr("aotgaudi.cli.doctor.fitting", lambda lab, manifest: room)
+    monkeypatch.setattr("aotgaudi.cli.doctor.fitting", lambda lab, manifest: (need, card))
 
     result = run("--hpu", "--fit", tmp_path / "s.toml")
 
     assert result.exit_code == 0
     assert result.stdout == (
-        "tiny fits: 900 of 1,000 MiB are free; weights take 400, 24 KV blocks 250, and 100 are reserved for recipes and"
-        " workspaces; limits.num_blocks may be 39 at most\n"
+        "tiny fits: weights need 400.00 MiB, 24 KV blocks 250.00 MiB and recipes and workspaces 100.00 MiB, 750.00 MiB in"
+        " all; 900.00 MiB of 1,000.00 MiB are free; limits.num_blocks may be 39 at most\n"
     )
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
-from aotgaudi.from_vllm.model import ModelFacts, kv_block_bytes
+from aotgaudi.from_vllm.model import Device, DtypeName, ModelFacts, kv_block_bytes
 from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.quantization import QuantizationSpec
 
 LLAMA = {
     "model_type": "llama",
@@ -17,6 +18,15 @@ LLAMA = {
     "num_key_value_heads": 8,
 }
 ONE_DEVICE = ParallelSpec()
+FP8 = QuantizationSpec(kv_cache_dtype="fp8_inc")
+
+
+def device(
+    dtype: DtypeName = "bfloat16",
+    parallel: ParallelSpec = ONE_DEVICE,
+    quantization: QuantizationSpec | None = None,
+) -> Device:
+    return Device(dtype=dtype, quantization=quantization, parallel=parallel)
 
 
 def facts(version: str = "vllm-gaudi@091bbad", **config: Any) -> ModelFacts:
@@ -115,48 +125,66 @@ LATENT = {**LLAMA, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
 
 
 @pytest.mark.parametrize(
-    ("config", "block_size", "value_bytes", "parallel", "expected"),
+    ("config", "block_size", "dtype", "parallel", "expected"),
     [
-        (LLAMA, 128, 2, ONE_DEVICE, 128 * 2 * 8 * 128 * 2 * 32),
-        ({"model_type": "x_vl", "vision_config": {}, "text_config": LLAMA}, 128, 2, ONE_DEVICE, 16 * 2**20),
+        (LLAMA, 128, "bfloat16", ONE_DEVICE, 128 * 2 * 8 * 128 * 2 * 32),
+        (
+            {"model_type": "x_vl", "vision_config": {}, "text_config": LLAMA},
+            128,
+            "float16",
+            ONE_DEVICE,
+            16 * 2**20,
+        ),
         (
             {**LLAMA, "head_dim": 64, "num_key_value_heads": None},
             16,
-            4,
+            "float32",
             ONE_DEVICE,
             16 * 2 * 32 * 64 * 4 * 32,
         ),
-        (LATENT, 128, 2, ONE_DEVICE, 128 * 576 * 2 * 32),
-        (LATENT, 128, 2, EIGHT_DEVICES, 128 * 576 * 2 * 32),
+        (LATENT, 128, "bfloat16", ONE_DEVICE, 128 * 576 * 2 * 32),
+        (LATENT, 128, "bfloat16", EIGHT_DEVICES, 128 * 576 * 2 * 32),
     ],
     ids=["Llama 8B", "multimodal", "a head_dim, no fewer KV heads", "MLA", "MLA on each rank"],
 )
 def test_bytes_of_a_block(
-    config: dict[str, Any], block_size: int, value_bytes: int, parallel: ParallelSpec, expected: int
+    config: dict[str, Any], block_size: int, dtype: DtypeName, parallel: ParallelSpec, expected: int
 ) -> None:
-    assert kv_block_bytes(facts(**config), block_size, value_bytes, parallel) == expected
+    assert kv_block_bytes(facts(**config), block_size, device(dtype, parallel)) == expected
 
 
 @pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads", "hidden_size"])
 def test_a_missing_key_is_named_with_the_way_round(name: str) -> None:
     config = {key: value for key, value in LLAMA.items() if key != name}
 
-    with pytest.raises(SpecError, match=rf"has no {name} \(a positive integer, or --num-blocks N\)"):
-        kv_block_bytes(facts(**config), 128, 2, ONE_DEVICE)
+    with pytest.raises(
+        SpecError, match=rf"config\.json: {name}: is missing \(a positive integer, or --num-blocks N\)"
+    ):
+        kv_block_bytes(facts(**config), 128, device())
 
 
-def test_unlike_layers_are_not_counted() -> None:
+@pytest.mark.parametrize("unlike", [{"layer_types": ["mamba", "attention"]}, {"compress_ratios": [0, 4]}])
+def test_unlike_layers_are_not_counted(unlike: dict[str, Any]) -> None:
     with pytest.raises(SpecError, match=r"unlike caches \(--num-blocks N\)"):
-        kv_block_bytes(facts(**LLAMA, layer_types=["mamba", "attention"]), 128, 2, ONE_DEVICE)
+        kv_block_bytes(facts(**LLAMA, **unlike), 128, device())
 
 
 @pytest.mark.parametrize(
-    ("size", "stages", "value_bytes", "divisor"),
-    [(2, 1, 2, 2), (8, 1, 2, 8), (16, 1, 2, 8), (1, 2, 2, 2), (8, 1, 1, 16), (4, 4, 1, 32)],
+    ("size", "stages", "quantization", "divisor"),
+    [
+        (2, 1, None, 2),
+        (8, 1, None, 8),
+        (16, 1, None, 8),
+        (1, 2, None, 2),
+        (8, 1, FP8, 16),
+        (4, 4, FP8, 32),
+    ],
 )
 def test_a_device_keeps_its_share_of_a_block_and_one_head_at_least(
-    size: int, stages: int, value_bytes: int, divisor: int
+    size: int, stages: int, quantization: QuantizationSpec | None, divisor: int
 ) -> None:
     parallel = ParallelSpec(tensor_parallel_size=size, pipeline_parallel_size=stages)
 
-    assert kv_block_bytes(facts(**LLAMA), 128, value_bytes, parallel) * divisor == 16 * 2**20
+    on_it = device(parallel=parallel, quantization=quantization)
+
+    assert kv_block_bytes(facts(**LLAMA), 128, on_it) * divisor == 16 * 2**20

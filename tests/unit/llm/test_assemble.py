@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import pytest
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.signing import generate_key
 from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
+from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.assemble import caches_prefixes, sampling_defaults
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.llm.running import ModelOptions
 from aotgaudi.llm.start import check_coverage
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.memory import KvCache, with_kv_cache_memory
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
-from tests.specs import spec_of
+from tests.specs import SMALL_CONFIG, spec_of
 
 WHAT = (
     "no entry for 1 of 17 prompt cells; the smallest: a prompt chunk of 1 token after 113 tokens (8 blocks)"
@@ -31,7 +34,7 @@ def manifest_of(coverage: str) -> Manifest:
 
 def test_a_manifest_with_holes_is_refused_under_require_warm() -> None:
     with pytest.raises(CoverageError) as caught:
-        check_coverage(manifest_of("upstream"), require_warm=True)
+        check_coverage(manifest_of("upstream"), require_warm=True, sealed=spec_of())
 
     assert caught.value.exit_code == 7
     assert str(caught.value).startswith(f"manifest: {WHAT}")
@@ -39,16 +42,34 @@ def test_a_manifest_with_holes_is_refused_under_require_warm() -> None:
 
 
 def test_without_require_warm_it_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    check_coverage(manifest_of("upstream"), require_warm=False)
+    check_coverage(manifest_of("upstream"), require_warm=False, sealed=spec_of())
 
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages[0].startswith(WHAT)
 
 
 def test_a_closed_manifest_passes_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    check_coverage(manifest_of("closed"), require_warm=True)
+    check_coverage(manifest_of("closed"), require_warm=True, sealed=spec_of())
 
     assert caplog.messages == []
+
+
+def test_more_blocks_than_the_entries_read_are_refused_with_the_memory_that_they_are_made_for() -> None:
+    limits = {"num_blocks": 9, "max_num_seqs": 8}
+    sealed = Manifest.of(spec_of(config=SMALL_CONFIG, limits=limits))
+    few, many = (
+        replace(sealed, spec=with_kv_cache_memory(sealed.spec, KvCache.of(sealed.spec).num_bytes(num_blocks)))
+        for num_blocks in (8, 40)
+    )
+
+    check_coverage(few, require_warm=True, sealed=sealed.spec)
+    with pytest.raises(
+        CoverageError, match=r"with 40 KV blocks no entry for .* limits\.num_blocks 9"
+    ) as told:
+        check_coverage(many, require_warm=False, sealed=sealed.spec)
+
+    size = parse_byte_count(str(told.value).rsplit(" ", 1)[1].rstrip(")"))
+    assert with_kv_cache_memory(sealed.spec, size).limits == sealed.spec.limits
 
 
 @pytest.mark.parametrize(

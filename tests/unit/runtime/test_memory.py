@@ -114,18 +114,19 @@ def test_what_was_taken_for_usual_by_mistake_is_looked_at_again() -> None:
 
 
 _PROGRAM = """
-from aotgaudi.runtime.memory import _anonymous_bytes, freed_memory, keep_freed_memory
+from aotgaudi.machine import anonymous_bytes
+from aotgaudi.runtime.memory import freed_memory, keep_freed_memory
 keep_freed_memory()
 memory = freed_memory()
 for _ in range(3):
     memory.give_back()
-before = _anonymous_bytes()
+before = anonymous_bytes()
 bodies = [bytearray(b"x" * (4 << 20)) for _ in range(20)]
 kept = bytearray(b"x" * 100_000)  # Above the others in the heap.
 held = memory.give_back()
 del bodies
-after = _anonymous_bytes()
-print(held, memory.give_back(), after - before >> 20, _anonymous_bytes() - before >> 20)
+after = anonymous_bytes()
+print(held, memory.give_back(), after - before >> 20, anonymous_bytes() - before >> 20)
 """
 
 
