@@ -42,6 +42,7 @@ from aotgaudi.server.preprocess.prepare import (
     PreparedRequest,
     ServedModel,
     TokenizeKind,
+    answer_codec,
     answer_of_bytes,
 )
 from aotgaudi.server.preprocess.protocol import may_have_grammar
@@ -106,6 +107,7 @@ class PreprocessorPool:
             name: WorkerQueue(limits, self._killer(name), stall_seconds) for name, limits in workers.items()
         }
         self._tell((model, workers))
+        answer_codec()
         self._control.settimeout(_OPEN_SECONDS)
         for _ in self._queues:
             self._take_packet()

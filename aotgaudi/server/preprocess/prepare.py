@@ -130,7 +130,8 @@ class _Head:
 
 
 @functools.cache
-def _codec() -> TypeAdapter[_Head]:
+def answer_codec() -> TypeAdapter[_Head]:
+    """Returns what writes and reads answers. The first call takes 10 ms, which a request should not wait for."""
     return TypeAdapter(_Head)
 
 
@@ -150,7 +151,7 @@ def answer_to_bytes(answer: Answer) -> bytes:
     else:
         head = _Head(failure=answer)
     ids = (array(_ARRAY_TYPE, prompt).tobytes() for prompt in prompts)
-    return b"".join((_codec().dump_json(head), b"\n", *ids))
+    return b"".join((answer_codec().dump_json(head), b"\n", *ids))
 
 
 def answer_of_bytes(kind: type[AnswerT], data: bytes) -> AnswerT:
@@ -162,7 +163,7 @@ def answer_of_bytes(kind: type[AnswerT], data: bytes) -> AnswerT:
     """
     line, _, ids = data.partition(b"\n")
     try:
-        head, token_ids = _codec().validate_json(line), array(_ARRAY_TYPE, ids)
+        head, token_ids = answer_codec().validate_json(line), array(_ARRAY_TYPE, ids)
     except ValueError as error:
         raise AotGaudiError("a preprocessor worker sent something that is not an answer") from error
     if head.refusal is not None:
@@ -183,7 +184,7 @@ def get_ready(tokenizer: Tokenizer) -> None:
     """Builds what the first request would build, so that workers that are forked afterwards share it."""
     for body in (CompletionRequest, ChatCompletionRequest, TokenizeRequest, DetokenizeRequest):
         body.model_rebuild()
-    _codec()
+    answer_codec()
     _ = tokenizer.max_token_chars
 
 
