@@ -23,7 +23,7 @@ _ALLOWED = """
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.serving_options cli.verbs commands commands.flags
     commands.starts commands.values commands.variables commands.words differing digest document
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
-    spec spec.base spec.limits spec.sampler_signature
+    source_digest spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base
     wrap.adapters.vllm wrap.events wrap.interpreter wrap.launch wrap.exercise
     wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.starts wrap.witness

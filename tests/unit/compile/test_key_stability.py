@@ -167,11 +167,20 @@ def test_a_copy_of_the_package_in_another_place_is_the_one_that_runs(tmp_path: P
 
 def test_an_edit_of_the_graph_code_is_a_miss(store_root: Path, expected: str, tmp_path: Path) -> None:
     """So that the tests above can fail."""
-
-    def edit(folder: Path) -> None:
-        path = folder / "checkout" / "aotgaudi" / "graphs" / "step.py"
-        path.write_text(f"{path.read_text(encoding='utf-8')}\n", encoding="utf-8")
-
-    found = look_up(store_root, tmp_path, Change(package_at="checkout", prepare=edit))
+    found = look_up(store_root, tmp_path, Change(package_at="checkout", prepare=_edit("EDITED = 1")))
 
     assert not found.startswith("misses 0\n")
+
+
+def test_a_comment_in_the_graph_code_is_a_hit(store_root: Path, expected: str, tmp_path: Path) -> None:
+    found = look_up(store_root, tmp_path, Change(package_at="checkout", prepare=_edit("# mended")))
+
+    assert found == expected
+
+
+def _edit(line: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        with (folder / "checkout" / "aotgaudi" / "graphs" / "step.py").open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}\n")
+
+    return edit
