@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import platform
 import shutil
 import signal
 import sys
@@ -20,6 +21,7 @@ from tests.parallel import ProcessWatch, escaped, turn
 settings.register_profile("aotgaudi", deadline=None)
 settings.register_profile("quick", deadline=None, max_examples=20)
 settings.load_profile("aotgaudi")
+platform.processor()  # Starts uname, once a process: the openai client asks for it.
 
 _TURNS = "aotgaudi_turns"
 _TURNS_KEY = pytest.StashKey[str]()
