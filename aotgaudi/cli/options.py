@@ -63,14 +63,13 @@ def options_of(
     kind: type[Any],
     argument: str,
     *,
-    heading: str = "",
     made: Callable[[Any], Any] | None = None,
     **others: Settings,
 ) -> Callable[[CommandT], CommandT]:
     """Adds an option for each field of the dataclass `kind`. The command gets a value of `kind` as `argument`.
 
     `others` adds to or replaces the descriptions of single fields. With `made`, the command gets the result of `made`
-    instead of the value. `heading`: see `GroupedCommand`.
+    instead of the value.
     """
     hints = get_type_hints(kind)
     described = {
@@ -79,7 +78,7 @@ def options_of(
         if _SAID in field.metadata or field.name in others
     }
     options = [
-        _click_option(field, hints[field.name], described[field.name], heading)
+        _click_option(field, hints[field.name], described[field.name])
         for field in dataclasses.fields(kind)
         if field.name in described
     ]
@@ -98,9 +97,7 @@ def options_of(
     return decorate
 
 
-def _click_option(
-    field: dataclasses.Field[Any], hint: Any, given: Settings, heading: str
-) -> Callable[[Command], Command]:
+def _click_option(field: dataclasses.Field[Any], hint: Any, given: Settings) -> Callable[[Command], Command]:
     settings = dict(given)
     names = settings.pop("names") or (f"--{field.name.replace('_', '-')}",)
     parse = settings.pop("parse", None)
@@ -118,8 +115,7 @@ def _click_option(
     default = settings.get("default")
     has_default = default is not None and default is not False and not callable(default)
     settings.setdefault("show_default", has_default and "[default:" not in settings["help"])
-    settings.setdefault("heading", heading)
-    return click.option(*names, field.name, cls=_Option, **settings)
+    return click.option(*names, field.name, **settings)
 
 
 def _without_none(hint: Any) -> Any:
@@ -144,34 +140,6 @@ def _parser(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Param
             raise click.BadParameter(str(error), context, parameter) from error
 
     return callback
-
-
-class _Option(click.Option):
-    """An option that is listed under a heading in the help."""
-
-    def __init__(self, *arguments: Any, heading: str = "", **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        self.heading = heading
-
-
-def heading_of(parameter: click.Parameter) -> str:
-    """Returns the heading under which a parameter is listed; empty for none."""
-    return parameter.heading if isinstance(parameter, _Option) else ""
-
-
-class GroupedCommand(click.Command):
-    """A command whose help lists options under their headings, first those without one."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the options. Called by click."""
-        groups: dict[str, list[tuple[str, str]]] = {"": []}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                groups.setdefault(heading_of(parameter), []).append(record)
-        for heading, records in groups.items():
-            with formatter.section(heading or "Options"):
-                formatter.write_dl(records)
 
 
 class CommandWithWords(click.Command):

@@ -6,22 +6,49 @@ import logging
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.cli.options import options_of, path_option
-from aotgaudi.cli.serving_options import LOG_FORMAT, Supervision, acceptance_options
-from aotgaudi.server.options import LogFormat, Observability
+from aotgaudi.cli.options import FiniteRange, option, options_of, path_option
+from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
+from aotgaudi.server.options import Observability
 from aotgaudi.wrap.interpreter import Asking, begin
-from aotgaudi.wrap.run_options import Policy, RunOptions, parse_listen
+from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile, Policy, RunOptions, parse_listen
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
 
 _BEGAN = time.monotonic()
 _ASKING = "aotgaudi.asking"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Supervision:
+    """How a wrapped server is supervised; see `aotgaudi.wrap.run_options.RunOptions`."""
+
+    on_compile: OnCompile = option(
+        "Whether a compile after ready is only counted and logged, or ends the server.",
+        default="report",
+    )
+    no_exercise: bool = option("Be ready without asking what was asked in the build.", default=False)
+    no_repairs: bool = option("Do not apply workarounds for known vLLM bugs.", default=False)
+    root: Path | None = option(
+        "Where the server's caches lie  [default: as in the build]", default=None, metavar="DIR"
+    )
+    listen: str = option(
+        "Where /ready, /live, /metrics and /report are answered.", default=str(Listen()), metavar="HOST:PORT"
+    )
+    report_public: bool = option("Answer /report to other machines, too.", default=False)
+    start_seconds: float = option(
+        "How long the server may take until it serves.",
+        "--ready-timeout",
+        default=START_SECONDS,
+        type=FiniteRange(min=1),
+        metavar="SECONDS",
+    )
 
 
 class CommandThatAsks(click.Command):
@@ -42,20 +69,20 @@ class CommandThatAsks(click.Command):
 @click.option(
     "--require-warm", is_flag=True, help="Serve warm or not at all: end the server unless it is proved warm."
 )
-@options_of(Supervision, "supervision")
+@options_of(_Supervision, "supervision")
 @options_of(Observability, "observability", log_format=LOG_FORMAT)
 @acceptance_options
-@click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 def run(
     *,
     bundle: Path,
     require_warm: bool,
-    supervision: Supervision,
+    supervision: _Supervision,
     observability: Observability,
     acceptance: TrustPolicy,
     words: tuple[str, ...],
 ) -> None:
-    """Run COMMAND, a server such as `vllm serve MODEL ...`, from the caches that BUNDLE holds.
+    """Run COMMAND, a server such as `vllm serve MODEL ...`, from the caches that BUNDLE holds; without it, the sealed one.
 
     The bundle is verified, this launch is compared with the sealed one, and the files are restored into a sandbox while
     they are hashed. The server is started there and watched from inside and outside. GET /ready says 200 when it serves,
@@ -64,25 +91,13 @@ def run(
     Exit codes: the server's own (128 + n for signal n); before it is ready 2 usage, 3 not warm, 4 corrupt or untrusted,
     5 another machine or other software.
     """
-    supervise(bundle, require_warm, supervision, acceptance, words=words, log_format=observability.log_format)
-
-
-def supervise(
-    bundle: Path,
-    require_warm: bool,
-    supervision: Supervision,
-    acceptance: TrustPolicy,
-    *,
-    words: tuple[str, ...] = (),
-    extra_words: tuple[str, ...] = (),
-    log_format: LogFormat = "text",
-) -> None:
-    """Runs a server and exits with its exit code. `serve` uses this too, with the sealed command."""
     from aotgaudi.server.log import log_handler
     from aotgaudi.wrap.run import run as run_server  # Only now, while the interpreter answers.
 
-    logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format, teller="aotgaudi")])
-    logging.captureWarnings(log_format == "json")
+    logging.basicConfig(
+        level=logging.INFO, handlers=[log_handler(sys.stderr, observability.log_format, teller="aotgaudi")]
+    )
+    logging.captureWarnings(observability.log_format == "json")
     policy = Policy(
         require_warm=require_warm,
         on_compile=supervision.on_compile,
@@ -91,7 +106,6 @@ def supervise(
     options = RunOptions(
         bundle=bundle,
         words=words,
-        extra_words=extra_words,
         environ=dict(os.environ),
         acceptance=acceptance,
         policy=policy,

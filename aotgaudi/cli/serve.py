@@ -19,14 +19,12 @@ from click.core import ParameterSource
 from aotgaudi.cli.config_file import config_option
 from aotgaudi.cli.options import (
     POSITIVE,
-    GroupedCommand,
-    heading_of,
     option,
     options_of,
     said,
 )
 from aotgaudi.cli.served_model import OTEL, Serving, begun_engine, require_packages
-from aotgaudi.cli.serving_options import CAPTURES, LOG_FORMAT, Supervision, acceptance_options
+from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.server.options import (
     DEFAULT_MAX_CONNECTIONS,
@@ -43,7 +41,6 @@ from aotgaudi.server.options import (
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
 
-_PROGRAMS = "For bundles of programs"
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?", re.ASCII)
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 """The sources of settings that a person has written for this command."""
@@ -69,7 +66,7 @@ _NOT_YET: Mapping[str, str] = MappingProxyType(
 """Options of vLLM's server that users try -> what to do instead."""
 
 
-class _ServeCommand(GroupedCommand):
+class _ServeCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
@@ -184,11 +181,10 @@ class _Clients:
     help="Refuse to start unless the bundle is proved whole and warm; guard against compiling.",
 )
 @acceptance_options
-@options_of(Serving, "serving", heading=_PROGRAMS)
+@options_of(Serving, "serving")
 @options_of(
     Listening,
     "listening",
-    heading=_PROGRAMS,
     host=said("Address to listen on.", default="127.0.0.1"),
     port=said("Port (0: any free one).", type=click.IntRange(0, 65535), default=8000),
     uds=said("Listen on this socket file, and on no address.", metavar="PATH"),
@@ -212,7 +208,6 @@ class _Clients:
 @options_of(
     TlsFiles,
     "tls_files",
-    heading=_PROGRAMS,
     ssl_certfile=said("Speak HTTPS, with this certificate chain (PEM).", metavar="PEM"),
     ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
     ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
@@ -220,20 +215,16 @@ class _Clients:
 @options_of(
     ReplyParsers,
     "parsers",
-    heading=_PROGRAMS,
     enable_auto_tool_choice=said("Let the model decide whether it calls tools."),
     tool_call_parser=said(
         "How the model writes calls of tools: hermes (Hermes, Qwen), llama3_json (Llama 3), mistral."
     ),
-    reasoning_parser=said(
-        "How the model writes what it thinks, which answers then have apart from what it says."
-    ),
+    reasoning_parser=said("Format of the model's reasoning, which is returned in a field of its own."),
 )
-@options_of(_Clients, "clients", heading=_PROGRAMS)
+@options_of(_Clients, "clients")
 @options_of(
     AdmissionLimits,
     "admission",
-    heading=_PROGRAMS,
     max_requests=said("How many prompts may wait or run; more get 429.", type=POSITIVE, metavar="N"),
     max_prompt_tokens=said(
         "How many tokens the prompts of all these may have; more get 429.", type=POSITIVE, metavar="N"
@@ -243,16 +234,13 @@ class _Clients:
     Observability,
     "observability",
     log_format=LOG_FORMAT,
-    access_log=said("Log a line for each request, with its tokens and seconds.", heading=_PROGRAMS),
+    access_log=said("Log a line for each request, with its tokens and seconds."),
     otlp_traces_endpoint=said(
         "Send a span for each request to this OpenTelemetry collector (OTLP over HTTP, port 4318); needs [otel].",
-        heading=_PROGRAMS,
         parse=_parse_url,
         metavar="URL",
     ),
 )
-@options_of(Supervision, "supervision", heading=CAPTURES)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- WORDS]")
 @click.pass_context
 def serve(  # noqa: PLR0913 - one argument for each group of options
     context: click.Context,
@@ -267,13 +255,8 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     clients: _Clients,
     admission: AdmissionLimits,
     observability: Observability,
-    supervision: Supervision,
-    words: tuple[str, ...],
 ) -> None:
-    """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all.
-
-    A bundle that `build capture` sealed is run as `aotgaudi run` does it, by the sealed command; WORDS are added to that.
-    """
+    """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
     from aotgaudi.bundle.kind import is_capture
     from aotgaudi.phases import Phases, since_process_start
 
@@ -281,22 +264,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     phases.add("process", 0.0)
     import_began = phases.clock()
     if is_capture(bundle):
-        from aotgaudi.cli.run import supervise
-
-        _refuse_given(
-            context, _PROGRAMS, "bundles of programs", "; options of the server that is run follow --"
-        )
-        supervise(
-            bundle,
-            require_warm,
-            supervision,
-            acceptance,
-            extra_words=words,
-            log_format=observability.log_format,
-        )
-    _refuse_given(context, CAPTURES, "bundles that `build capture` sealed")
-    if words:
-        raise click.UsageError("words after -- go with bundles that `build capture` sealed")
+        raise click.UsageError(f"{bundle} holds the caches of another server: aotgaudi run --bundle {bundle}")
     serving.check(require_warm=require_warm)
     _check_address(context)
     access, tls = clients.access(), tls_files.context()
@@ -337,11 +305,3 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
             process,
             phases,
         )
-
-
-def _refuse_given(context: click.Context, heading: str, kind: str, remedy: str = "") -> None:
-    """Raises UsageError for an option under `heading` that was given although the bundle is of another kind."""
-    for parameter in context.command.params:
-        is_given = context.get_parameter_source(parameter.name or "") in _GIVEN
-        if is_given and heading_of(parameter) == heading:
-            raise click.UsageError(f"{parameter.opts[0]} goes with {kind}{remedy}")

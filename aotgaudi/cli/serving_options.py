@@ -1,4 +1,4 @@
-"""Options of commands that use a bundle: which bundles they accept, the model, how a wrapped server is supervised."""
+"""Options of commands that use a bundle: which bundles they accept, the model, the log."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from pathlib import Path
 
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli import leave_out_of_path
-from aotgaudi.cli.options import FiniteRange, option, options_of, said
+from aotgaudi.cli.options import option, options_of, said
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile
-
-CAPTURES = "For captures"
-"""The heading of options that apply only to bundles of wrapped servers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +33,6 @@ class _Demands:
 
 acceptance_options = options_of(_Demands, "acceptance", made=_Demands.acceptance)
 """Which bundles a command accepts. It gets `acceptance`, a `TrustPolicy`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Supervision:
-    """How a wrapped server is supervised; see `aotgaudi.wrap.run_options.RunOptions`."""
-
-    on_compile: OnCompile = option(
-        "Whether a compile after ready is only counted and logged, or ends the server.",
-        default="report",
-    )
-    no_exercise: bool = option("Be ready without asking what was asked in the build.", default=False)
-    no_repairs: bool = option("Mend no defect of the server.", default=False)
-    root: Path | None = option(
-        "Where the server's caches lie  [default: as in the build]", default=None, metavar="DIR"
-    )
-    listen: str = option(
-        "Where /ready, /live, /metrics and /report are answered.", default=str(Listen()), metavar="HOST:PORT"
-    )
-    report_public: bool = option("Answer /report to other machines, too.", default=False)
-    start_seconds: float = option(
-        "How long the server may take until it serves.",
-        "--ready-timeout",
-        default=START_SECONDS,
-        type=FiniteRange(min=1),
-        metavar="SECONDS",
-    )
 
 
 LOG_FORMAT = said("Lines of the log: text, or one JSON object each.")

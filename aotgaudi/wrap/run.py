@@ -37,7 +37,7 @@ def check(options: RunOptions) -> Checked:
     """
     bundle = open_bundle(options.bundle, options.acceptance)
     sealed = bundle.launch
-    words = (*(options.words or sealed.words), *options.extra_words)
+    words = options.words or sealed.words
     root = sealed.place.root if options.root is None else str(options.root)
     found, here = describe_here(sealed, words, options.environ, root=root, asking=options.asking)
     if not options.repairs:

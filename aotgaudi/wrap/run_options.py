@@ -70,7 +70,6 @@ class RunOptions:
     Attributes:
         bundle: The bundle of a capture.
         words: The server's command; empty for the sealed one.
-        extra_words: Words to append, which must not change code.
         environ: The environment that the server would have without us.
         acceptance: Which bundles may be used.
         policy: What is demanded.
@@ -85,7 +84,6 @@ class RunOptions:
     bundle: Path
     environ: Mapping[str, str]
     words: tuple[str, ...] = ()
-    extra_words: tuple[str, ...] = ()
     acceptance: TrustPolicy = ANY_BUNDLE
     policy: Policy = field(default_factory=Policy)
     exercises: bool = True

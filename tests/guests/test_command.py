@@ -40,20 +40,19 @@ def started(command: list[object], log: IO[str] | None = None) -> Iterator[subpr
         process.communicate()
 
 
-@pytest.mark.parametrize("log_format", ["text", "json"])
-@pytest.mark.parametrize("verb", ["run", "serve"])
+@pytest.mark.parametrize(("log_format", "has_command"), [("text", True), ("json", False)])
 def test_a_server_is_run_by_the_light_package(
-    aotgaudi: Path, captured: Captured, verb: str, log_format: str, tmp_path: Path
+    aotgaudi: Path, captured: Captured, log_format: str, has_command: bool, tmp_path: Path
 ) -> None:
-    """`serve` takes the sealed command; what follows -- are flags that change no code."""
+    """Without a command, it is the sealed one."""
     port, log_path = free_port(), tmp_path / "log"
-    words = [*captured.fake.words] if verb == "run" else []
     options = ["--require-warm", "--listen", f"127.0.0.1:{port}", "--log-format", log_format]
-    command = [aotgaudi, verb, "--bundle", captured.bundle, *options]
+    command = [aotgaudi, "run", "--bundle", captured.bundle, *options]
+    words = ["--", *captured.fake.words, "--port", free_port()] if has_command else []
 
     with (
         log_path.open("w", encoding="utf-8") as log,
-        started([*command, "--", *words, "--port", free_port()], log) as process,
+        started([*command, *words], log) as process,
     ):
 
         def is_ready() -> bool:
@@ -85,13 +84,9 @@ def _check_log(log: str, log_format: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("run --bundle BUNDLE", "Missing argument '-- COMMAND'"),
         ("run --bundle nowhere -- vllm serve x", "no bundle at nowhere"),
         ("run --bundle BUNDLE --listen here -- vllm serve x", "--listen: 'here' names no port"),
-        ("serve --bundle BUNDLE --model m", "--model goes with bundles of programs"),
-        ("serve --bundle BUNDLE --port 1", "options of the server that is run follow --"),
-        ("serve --bundle nowhere --listen :1", "--listen goes with bundles that `build capture` sealed"),
-        ("serve --bundle nowhere -- vllm", "words after -- go with bundles that `build capture` sealed"),
+        ("serve --bundle BUNDLE", "holds the caches of another server: aotgaudi run --bundle"),
     ],
 )
 def test_a_mistake_is_one_line(aotgaudi: Path, captured: Captured, arguments: str, message: str) -> None:

@@ -35,29 +35,6 @@ _HEAVY = (
 )
 HEAVY = frozenset(_HEAVY.split())
 
-NOT_FOR_CAPTURES = tuple(
-    f"aotgaudi.{name}"
-    for name in (
-        "bucketing",
-        "compile",
-        "doctor",
-        "engine.core",
-        "engine.loop",
-        "engine.scheduler",
-        "graphs",
-        "llm",
-        "manifest",
-        "report",
-        "runtime",
-        "share",
-        "spec.build_spec",
-        "wrap.capture",
-        "wrap.restored_start",
-        "wrap.sandbox",
-        "wrap.session",
-        "wrap.supervise",
-    )
-)
 """What `serve` needs for programs, or for a server that is started: a capture that is refused needs none of it."""
 
 PRINT = """
@@ -142,20 +119,6 @@ def test_a_bundle_that_nobody_trusted_has_signed_is_refused_as_soon(here: Here) 
 
     assert (status, "is not signed" in sentence) == (4, True), sentence
     assert {name for name in modules if name.partition(".")[0] == "aotgaudi"} - ALLOWED == set()
-
-
-def test_serve_refuses_a_capture_without_what_serves_programs(here: Here) -> None:
-    words = ("vllm", "serve", here.model())
-    environ = {"PYTHONPATH": f"{here.site}{os.pathsep}{ROOT}"}
-    bundle = seal(here.launch(*words, **environ), here.folder / "bundle")
-
-    status, sentence, modules = imported(
-        here, "serve", "--bundle", bundle, "--require-warm", "--", *another_flag(here)
-    )
-
-    assert (status, "flag.max-num-seqs" in sentence) == (3, True), sentence
-    assert not [name for name in modules if name.startswith(NOT_FOR_CAPTURES)]
-    assert {name for name in modules if name in HEAVY} == set()
 
 
 @pytest.mark.parametrize("adapter", ["vllm", "vllm_gaudi", "sglang"])
