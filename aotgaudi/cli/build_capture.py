@@ -36,14 +36,12 @@ class CaptureSettings:
     """How a server is captured: warm-up requests, repairs, where its caches lie, how long it may take."""
 
     exercise: tuple[str, ...] = option(
-        "What the server is asked once it serves, so that it compiles that, too: none, smoke, sampler or"
+        "Warm-up requests to send once the server is healthy: none, smoke, sampler or"
         " shapes, and a file of your own requests (JSONL, as OpenAI's batches have them)"
         "  [default: sampler; with --shapes: shapes]",
         metavar="LEVEL|FILE",
     )
-    no_repairs: bool = option(
-        "Mend no defect that keeps the server from loading what it saved.", default=False
-    )
+    no_repairs: bool = option("Do not apply workarounds for known vLLM bugs.", default=False)
     shapes: Path | None = option(
         "Have the server compile the closed, proved shapes of this spec (vllm-gaudi, SGLang).",
         default=None,
@@ -56,8 +54,7 @@ class CaptureSettings:
         metavar="DIR",
     )
     shards: int | None = option(
-        "Have this many servers warm up a part of the buckets each, one after another; parts in the store are not repeated"
-        " (vllm-gaudi).",
+        "Warm up in N parts, a server for each, one after another; parts in the store are not repeated (vllm-gaudi).",
         default=None,
         type=click.IntRange(1, MAX_SHARDS),
         metavar="N",
@@ -129,8 +126,8 @@ def capture(
     nothing, makes no code and adds no file is anything sealed (else exit code 6). A launch that was captured before is
     only sealed again.
 
-    With --shards N the first start is shared: N servers warm up a part of the buckets each, and one more, from all that
-    they compiled, is asked everything.
+    With --shards N, N servers warm up a part of the buckets each, and a last one, from what they compiled, gets all
+    requests.
     """
     settings.check(output is not None)
     if output is not None:

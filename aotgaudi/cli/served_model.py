@@ -118,7 +118,7 @@ class Serving:
         metavar="SECONDS",
     )
     stall_seconds: float = option(
-        "When /health says 503: requests wait, and no step has ended for so long.",
+        "Report unhealthy when requests wait and no step has finished for this long.",
         default=60.0,
         type=ABOVE_ZERO,
         metavar="SECONDS",

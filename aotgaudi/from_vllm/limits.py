@@ -158,7 +158,7 @@ def _notes_on_length(
 ) -> Iterator[str]:
     """Yields what to know about a given --max-model-len. Raises SpecError if this vLLM does not take it."""
     if served is None:
-        yield f"config.json tells no length: whether the model bears --max-model-len {value}, nothing here checks"
+        yield f"config.json tells no length: aotgaudi does not check that the model supports --max-model-len {value}"
     elif value > served.most and not serving.allows_long:
         problem = f"is {value}, more than the model's {served.most:.0f} positions"
         rule = f"{served.rule_of_most}, as vLLM {served.vllm}"
@@ -166,7 +166,7 @@ def _notes_on_length(
     elif value > served.most:
         yield (
             f"{LONG_VARIABLE}: --max-model-len {value} is more than the model's"
-            f" {served.most:.0f} positions; whether it bears that, nothing here checks"
+            f" {served.most:.0f} positions; aotgaudi does not check that it supports that"
         )
     elif _is_long(value, facts):
         yield f"max_model_len {value:,}: at most {served.rule_of_most}, as vLLM {served.vllm}"

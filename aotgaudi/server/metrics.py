@@ -318,7 +318,7 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     yield _labelled(
         CounterMetricFamily,
         "requests_refused",
-        "HTTP requests refused for want of room.",
+        "HTTP requests refused because the server is full.",
         "reason",
         stats.num_refused,
     )

@@ -53,9 +53,7 @@ class MetricKind:
 
 METRICS: Mapping[str, MetricKind] = MappingProxyType(
     {
-        "aotgaudi_guest_warm": MetricKind(
-            "gauge", "1 while nothing speaks against it that the server runs from sealed code alone."
-        ),
+        "aotgaudi_guest_warm": MetricKind("gauge", "1 while the server has run sealed code only."),
         "aotgaudi_guest_ready": MetricKind("gauge", "1 while GET /ready answers 200."),
         "aotgaudi_compilations_total": MetricKind(
             "counter", "What a warm server does not do, by the phase and what it was.", ("phase", "what")
