@@ -4,8 +4,8 @@ Every file counts unless a pattern with a reason leaves it out. A file that coul
 the sandbox, a device) or must not be sealed (a secret) is refused by name. No file is parsed.
 
 No secret of the build may be sealed, because a bundle goes to registries and to other people's pods. A secret is the value
-of a variable or a flag whose name says so (wrap/variables.py). Files are searched for its bytes, as they are and escaped as
-in JSON. Files that hold it in another form (base64, compressed, encrypted) are not recognised. The bundle's documents are
+of a variable or a flag whose name says so (commands/variables.py). Files are searched for its bytes, as they are and escaped
+as in JSON. Files that hold it in another form (base64, compressed, encrypted) are not recognised. The bundle's documents are
 searched as well: a launch contains the command's words, and a receipt contains what the server hashed.
 """
 
