@@ -547,7 +547,9 @@ def test_a_config_that_tells_no_length_leaves_it_to_the_command() -> None:
     config = {name: value for name, value in LLAMA.items() if name != "max_position_embeddings"}
 
     assert spec("--max-model-len 4096", config=config).limits.max_model_len == 4096
-    assert "does not check that the model supports --max-model-len 4096" in notes("--max-model-len 4096", config=config)
+    assert "does not check that the model supports --max-model-len 4096" in notes(
+        "--max-model-len 4096", config=config
+    )
     assert mistake(config=config).where == "--max-model-len"
 
 
