@@ -209,8 +209,7 @@ class Built:
             for name, tensor in loader._tensors.items()
             if not name.startswith(("kv:", "const:"))
         }
-        caches = (*table.caches, *table.tail_caches)
-        return sum(map(_num_bytes, bound.values())), sum(map(_num_bytes, caches))
+        return sum(map(_num_bytes, bound.values())), sum(map(_num_bytes, table.caches))
 
     def _loaded(self, model_dir: Path) -> tuple[Loader, ExecutableTable]:
         table = ExecutableTable()

@@ -137,12 +137,12 @@ def test_a_kind_of_layer_that_comes_second_is_the_one_that_is_named(
     monkeypatch: pytest.MonkeyPatch, fresh_tracers: None
 ) -> None:
     model = model_of("gemma3_text")
-    attend_heads = uniform.PromptState.attend_heads
+    attend = uniform.PromptState.attend
 
     def scaled(self: Any, call: Any) -> Any:
-        return attend_heads(self, call if call.sliding_window else replace(call, scaling=call.scaling * 1.01))
+        return attend(self, call if call.sliding_window else replace(call, scaling=call.scaling * 1.01))
 
-    monkeypatch.setattr(uniform.PromptState, "attend_heads", scaled)
+    monkeypatch.setattr(uniform.PromptState, "attend", scaled)
 
     with pytest.raises(ModelDiffersError, match=r"from layer 1 \(full_attention\) on"):
         compared(model)
