@@ -380,8 +380,8 @@ class MemoryNeed:
         return self.cache.blocks_in(free_bytes - self._other_bytes)
 
     def require(self, memory: Memory, where: str) -> None:
-        """Raises TargetError, with all figures in one line, unless the server fits. Memory that is not known is enough."""
-        if memory.total_bytes and self.total_bytes > memory.free_bytes:
+        """Raises TargetError, with all figures in one line, unless the server fits."""
+        if self.total_bytes > memory.free_bytes:
             raise TargetError(f"target: {where} has too little memory: {self.described(memory)}")
 
     def described(self, memory: Memory) -> str:

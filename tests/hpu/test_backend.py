@@ -292,7 +292,7 @@ def test_a_server_refuses_a_damaged_recipe_one_that_is_gone_and_too_little_memor
     assert corrupt.returncode == 4, corrupt.stderr
     assert lacking.returncode == 3, lacking.stderr
     assert small.returncode == 5, small.stderr
-    assert "the model does not fit on the card" in small.stderr
+    assert "the card has too little memory" in small.stderr
     assert "no number of KV blocks would fit" in small.stderr
 
 

@@ -124,8 +124,11 @@ def test_a_spec_that_does_not_fit_is_told_with_the_figures_of_a_servers_start(
     done = doctor(newest, tmp_path, "--fit", "large.toml")
 
     assert done.returncode == 5, done.stderr
-    assert "the model does not fit on the card: 4,096 of 4,096 MiB are free; weights take 1, " in done.stderr
-    assert " and 410 are reserved for recipes and workspaces; limits.num_blocks may be 471," in done.stderr
+    assert (
+        "target: the card has too little memory: weights need 545.25 KiB, 900,000 KV blocks " in done.stderr
+    )
+    assert " and recipes and workspaces 409.60 MiB, " in done.stderr
+    assert " 4.00 GiB of 4.00 GiB are free; limits.num_blocks may be 471," in done.stderr
     assert not (tmp_path / "doctor-hpu.json").exists()
 
 

@@ -238,10 +238,6 @@ def test_the_blocks_that_fit_are_the_most_that_fit(free: int, weights: int, rese
     assert replace(need, num_blocks=fitting + 1).total_bytes > free
 
 
-def test_of_memory_that_is_not_known_any_need_is_met() -> None:
-    need_of(10_000_000).require(Memory(0, 0), "this machine")
-
-
 @given(st.integers(1, 10_000), st.integers(0, 64 * GIB), st.integers(0, 64 * GIB), st.booleans())
 def test_what_does_not_fit_is_refused_in_one_line_and_what_that_names_fits(
     num_blocks: int, free: int, weights: int, is_open: bool
