@@ -45,7 +45,7 @@ VERBS: Mapping[tuple[str, ...], str] = {
     ("report",): "{spec} --json",
     ("tune",): "{absent} --from {spec}",
     ("cache", "stats"): "--store {store}",
-    ("cache", "gc"): "--max-size 1TB --store {store}",
+    ("cache", "gc"): "--max-size 1TB --store {own}",
     ("cache", "fsck"): "--store {store}",
     ("cache", "root", "add"): "name {spec} --store {store}",
     ("cache", "root", "list"): "--store {store}",
@@ -93,6 +93,7 @@ class Place:
             "bundle": self.workplace.bundle,
             "model": self.workplace.model,
             "store": self.store,
+            "own": Store.open(self.folder / "own").root,  # `cache gc` refuses one that others use.
             "new": self.folder / f"new-{next(self.names)}",
             "absent": self.folder / "absent",
         }
