@@ -2,8 +2,8 @@
 
 ``python benchmarks/bench_capture.py --guest build/guests/vllm/bin/python --model .aotgaudi/models/smollm2-135m --work WORK``
 
-It takes an hour on two cores. Each part leaves what it measured in WORK, and is not measured again while that is there:
-``--parts run,refused`` does some of them only; the result is written of all that is there.
+It takes more than half an hour on two cores. Each part leaves what it measured in WORK, and is not measured again while that
+is there: ``--parts run,refused`` does some of them only; the result is written of all that is there.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ NOTE = (
     "Process start to /health (plain) or to /ready (after the exercise); the supervisor's own start is in it."
 )
 STEADY_SECONDS = 600
-MOMENTS = ("1 cold", "2 proof")
 TARGET_READY, TARGET_INIT, TARGET_REFUSED, TARGET_BYTES, TARGET_AGAIN = 0.55, 10.0, 0.5, 1.0, 1.0
 
 
@@ -192,13 +191,6 @@ def elsewhere(bench: Bench) -> dict[str, Any]:
         return server.told()
 
 
-def unrepaired(bench: Bench) -> dict[str, Any]:
-    """Without the repair: refused."""
-    words = [*bench.run_words("--require-warm", "--no-repairs"), "--", *bench.words(18804)]
-    seconds, code, output = call(words, timeout=1200)
-    return {"seconds": seconds, "exit_code": code, "sentence": last_line(output)}
-
-
 def refused(bench: Bench) -> dict[str, Any]:
     """What is refused before the server starts, how fast, and by which sentence."""
     found: dict[str, Any] = {}
@@ -230,31 +222,6 @@ def attempted(arguments: list[str]) -> dict[str, Any]:
     return {"seconds": seconds, "cpu_seconds": cpu, "exit_code": code, "sentence": sentence}
 
 
-def live(bench: Bench) -> dict[str, Any]:
-    """A kind of request that the build did not ask: compiled live, and told by three witnesses."""
-    bundle = bench.work / "smoke.bundle"
-    if not bundle.exists():
-        build = ["build", "capture", "-o", str(bundle), "--root", str(bench.place), "--exercise", "smoke"]
-        _, code, output = call(command(*build, "--store", str(bench.store), "--", *bench.words(18806)), 3600)
-        if code:
-            sys.exit(output)
-    words = [
-        *bench.run_words("--require-warm", bundle=bundle),
-        "--",
-        *bench.words(18806),
-    ]
-    with serving(words, bench.work / "home", is_ready) as server:
-        found = server.told()
-        found["answer"] = ask(18806, {"temperature": 0, "logprobs": 2})
-        time.sleep(3)
-        found["compilations_after"] = server.compilations()
-        found["ready_after"] = server.status("/ready")
-        found["files_added"] = [
-            line for line in server.metrics() if line.startswith("aotgaudi_cache_files_added")
-        ]
-    return found
-
-
 def steady(bench: Bench) -> dict[str, Any]:
     """Ten minutes of mixed requests, one after the other: nothing is compiled, and memory stays as it is."""
     words = [*bench.run_words("--require-warm"), "--", *bench.words(18807)]
@@ -269,61 +236,6 @@ def steady(bench: Bench) -> dict[str, Any]:
         found["megabytes"] = [round(median(weights[i : i + tenth])) for i in range(0, len(weights), tenth)]
         found["compilations_after"] = server.compilations()
     return found
-
-
-def interfered(bench: Bench) -> dict[str, Any]:
-    """The witness left out; a restored file removed, and a library planted, while the server starts: refused."""
-    words = bench.words(18808)
-    run_words = [*bench.run_words("--require-warm"), "--"]
-
-    def remove(cache: Path) -> None:
-        next(cache.rglob("*.so")).unlink()
-
-    def plant(cache: Path) -> None:
-        shutil.copyfile(next(cache.rglob("*.so")), cache / "planted.so")
-
-    return {
-        "python -E": meddled(bench, [*run_words, words[0], "-E", *words[1:]], None),
-        "PYTHONPATH= in front": meddled(bench, [*run_words, "env", "PYTHONPATH=", *words], None),
-        "a library removed": meddled(bench, [*run_words, *words], remove),
-        "a library planted": meddled(bench, [*run_words, *words], plant),
-    }
-
-
-def meddled(bench: Bench, words: list[str], deed: Callable[[Path], None] | None) -> dict[str, Any]:
-    """Runs a command to its end, and does something to the caches once the server has begun to speak."""
-    cache, started = bench.place / "cache", time.perf_counter()
-    log = bench.work / "meddled.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            words, env=variables(bench.work / "home"), cwd=ROOT, stdout=sink, stderr=sink
-        )
-        while deed and process.poll() is None:
-            if processes_at(bench.place) and any(cache.rglob("*.so")):
-                deed(cache)
-                break
-            time.sleep(0.05)
-        code = process.wait(1200)
-    sentence = last_line(log.read_text(errors="replace"))
-    return {"seconds": time.perf_counter() - started, "exit_code": code, "sentence": sentence}
-
-
-def record(bench: Bench) -> dict[str, Any]:
-    """A vLLM whose RECORD has another line: another build of it."""
-    folder = bench.guest.parent.parent
-    found = folder.glob("lib/python3*/site-packages/vllm*.dist-info/RECORD")
-    # A wheel of vLLM by another name has metadata named vllm beside it (ci/guests), whose RECORD is empty.
-    path = max((one for one in found if "gaudi" not in str(one)), key=lambda one: one.stat().st_size)
-    before = path.read_bytes()
-    other = path.with_name("RECORD.other")
-    other.write_bytes(before + b"vllm/added.py,sha256=AAAA,1\n")
-    kept = path.with_name("RECORD.kept")
-    os.rename(path, kept)
-    try:
-        os.rename(other, path)
-        return attempted([*bench.run_words("--require-warm"), "--", *bench.words(18809)])
-    finally:
-        os.rename(kept, path)
 
 
 def image(bench: Bench) -> dict[str, Any]:
@@ -350,54 +262,14 @@ def image(bench: Bench) -> dict[str, Any]:
         return {"push_seconds": pushed[0], "pull_seconds": got[0], **server.told()}
 
 
-def explained(bench: Bench) -> dict[str, Any]:
-    """Why a plain cache of vLLM's own would not be used."""
-    done = attempted(command("explain", str(bench.work / "plain" / "cache"), "--", *bench.words(18811)))
-    return {
-        **done,
-        "said": call(command("explain", str(bench.work / "plain" / "cache")))[2].splitlines()[:12],
-    }
-
-
-def killed(bench: Bench) -> dict[str, Any]:
-    """SIGKILL of the build in the cold run and when the proof begins; then the same build ends well."""
-    bundle, store = bench.work / "killed.bundle", bench.work / "killed.store"
-    for folder in (bundle, store):
-        shutil.rmtree(folder, ignore_errors=True)
-    build = ["build", "capture", "-o", str(bundle), "--root", str(bench.place), "--exercise", "smoke"]
-    arguments = command(*build, "--store", str(store), "--", *bench.words(18812))
-    found: dict[str, Any] = {}
-    for moment in MOMENTS:
-        log = bench.work / "killed.log"
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                arguments, env=variables(bench.work / "home"), cwd=ROOT, stdout=sink, stderr=sink
-            )
-            while process.poll() is None and moment.encode() not in log.read_bytes():
-                time.sleep(0.2)
-            time.sleep(15)
-            process.kill()
-        found[moment] = {"exit_code": process.wait(), "bundle": bundle.exists()}
-    seconds, code, output = call(arguments, timeout=3600)
-    found["afterwards"] = {"seconds": seconds, "exit_code": code, "said": output.strip().splitlines()[-1]}
-    found["orphans"] = len(processes_at(bench.place))
-    return found
-
-
 PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "capture": capture,
     "plain": plain,
     "run": run,
     "elsewhere": elsewhere,
-    "unrepaired": unrepaired,
     "refused": refused,
-    "live": live,
     "steady": steady,
-    "interfered": interfered,
-    "record": record,
     "image": image,
-    "explained": explained,
-    "killed": killed,
 }
 
 
@@ -474,9 +346,6 @@ class Serving:
 
     def metrics(self) -> list[str]:
         return get(self.port, "/metrics")[1].splitlines()
-
-    def status(self, path: str) -> int:
-        return get(self.port, path)[0]
 
     def compilations(self) -> dict[str, float]:
         """Those that are not 0, by labels."""
@@ -657,17 +526,10 @@ def _starts(found: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         for name, told in (("plain, empty cache", "cold"), ("plain, its own cache", "warm")):
             generated = "all" if told == "cold" or plain["regenerated"] else "nothing"
             yield _start(name, plain[f"{told}_seconds"], plain[f"{told}_init_seconds"], generated, plain)
-    for part, name in (
-        ("run", "`run --require-warm`"),
-        ("elsewhere", "the same, elsewhere"),
-        ("live", "smoke exercise"),
-    ):
+    for part, name in (("run", "`run --require-warm`"), ("elsewhere", "the same, elsewhere")):
         if told := found.get(part):
-            made = (
-                ", ".join(f"{n}: {c:g}" for n, c in told["compilations"].items() if "trace" not in n)
-                or "nothing"
-            )
-            yield _start(name, told["ready_seconds"], told["init_seconds"], made, told)
+            made = ", ".join(f"{n}: {c:g}" for n, c in told["compilations"].items() if "trace" not in n)
+            yield _start(name, told["ready_seconds"], told["init_seconds"], made or "nothing", told)
 
 
 def _start(name: str, ready: float, init: float | None, made: str, part: dict[str, Any]) -> tuple[str, ...]:
@@ -682,8 +544,7 @@ def _start(name: str, ready: float, init: float | None, made: str, part: dict[st
 
 def _refusals(found: dict[str, Any]) -> tuple[tuple[str, ...], ...]:
     rows = []
-    refused = {**found["refused"], **({"another RECORD": found["record"]} if "record" in found else {})}
-    for name, told in refused.items():
+    for name, told in found["refused"].items():
         if not isinstance(told, dict):
             continue
         target = TARGET_BYTES if told["exit_code"] == 4 else TARGET_REFUSED
@@ -716,17 +577,10 @@ def _checks(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "restored / cold, ready", f"{ready:.2f}", verdict(round(ready, 2), TARGET_READY)
         judged = verdict(round(init, 1), TARGET_INIT, at_least=True)
         yield "cold / restored, init engine", f"{init:.1f} x", judged
-    for name, told in found.get("interfered", {}).items():
-        if isinstance(told, dict):
-            yield name, _ended(told), ""
     for part, row in SAYINGS.items():
         if told := found.get(part):
             for name, text in row(told):
                 yield name, text, ""
-
-
-def _ended(told: dict[str, Any]) -> str:
-    return f"exit code {told['exit_code']} after {told['seconds']:.0f} s: {told['sentence'][:200]}"
 
 
 def _run(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -736,11 +590,6 @@ def _run(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "200 mixed requests, 4 at once", asked
     ended = f"{told['in_flight']}, exit code {told['exit_code']}, orphans: {told['orphans']}"
     yield "SIGTERM with 2 in flight", ended
-
-
-def _live(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    seen = ", ".join(f"{name} {count:g}" for name, count in told["compilations_after"].items())
-    yield "a request kind that was not exercised", f"{seen}; /ready {told['ready_after']}"
 
 
 def _steady(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -757,20 +606,10 @@ def _image(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "as an image to a registry and back", f"{seconds}; {ready}"
 
 
-def _killed(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    left = [f"{moment[2:]}: {'a' if told[moment]['bundle'] else 'no'} bundle" for moment in MOMENTS]
-    said = f"the same build then: {told['afterwards']['said']}; orphans: {told['orphans']}"
-    yield "SIGKILL of the build in its cold run, and in its proof", f"{', '.join(left)}; {said}"
-
-
 SAYINGS: dict[str, Callable[[dict[str, Any]], Iterator[tuple[str, str]]]] = {
     "run": _run,
-    "unrepaired": lambda told: iter([("without the repair", _ended(told))]),
-    "live": _live,
     "steady": _steady,
     "image": _image,
-    "explained": lambda told: iter([("`explain` of vLLM's own cache", _ended(told))]),
-    "killed": _killed,
 }
 
 
