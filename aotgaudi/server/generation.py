@@ -10,54 +10,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from aotgaudi.engine.admission import Admission
-from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
-from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
+from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.metrics import Metrics, OutputTimer
-
-
-class EngineLike(Protocol):
-    """What the server needs of an engine, such as `aotgaudi.server.engine.client.EngineClient`. Used on the event loop."""
-
-    @property
-    def failure(self) -> Exception | None:
-        """The error that ended the engine, or None."""
-        ...
-
-    @property
-    def stalled_seconds(self) -> float:
-        """How long no step has ended although there is work; 0 without work. Never blocks."""
-        ...
-
-    @property
-    def admission(self) -> Admission:
-        """Decides which requests are admitted."""
-        ...
-
-    def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> object:
-        """Queues all requests or, with a RequestError, none. Calls `on_event` later, on the event loop."""
-        ...
-
-    def abort(self, *request_ids: str) -> None:
-        """Ends requests early. Ignores ids that are unknown or have ended."""
-        ...
-
-    def drain(self) -> bool:
-        """Refuses new requests, and returns whether all others have ended. Never blocks."""
-        ...
-
-    def shutdown(self) -> bool:
-        """Aborts all requests and ends the engine. Returns whether it has ended. Never blocks."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Returns a snapshot of counters and gauges."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +38,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineLike,
+        engine: EngineClient,
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float],

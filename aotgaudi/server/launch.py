@@ -25,11 +25,10 @@ from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.runtime.seccomp import leave_others_alone
-from aotgaudi.server.access import OPEN_PATHS, AllowedHosts
 from aotgaudi.server.app import create_app
+from aotgaudi.server.boundary import OPEN_PATHS, AllowedHosts
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
-from aotgaudi.server.listener import bind, socket_file
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import (
     DEFAULT_STOP_TIMES,
@@ -43,7 +42,7 @@ from aotgaudi.server.options import (
 )
 from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
-from aotgaudi.server.run_and_drain import HttpServer
+from aotgaudi.server.run_and_drain import HttpServer, bind, socket_file
 from aotgaudi.server.service import Service
 from aotgaudi.threads import Threads
 
@@ -213,13 +212,11 @@ def _start_service(
     service = Service(
         engine=engine,
         preprocessor=preprocessor,
-        token_text=engine.token_text,
         model=served,
         manifest_id=running.manifest_id,
         binding=running.binding,
         limits=limits,
         warmth=lambda: engine.warmth().plus(guard),
-        refresh=engine.refresh,
         version=__version__,
         metrics=metrics,
         stall_seconds=options.stall_seconds,

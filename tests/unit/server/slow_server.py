@@ -26,11 +26,10 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.listener import bind
 from aotgaudi.server.log import log_handler
 from aotgaudi.server.options import StopTimes
 from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
-from aotgaudi.server.run_and_drain import HttpServer
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from tests.unit.llm.conftest import make_backend, make_grammars
@@ -68,6 +67,9 @@ class EngineOnThread(Engine):
 
         super().add(self.admission.rules.resolve(requests), tell, **others)
 
+    async def refresh(self) -> None:
+        pass
+
 
 def _refuse_threads(event: str, _arguments: object) -> None:
     if event == "_thread.start_new_thread":
@@ -88,7 +90,6 @@ def main(delay: float, drain: float) -> None:
     service = Service(
         engine=engine,
         preprocessor=DirectPreprocessor(Preparer(tokenizer, None, make_grammars(), model)),
-        token_text=tokenizer.token_text,
         model=model,
         manifest_id="0",
         warmth=lambda: Warmth(1, 1, {}),

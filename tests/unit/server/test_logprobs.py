@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.responses import LEAST_LOGPROB
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from tests.unit.llm.conftest import EOS
-from tests.unit.server.conftest import FakeEngine
+from tests.unit.server.conftest import FakeEngine, assert_refused, events_of
 
 HI = [{"role": "user", "content": "hi"}]
 H, E, L, BYTE_C3 = 39, 36, 43, 127
@@ -59,8 +58,7 @@ def logging_engine(engine: FakeEngine) -> FakeEngine:
 
 
 def chunks(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    lines = client.post(path, json={**body, "stream": True}).text.split("\n\n")
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
+    return events_of(client.post(path, json={**body, "stream": True}).text)
 
 
 EXPECTED = {
@@ -161,11 +159,7 @@ def test_every_sampling_parameter_reaches_the_engine(client: TestClient, logging
 def test_what_is_out_of_range_is_refused(
     client: TestClient, logging_engine: FakeEngine, path: str, body: dict[str, Any], param: str, fragment: str
 ) -> None:
-    answer = client.post(path, json=body)
-
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert fragment in answer.json()["error"]["message"]
+    assert_refused(client, path, body, param, fragment)
     assert not logging_engine.added
 
 
@@ -182,9 +176,5 @@ def test_what_is_out_of_range_is_refused(
 def test_what_the_bundle_was_not_built_for_is_refused_before_it_queues(
     client: TestClient, engine: FakeEngine, body: dict[str, Any], param: str
 ) -> None:
-    answer = client.post("/v1/chat/completions", json={"messages": HI, **body})
-
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert "sampler.settings" in answer.json()["error"]["message"]
+    assert_refused(client, "/v1/chat/completions", {"messages": HI, **body}, param, "sampler.settings")
     assert not engine.added

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from aotgaudi.engine.output import Event, ScoredPrompt, TokenEvent, Usage
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.responses import AnswerHead, CompletionFormat, TokenTexts
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
-from tests.unit.server.conftest import FakeEngine
+from tests.unit.server.conftest import FakeEngine, assert_refused, events_of
 
 HI = [{"role": "user", "content": "hi"}]
 H, E, L = 39, 36, 43
@@ -69,12 +68,8 @@ def complete(client: TestClient, **body: Any) -> dict[str, Any]:
 
 
 def streamed(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    lines = client.post("/v1/completions", json={"prompt": [H, E, L], "stream": True, **body}).text.split(
-        "\n\n"
-    )
-    return [
-        json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line.startswith("data: {")
-    ]
+    answer = client.post("/v1/completions", json={"prompt": [H, E, L], "stream": True, **body})
+    return [event["choices"][0] for event in events_of(answer.text)]
 
 
 @pytest.mark.parametrize(("prompt", "echo"), [([H, E, L], "HEL"), ("a b", "a b"), ("HEL", "HEL")])
@@ -143,11 +138,7 @@ def test_log_probabilities_of_a_prompt_have_vllms_form(client: TestClient) -> No
 def test_what_cannot_be_scored_is_refused(
     client: TestClient, body: dict[str, object], param: str, problem: str
 ) -> None:
-    response = client.post("/v1/completions", json={"prompt": "a", **body})
-
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    assert problem in response.json()["error"]["message"]
+    assert_refused(client, "/v1/completions", {"prompt": "a", **body}, param, problem)
 
 
 def test_a_bundle_without_log_probabilities_says_which_setting_has_them(

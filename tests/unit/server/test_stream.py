@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
+from aotgaudi.engine.output import Event, TokenEvent
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import DONE, sse
@@ -94,15 +94,6 @@ def test_what_has_come_together_is_written_together(fake: Engine) -> None:
         return await writes(generation)
 
     assert asyncio.run(run()) == [["a", "b", "c", ""]]
-
-
-def test_what_came_before_an_error_is_told(fake: Engine) -> None:
-    async def run() -> list[list[str]]:
-        generation = fake.generation()
-        fake.step((generation, piece("a")), (generation, ErrorEvent(request_id="r-0", error=OSError())))
-        return await writes(generation)
-
-    assert asyncio.run(run()) == [["a", "error"]]
 
 
 def test_the_roles_come_with_the_first_output_of_any_choice(fake: Engine) -> None:
