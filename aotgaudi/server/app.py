@@ -265,28 +265,15 @@ class Api:
     async def _answer(
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
-        generation = self._submitted(request, prepared, answer_format.head.id)
+        service = self._service
+        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
+        request.state.generation = generation
+        generation.submit(prepared)
         if prepared.stream:
             writer = ChunkWriter(answer_format, generation.prompt_lens, prepared.stream_usage)
             return EventStreamResponse(stream(generation, writer), on_close=generation.close)
         outputs = await _outputs(generation, request)
         return JSONResponse(answer_format.whole(outputs, generation.token_counts))
-
-    def _submitted(self, request: Request, prepared: PreparedRequest, answer_id: str) -> Generation:
-        service = self._service
-        generation = Generation(service.engine, answer_id, service.metrics, service.clock)
-        request.state.generation = generation
-        try:
-            generation.submit(
-                prepared.prompts,
-                prepared.params,
-                prepared.cache_salt,
-                prepared.num_choices,
-                shows_output=prepared.shows_output,
-            )
-        except RequestError as error:
-            raise error.renamed(prepared.own_names) from error
-        return generation
 
 
 async def _outputs(generation: Generation, request: Request) -> list[list[TokenEvent]]:

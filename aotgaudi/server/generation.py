@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
@@ -17,6 +17,7 @@ from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
 from aotgaudi.errors import RequestError
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.metrics import Metrics, OutputTimer
+from aotgaudi.server.preprocess.prepare import PreparedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,35 +62,27 @@ class Generation:
         """Tokens so far, complete once `events` has ended. A prompt counts once, even if it has several choices."""
         return TokenCounts(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
 
-    def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache_salt: str = "",
-        num_choices: int = 1,
-        *,
-        shows_output: bool = True,
-    ) -> None:
-        """Queues all `prompts`, each `num_choices` times, or none. Without `shows_output`, events have no output.
-
-        Only requests with the same `cache_salt` share cached prefixes. Choices of one prompt get
-        consecutive seeds, as in vLLM.
+    def submit(self, prepared: PreparedRequest) -> None:
+        """Queues all choices or none. Those of one prompt get consecutive seeds, as in vLLM.
 
         Raises:
-            RequestError: the engine refuses one of the requests.
+            RequestError: the engine refuses one of the choices. Names parameters as the body does.
         """
-        each = [_with_seed(params, number) for number in range(num_choices)]
-        choices = [(prompt, params) for prompt in prompts for params in each]
+        each = [_with_seed(prepared.params, number) for number in range(prepared.num_choices)]
+        choices = [(prompt, params) for prompt in prepared.prompts for params in each]
         requests = [
-            NewRequest(self._id(index), prompt, params, cache_salt)
+            NewRequest(self._id(index), prompt, params, prepared.cache_salt)
             for index, (prompt, params) in enumerate(choices)
         ]
-        self._engine.add(requests, self._on_event)
+        try:
+            self._engine.add(requests, self._on_event)
+        except RequestError as error:
+            raise error.renamed(prepared.own_names) from error
         for index in range(len(requests)):
             self._timers[index] = OutputTimer(self._metrics, self._arrival, self._clock)
-        self._num_choices, self._shows_output = num_choices, shows_output
+        self._num_choices, self._shows_output = prepared.num_choices, prepared.shows_output
         self.prompt_lens = tuple(len(prompt) for prompt, _ in choices)
-        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_prompt_tokens = sum(map(len, prepared.prompts))
         self._metrics.prompt_tokens.inc(sum(self.prompt_lens))
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:

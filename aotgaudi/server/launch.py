@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -97,7 +96,8 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
     listening, has_keys = options.listening, bool(options.access.key_digests)
     with ExitStack() as stack:
         with phases.time("bind"):
-            listener = stack.enter_context(_listener(listening))
+            bound = socket_file(listening.uds) if listening.uds else bind(listening.host, listening.port)
+            listener = stack.enter_context(bound)
         preprocessor = stack.enter_context(PreprocessorPool(seccomp=options.seccomp))
         traced = stack.enter_context(tracing(options.observability.otlp_traces_endpoint))
         leave_others_alone()  # The engine's process and the pool run already, so they are among the others.
@@ -167,10 +167,6 @@ def tracing(url: str | None) -> Iterator[_Wrap]:
         )
     finally:
         provider.shutdown()
-
-
-def _listener(listening: Listening) -> AbstractContextManager[socket.socket]:
-    return bind(listening.host, listening.port) if listening.uds is None else socket_file(listening.uds)
 
 
 def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:

@@ -303,12 +303,6 @@ def _warmth_families(warmth: Warmth) -> Iterator[Metric]:
     layers = {layer: float(layer in warmth.layers) for layer in LAYERS}
     text = "1 for each layer of the guard that is in force, else 0."
     yield _labelled(GaugeFamily, "guard", text, "layer", layers)
-    yield from _split_families(warmth)
-    yield GaugeFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
-    yield GaugeFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
-
-
-def _split_families(warmth: Warmth) -> Iterator[Metric]:
     steps = {str(counts.n_splits): float(counts.num_steps) for counts in warmth.splits}
     tokens = {str(counts.n_splits): float(counts.num_tokens) for counts in warmth.splits}
     text = "Steps, by the partial sums of their hyper-connections."
@@ -320,6 +314,8 @@ def _split_families(warmth: Warmth) -> Iterator[Metric]:
         "Steps of a class of hyper-connections that was not prewarmed; 0 under --require-warm.",
         warmth.num_cold_splits,
     )
+    yield GaugeFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
+    yield GaugeFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
 
 
 class Metrics:

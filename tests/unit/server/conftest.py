@@ -75,12 +75,16 @@ class Added:
     on_event: Callable[[Event], object]
 
 
+def token(request_id: str, text: str = "", *token_ids: int, **fields: Any) -> TokenEvent:
+    return TokenEvent(request_id=request_id, text=text, token_ids=token_ids, **fields)
+
+
 def answer(request_id: str) -> Sequence[Event]:
     """Three pieces, one of them without text."""
     return (
-        TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),
-        TokenEvent(request_id=request_id, text="", token_ids=(2,)),
-        TokenEvent(request_id=request_id, text="lo", token_ids=(3,), finish_reason="stop"),
+        token(request_id, "Hel", 1),
+        token(request_id, "", 2),
+        token(request_id, "lo", 3, finish_reason="stop"),
     )
 
 
@@ -169,6 +173,25 @@ class FakeEngine:
                 request.on_event(event)
 
 
+def prepared(*prompts: Sequence[int]) -> PreparedRequest:
+    """A prepared request for a completion of each prompt."""
+    return PreparedRequest(
+        model="m", prompts=prompts, params=SamplingParams(), stream=True, stream_usage="none", own_names={}
+    )
+
+
+def make_preparer(
+    template: str | None = TEMPLATE,
+    max_len: int = MAX_MODEL_LEN,
+    backend: tokenizers.Tokenizer | None = None,
+    **options: Any,
+) -> Preparer:
+    tokenizer = Tokenizer(backend or make_backend(), [257])
+    chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
+    model = ServedModel(**{"names": ("tiny", "org/tiny"), "max_len": max_len, "defaults": {}, **options})
+    return Preparer(tokenizer, chat_template, make_grammars(), model)
+
+
 @dataclass
 class DirectPreprocessor:
     """Prepares requests where it is called, and sends them over the wire's encoding to itself."""
@@ -185,7 +208,7 @@ class DirectPreprocessor:
 
 
 def first_piece_only(request_id: str) -> Sequence[Event]:
-    return (TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),)
+    return (token(request_id, "Hel", 1),)
 
 
 def broken_after_first_piece(request_id: str) -> Sequence[Event]:
@@ -194,7 +217,7 @@ def broken_after_first_piece(request_id: str) -> Sequence[Event]:
 
 
 def aborted_by_shutdown(request_id: str) -> Sequence[Event]:
-    return (TokenEvent(request_id=request_id, text="", token_ids=(), finish_reason="abort"),)
+    return (token(request_id, finish_reason="abort"),)
 
 
 @pytest.fixture
@@ -233,15 +256,13 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         root: str = "",
         **overrides: object,
     ) -> Service:
-        tokenizer = Tokenizer(backend, [257])
-        engine.token_text = tokenizer.token_text
-        chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
-        names = ("tiny", "org/tiny")
-        model = ServedModel(names=names, max_len=max_model_len, defaults=defaults, parsers=parsers, root=root)
+        options = {"defaults": defaults, "parsers": parsers, "root": root}
+        preparer = make_preparer(template, max_model_len, backend, **options)
+        engine.token_text = preparer.tokenizer.token_text
         fields: dict[str, object] = {
             "engine": engine,
-            "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, make_grammars(), model)),
-            "model": model,
+            "preprocessor": DirectPreprocessor(preparer),
+            "model": preparer.model,
             "manifest_id": "0123456789abcdef",
             "warmth": lambda: Warmth(4, 4, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),
             "version": "9.9.9",

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.output import ErrorEvent, TokenEvent
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.output import ErrorEvent
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import SplitCounts, Warmth
 from aotgaudi.runtime.guard import CAUSES
@@ -23,7 +22,7 @@ from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import sse
 from aotgaudi.server.metrics import SAME, Metrics
 from aotgaudi.server.service import Service
-from tests.unit.server.conftest import WAIT_SECONDS, events_of
+from tests.unit.server.conftest import WAIT_SECONDS, assert_refused, events_of, prepared, token
 
 HI = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -196,12 +195,8 @@ def test_chat_stream_starts_with_the_role_and_ends_with_usage(client: TestClient
     events = events_of(client.post("/v1/chat/completions", json={**HI, **options}).text)
 
     deltas = [event["choices"][0]["delta"] for event in events[:-1]]
-    assert deltas == [
-        {"role": "assistant", "content": ""},
-        {"content": "Hel"},
-        {"content": ""},
-        {"content": "lo"},
-    ]
+    opening = {"role": "assistant", "content": ""}
+    assert deltas == [opening, {"content": "Hel"}, {"content": ""}, {"content": "lo"}]
     assert events[-2]["choices"][0]["finish_reason"] == "stop"
     assert events[-1]["choices"] == []
     assert events[-1]["usage"]["completion_tokens"] == 3
@@ -210,32 +205,22 @@ def test_chat_stream_starts_with_the_role_and_ends_with_usage(client: TestClient
 def test_chat_without_template_is_refused(make_service: Callable[..., Service]) -> None:
     client = TestClient(create_app(make_service(template=None)))
 
-    response = client.post("/v1/chat/completions", json=HI)
-
-    assert response.status_code == 400
-    assert "no chat template" in response.json()["error"]["message"]
+    assert_refused(client, "/v1/chat/completions", HI, "messages", "no chat template")
 
 
 def test_error_in_the_engine_is_500_and_tells_nothing(client: TestClient, engine, scripts, caplog) -> None:
     engine.script = scripts["broken"]
 
-    response = client.post("/v1/completions", json={"prompt": "a"})
+    whole = client.post("/v1/completions", json={"prompt": "a"})
+    stream = client.post("/v1/completions", json={"prompt": "a", "stream": True})
 
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "InternalServerError"
-    assert "secret" not in response.text
-    assert "secret detail" in caplog.text
-
-
-def test_error_in_mid_stream_is_an_event(client: TestClient, engine, scripts) -> None:
-    engine.script = scripts["broken"]
-
-    response = client.post("/v1/completions", json={"prompt": "a", "stream": True})
-
-    first, last = events_of(response.text)
+    first, last = events_of(stream.text)
+    assert whole.status_code == 500
     assert first["choices"][0]["text"] == "Hel"
-    assert last["error"]["code"] == 500
-    assert "secret" not in response.text
+    assert last == whole.json()
+    assert last["error"]["type"] == "InternalServerError"
+    assert "secret" not in whole.text + stream.text
+    assert "secret detail" in caplog.text
 
 
 @pytest.mark.parametrize("path", ["completions", "chat/completions"])
@@ -547,12 +532,10 @@ def test_events_of_a_client_that_has_gone_are_dropped(service: Service, engine) 
 
     async def leave() -> list[object]:
         generation = Generation(engine, "r", service.metrics, service.clock)
-        generation.submit([[1], [2]], SamplingParams())
+        generation.submit(prepared([1], [2]))
         generation.close()
         for added in engine.added:
-            added.on_event(
-                TokenEvent(request_id=added.request_id, text="", token_ids=(), finish_reason="abort")
-            )
+            added.on_event(token(added.request_id, finish_reason="abort"))
         await asyncio.sleep(0.01)
         return [*generation._arrived, *[event async for event in generation.events()]]
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.output import Event, TokenEvent, Usage
-from tests.unit.server.conftest import events_of
+from aotgaudi.engine.output import Event, Usage
+from tests.unit.server.conftest import events_of, token
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -18,9 +18,7 @@ def own_name(request_id: str) -> Sequence[Event]:
     """Says which choice it is: ids end with ``-INDEX``."""
     number = request_id.rpartition("-")[2]
     usage = Usage(3, 1, num_cached_tokens=2)
-    return (
-        TokenEvent(request_id=request_id, text=number, token_ids=(1,), finish_reason="stop", usage=usage),
-    )
+    return (token(request_id, number, 1, finish_reason="stop", usage=usage),)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.output import TokenEvent, Usage
+from aotgaudi.engine.output import Usage
 from aotgaudi.engine.stats import GAP_BOUNDS, CounterSnapshot, EntryCounters, Total
 from aotgaudi.engine.steps import StepWork
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
@@ -22,6 +22,7 @@ from aotgaudi.server.metrics import (
     kind_families,
     labelled,
 )
+from tests.unit.server.conftest import token
 
 PROMPT, DECODE, DEFRAG = PromptEntry(2, 128, 3), DecodeEntry(8, 1, 64), DefragEntry(16)
 SNAPSHOT = CounterSnapshot(
@@ -182,15 +183,8 @@ def test_both_formats_hold_all_names(client: TestClient) -> None:
 
 
 def test_a_finished_output_is_split_into_queue_prefill_and_decode(client: TestClient, engine) -> None:
-    engine.script = lambda request_id: (
-        TokenEvent(
-            request_id=request_id,
-            text="Hello",
-            token_ids=(1,),
-            finish_reason="stop",
-            usage=Usage(3, 1, 0, 0.0),
-        ),
-    )
+    usage = Usage(3, 1, 0, 0.0)
+    engine.script = lambda request_id: (token(request_id, "Hello", 1, finish_reason="stop", usage=usage),)
     client.post("/v1/completions", json={"prompt": "hi"})
 
     values = {

@@ -18,7 +18,7 @@ from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.service import Service
-from tests.unit.server.conftest import assert_refused, events_of
+from tests.unit.server.conftest import assert_refused, events_of, token
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASIC = {
@@ -180,7 +180,24 @@ def test_what_is_ignored_is_named_once_and_counted(
 def test_every_value_that_asks_for_nothing_is_taken(client: TestClient, path: str) -> None:
     """A client that sends all defaults of vLLM's protocol."""
     defaults = {
-        COMPLETIONS: {"return_token_ids": False, "detokenize": True, "vllm_xargs": {}, "session_id": None},
+        COMPLETIONS: {
+            "return_token_ids": False,
+            "detokenize": True,
+            "vllm_xargs": {},
+            "session_id": None,
+            "n": 1,
+            "best_of": 1,
+            "echo": False,
+            "suffix": None,
+            "logprobs": None,
+            "logit_bias": {},
+            "presence_penalty": 0,
+            "frequency_penalty": 0.0,
+            "response_format": {"type": "text"},
+            "prompt_embeds": None,
+            "bad_words": None,
+            "user": "u",
+        },
         CHAT: {"return_token_ids": False, "documents": [], "mm_processor_kwargs": {}, "detokenize": None},
     }[path]
 
@@ -190,12 +207,9 @@ def test_every_value_that_asks_for_nothing_is_taken(client: TestClient, path: st
 def lagging(request_id: str) -> list[TokenEvent]:
     """Tokens "abc", " de" and "!", whose text comes a character late, as it does beside a stop string."""
     values = TokenLogprobs(logprob=-1.0, rank=1, top=())
-    tokens = zip((97, 98, 99), ("", "a", "bc"), strict=True)
-    events = [
-        TokenEvent(request_id=request_id, text=text, token_ids=(token_id,), logprobs=(values,))
-        for token_id, text in tokens
-    ]
-    return [*events, TokenEvent(request_id=request_id, text="", token_ids=(), finish_reason="stop")]
+    pieces = ((97, ""), (98, "a"), (99, "bc"))
+    events = [token(request_id, text, token_id, logprobs=(values,)) for token_id, text in pieces]
+    return [*events, token(request_id, finish_reason="stop")]
 
 
 def test_text_offsets_are_those_of_the_tokens_streamed_or_not(client: TestClient, engine: Any) -> None:
@@ -214,7 +228,7 @@ def test_text_offsets_are_those_of_the_tokens_streamed_or_not(client: TestClient
 
 
 def cut_off(request_id: str) -> list[TokenEvent]:
-    return [TokenEvent(request_id=request_id, text="[", token_ids=(1,), finish_reason="length")]
+    return [token(request_id, "[", 1, finish_reason="length")]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.engine.output import Event, TokenEvent
-from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import DONE, sse
 from aotgaudi.server.responses import (
@@ -23,6 +22,7 @@ from aotgaudi.server.responses import (
     stream,
 )
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import prepared
 
 HEAD = AnswerHead(id="cmpl-1", created=7, model='a "text" of\x1f\u2028', system_fingerprint="f")
 FORMATS: list[Callable[[AnswerHead], AnswerFormat]] = [CompletionFormat, ChatFormat]
@@ -63,7 +63,7 @@ class Engine:
 
     def generation(self, name: str = "r", choices: int = 1) -> Generation:
         generation = Generation(self, name, self.service.metrics, self.service.clock)  # type: ignore[arg-type]
-        generation.submit([[1]] * choices, SamplingParams())
+        generation.submit(prepared(*[[1]] * choices))
         return generation
 
     def step(self, *events: tuple[Generation, Event]) -> None:
