@@ -19,8 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -32,11 +30,12 @@ from starlette.routing import Route
 
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.errors import RequestError
-from aotgaudi.server.access import AllowedHosts, HostCheck, KeyCheck
 from aotgaudi.server.boundary import (
     CLIENT_GONE_STATUS,
     HEADER,
-    AccessLog,
+    AllowedHosts,
+    HostCheck,
+    KeyCheck,
     RequestBoundary,
     answer_error,
     answer_id,
@@ -51,16 +50,13 @@ from aotgaudi.server.http import (
 )
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, TokenizeKind
-from aotgaudi.server.preprocess.tokenizing import Tokenized
-from aotgaudi.server.reply.message import ReadMessage
+from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Tokenized, TokenizeKind
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,
     ChatFormat,
     ChunkWriter,
     CompletionFormat,
-    PlainMessage,
     TokenTexts,
     stream,
 )
@@ -83,7 +79,6 @@ def create_app(
     A path with a trailing slash is redirected, as by vLLM, but not to wherever the client's ``Host`` says, as by Starlette.
     """
     routes = _routes(Api(service))
-    log = AccessLog(service.now) if observability.access_log else None
     app = Starlette(
         routes=[*_slashed(routes), *routes],
         middleware=[
@@ -91,7 +86,7 @@ def create_app(
                 RequestBoundary,
                 metrics=service.metrics,
                 routes=routes,
-                access=log,
+                access_log_now=service.now if observability.access_log else None,
                 root_path=root_path,
             ),
             Middleware(HostCheck, hosts=hosts),
@@ -179,8 +174,7 @@ class Api:
         """Answers a conversation."""
         prepared = await self._prepared("chat", request)
         head, texts, echo = self._head("chatcmpl", prepared), self._texts(prepared), "".join(prepared.echoes)
-        new_message = PlainMessage if prepared.reply is None else partial(ReadMessage, prepared.reply)
-        answer_format = ChatFormat(head, texts, echo, new_message, self._prompt_texts(prepared))
+        answer_format = ChatFormat(head, texts, echo, prepared.reply, self._prompt_texts(prepared))
         return await self._answer(request, prepared, answer_format)
 
     async def health(self, _: Request) -> Response:
@@ -190,13 +184,13 @@ class Api:
 
     async def ready(self, _: Request) -> Response:
         """Says whether the server takes requests, and how warm it is."""
-        await self._service.refresh()
+        await self._service.engine.refresh()
         readiness = self._service.readiness()
-        return JSONResponse(asdict(readiness), 200 if readiness.ready else 503)
+        return JSONResponse(readiness, 200 if readiness["ready"] else 503)
 
     async def metrics(self, request: Request) -> Response:
         """Exposes the metrics."""
-        await self._service.refresh()
+        await self._service.engine.refresh()
         content, content_type = self._service.metrics.expose(request.headers.get("accept", ""))
         return Response(content, headers={"content-type": content_type})
 
@@ -263,36 +257,23 @@ class Api:
         )
 
     def _texts(self, prepared: PreparedRequest) -> TokenTexts | None:
-        return None if prepared.params.logprobs is None else TokenTexts(self._service.token_text)
+        return None if prepared.params.logprobs is None else TokenTexts(self._service.engine.token_text)
 
     def _prompt_texts(self, prepared: PreparedRequest) -> TokenTexts | None:
-        return TokenTexts(self._service.token_text) if prepared.shows_prompt_logprobs else None
+        return TokenTexts(self._service.engine.token_text) if prepared.shows_prompt_logprobs else None
 
     async def _answer(
         self, request: Request, prepared: PreparedRequest, answer_format: AnswerFormat
     ) -> Response:
-        generation = self._submitted(request, prepared, answer_format.head.id)
+        service = self._service
+        generation = Generation(service.engine, answer_format.head.id, service.metrics, service.clock)
+        request.state.generation = generation
+        generation.submit(prepared)
         if prepared.stream:
             writer = ChunkWriter(answer_format, generation.prompt_lens, prepared.stream_usage)
             return EventStreamResponse(stream(generation, writer), on_close=generation.close)
         outputs = await _outputs(generation, request)
         return JSONResponse(answer_format.whole(outputs, generation.token_counts))
-
-    def _submitted(self, request: Request, prepared: PreparedRequest, answer_id: str) -> Generation:
-        service = self._service
-        generation = Generation(service.engine, answer_id, service.metrics, service.clock)
-        request.state.generation = generation
-        try:
-            generation.submit(
-                prepared.prompts,
-                prepared.params,
-                prepared.cache_salt,
-                prepared.num_choices,
-                shows_output=prepared.shows_output,
-            )
-        except RequestError as error:
-            raise error.renamed(prepared.own_names) from error
-        return generation
 
 
 async def _outputs(generation: Generation, request: Request) -> list[list[TokenEvent]]:

@@ -8,56 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from aotgaudi.engine.admission import Admission
-from aotgaudi.engine.output import ErrorEvent, Event, OnEvent, TokenEvent
+from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampling_params import MAX_SEED, MIN_SEED, SamplingParams
-from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
+from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.metrics import Metrics, OutputTimer
-
-
-class EngineLike(Protocol):
-    """What the server needs of an engine, such as `aotgaudi.server.engine.client.EngineClient`. Used on the event loop."""
-
-    @property
-    def failure(self) -> Exception | None:
-        """The error that ended the engine, or None."""
-        ...
-
-    @property
-    def stalled_seconds(self) -> float:
-        """How long no step has ended although there is work; 0 without work. Never blocks."""
-        ...
-
-    @property
-    def admission(self) -> Admission:
-        """Decides which requests are admitted."""
-        ...
-
-    def add(self, requests: Sequence[NewRequest], on_event: OnEvent) -> object:
-        """Queues all requests or, with a RequestError, none. Calls `on_event` later, on the event loop."""
-        ...
-
-    def abort(self, *request_ids: str) -> None:
-        """Ends requests early. Ignores ids that are unknown or have ended."""
-        ...
-
-    def drain(self) -> bool:
-        """Refuses new requests, and returns whether all others have ended. Never blocks."""
-        ...
-
-    def shutdown(self) -> bool:
-        """Aborts all requests and ends the engine. Returns whether it has ended. Never blocks."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Returns a snapshot of counters and gauges."""
-        ...
+from aotgaudi.server.preprocess.prepare import PreparedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +39,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineLike,
+        engine: EngineClient,
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float],
@@ -102,35 +62,27 @@ class Generation:
         """Tokens so far, complete once `events` has ended. A prompt counts once, even if it has several choices."""
         return TokenCounts(self._num_prompt_tokens, self._num_output_tokens, self._num_cached_tokens)
 
-    def submit(
-        self,
-        prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
-        cache_salt: str = "",
-        num_choices: int = 1,
-        *,
-        shows_output: bool = True,
-    ) -> None:
-        """Queues all `prompts`, each `num_choices` times, or none. Without `shows_output`, events have no output.
-
-        Only requests with the same `cache_salt` share cached prefixes. Choices of one prompt get
-        consecutive seeds, as in vLLM.
+    def submit(self, prepared: PreparedRequest) -> None:
+        """Queues all choices or none. Those of one prompt get consecutive seeds, as in vLLM.
 
         Raises:
-            RequestError: the engine refuses one of the requests.
+            RequestError: the engine refuses one of the choices. Names parameters as the body does.
         """
-        each = [_with_seed(params, number) for number in range(num_choices)]
-        choices = [(prompt, params) for prompt in prompts for params in each]
+        each = [_with_seed(prepared.params, number) for number in range(prepared.num_choices)]
+        choices = [(prompt, params) for prompt in prepared.prompts for params in each]
         requests = [
-            NewRequest(self._id(index), prompt, params, cache_salt)
+            NewRequest(self._id(index), prompt, params, prepared.cache_salt)
             for index, (prompt, params) in enumerate(choices)
         ]
-        self._engine.add(requests, self._on_event)
+        try:
+            self._engine.add(requests, self._on_event)
+        except RequestError as error:
+            raise error.renamed(prepared.own_names) from error
         for index in range(len(requests)):
             self._timers[index] = OutputTimer(self._metrics, self._arrival, self._clock)
-        self._num_choices, self._shows_output = num_choices, shows_output
+        self._num_choices, self._shows_output = prepared.num_choices, prepared.shows_output
         self.prompt_lens = tuple(len(prompt) for prompt, _ in choices)
-        self._num_prompt_tokens = sum(map(len, prompts))
+        self._num_prompt_tokens = sum(map(len, prepared.prompts))
         self._metrics.prompt_tokens.inc(sum(self.prompt_lens))
 
     async def events(self) -> AsyncIterator[tuple[int, TokenEvent]]:

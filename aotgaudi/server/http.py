@@ -151,8 +151,11 @@ class BodyReader:
                 now.
             ClientGoneError: the client left before it had sent the whole body.
         """
-        _check_content_type(request.headers.get("content-type", ""))
-        self._check_length(_declared_length(request.headers.get("content-length", "")))
+        media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media_type != "application/json" and not media_type.endswith("+json"):
+            raise RequestError("Content-Type must be 'application/json'", http_status=415)
+        declared = request.headers.get("content-length", "")
+        self._check_length(int(declared[:20]) if declared.isdecimal() else 0)
         num_held = 0
         try:
             body = bytearray()
@@ -172,13 +175,3 @@ class BodyReader:
     def _check_length(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise RequestError(f"The body is larger than {self._max_bytes} bytes", http_status=413)
-
-
-def _check_content_type(value: str) -> None:
-    media_type = value.partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
-        raise RequestError("Content-Type must be 'application/json'", http_status=415)
-
-
-def _declared_length(value: str) -> int:
-    return int(value[:20]) if value.isdecimal() else 0

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import gc
 import logging
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,11 +24,10 @@ from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
 from aotgaudi.runtime.seccomp import leave_others_alone
-from aotgaudi.server.access import OPEN_PATHS, AllowedHosts
 from aotgaudi.server.app import create_app
+from aotgaudi.server.boundary import OPEN_PATHS, AllowedHosts
 from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.engine.start import EngineProcess
-from aotgaudi.server.listener import bind, socket_file
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.options import (
     DEFAULT_STOP_TIMES,
@@ -43,7 +41,7 @@ from aotgaudi.server.options import (
 )
 from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
-from aotgaudi.server.run_and_drain import HttpServer
+from aotgaudi.server.run_and_drain import HttpServer, bind, socket_file
 from aotgaudi.server.service import Service
 from aotgaudi.threads import Threads
 
@@ -98,7 +96,8 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
     listening, has_keys = options.listening, bool(options.access.key_digests)
     with ExitStack() as stack:
         with phases.time("bind"):
-            listener = stack.enter_context(_listener(listening))
+            bound = socket_file(listening.uds) if listening.uds else bind(listening.host, listening.port)
+            listener = stack.enter_context(bound)
         preprocessor = stack.enter_context(PreprocessorPool(seccomp=options.seccomp))
         traced = stack.enter_context(tracing(options.observability.otlp_traces_endpoint))
         leave_others_alone()  # The engine's process and the pool run already, so they are among the others.
@@ -170,10 +169,6 @@ def tracing(url: str | None) -> Iterator[_Wrap]:
         provider.shutdown()
 
 
-def _listener(listening: Listening) -> AbstractContextManager[socket.socket]:
-    return bind(listening.host, listening.port) if listening.uds is None else socket_file(listening.uds)
-
-
 def warn_of_reach(host: str, *, asks_for_key: bool = False) -> None:
     """Logs a warning if clients on other machines can use a server on `host` without a key."""
     if not asks_for_key and not is_loopback(host):
@@ -213,13 +208,11 @@ def _start_service(
     service = Service(
         engine=engine,
         preprocessor=preprocessor,
-        token_text=engine.token_text,
         model=served,
         manifest_id=running.manifest_id,
         binding=running.binding,
         limits=limits,
         warmth=lambda: engine.warmth().plus(guard),
-        refresh=engine.refresh,
         version=__version__,
         metrics=metrics,
         stall_seconds=options.stall_seconds,

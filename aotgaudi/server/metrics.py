@@ -6,22 +6,17 @@ boards made for vLLM show this server (docs/adr/0019-metrics-and-reports.md). ``
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
+from prometheus_client.core import CounterMetricFamily as CounterFamily
+from prometheus_client.core import GaugeMetricFamily as GaugeFamily
+from prometheus_client.core import HistogramMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from aotgaudi.engine.output import Usage
@@ -31,7 +26,11 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.phases import Phase
 from aotgaudi.runtime.guard import LAYERS
 
-_Simple: TypeAlias = "CounterMetricFamily | GaugeMetricFamily"
+_Kind: TypeAlias = "type[CounterFamily | GaugeFamily | SummaryMetricFamily]"
+_Row: TypeAlias = tuple[Sequence[str], "tuple[float, ...]"]
+"""The values of a sample's labels, and its value; of a summary, its count and its sum."""
+
+_OURS, _THEIRS = "aotgaudi_", "vllm:"
 
 MAX_BUCKETS = 200
 """How many entries have their own label. They are those that ran first, so that no figure ever changes its label."""
@@ -39,26 +38,13 @@ OTHER = "other"
 
 _LABELS = ("kind", "bucket")
 
-_TOTALS: Mapping[str, tuple[str, Callable[[EntryCounters], Total]]] = MappingProxyType(
-    {
-        "aotgaudi_entry_step_seconds": (
-            "Steps of an entry, and their seconds.",
-            lambda counters: counters.steps,
-        ),
-        "aotgaudi_entry_queue_seconds": (
-            "Requests whose first chunk an entry computed, and how long they had waited.",
-            lambda counters: counters.queue,
-        ),
-        "aotgaudi_entry_first_token_seconds": (
-            "First tokens that an entry gave, and the time from the request's arrival.",
-            lambda counters: counters.first_token,
-        ),
-        "aotgaudi_entry_inter_token_seconds": (
-            "Further tokens that an entry gave, and the time since the token before.",
-            lambda counters: counters.gaps,
-        ),
-    }
-)
+_TOTALS: Sequence[tuple[str, str, Callable[[EntryCounters], Total]]] = (
+    ("step", "Steps of an entry, and their seconds.", lambda c: c.steps),
+    ("queue", "Requests whose first chunk an entry computed, and how long they had waited.", lambda c: c.queue),
+    ("first_token", "First tokens that an entry gave, and the time from the request's arrival.", lambda c: c.first_token),
+    ("inter_token", "Further tokens that an entry gave, and the time since the token before.", lambda c: c.gaps),
+)  # fmt: skip
+"""What is summed for each entry: name (of ``aotgaudi_entry_NAME_seconds``), help, and where the sum is counted."""
 
 
 def bucket_of(entry: Entry) -> str:
@@ -80,81 +66,74 @@ def labelled(
         yield (kind, OTHER), counters
 
 
-def entry_families(snapshot: CounterSnapshot, most: int = MAX_BUCKETS) -> Iterator[Metric]:
+def entry_families(snapshot: CounterSnapshot) -> Iterator[Metric]:
     """Yields the families with one sample per entry. What an entry never does has no sample: decodes have no queue."""
-    rows = list(labelled(snapshot.entries, most))
-    for name, (text, of) in _TOTALS.items():
-        yield _summary(name, text, [(labels, of(counters)) for labels, counters in rows])
-    yield from _work_families("entry_", _LABELS, {(*labels,): counters for labels, counters in rows})
-    prefixes = CounterMetricFamily(
-        "aotgaudi_entry_prefix_tokens",
+    rows = list(labelled(snapshot.entries))
+    for name, text, of in _TOTALS:
+        totals = [(labels, of(counters)) for labels, counters in rows]
+        sums = [(labels, (total.num, total.seconds)) for labels, total in totals if total.num]
+        yield _family(SummaryMetricFamily, f"entry_{name}_seconds", text, _LABELS, sums)
+    yield from _work_families("entry_", _LABELS, rows)
+    prefixes = [(labels, counters) for labels, counters in rows if counters.num_prefix_tokens]
+    yield _family(
+        CounterFamily,
+        "entry_prefix_tokens",
         "Prompt tokens of requests whose first chunk an entry computed: found in the prefix cache, or not.",
-        labels=[*_LABELS, "found"],
+        (*_LABELS, "found"),
+        [
+            ((*labels, found), (num,))
+            for labels, each in prefixes
+            for found, num in (
+                ("cached", each.num_cached_tokens),
+                ("computed", each.num_prefix_tokens - each.num_cached_tokens),
+            )
+        ],
     )
-    for labels, counters in rows:
-        if counters.num_prefix_tokens:
-            num_missed = counters.num_prefix_tokens - counters.num_cached_tokens
-            prefixes.add_metric([*labels, "cached"], counters.num_cached_tokens)
-            prefixes.add_metric([*labels, "computed"], num_missed)
-    yield prefixes
 
 
 def kind_families(snapshot: CounterSnapshot) -> Iterator[Metric]:
     """Yields the families with one sample per kind of entry, and the histogram of times between tokens."""
-    rows: dict[tuple[str, ...], EntryCounters] = {
-        (kind,): counters for kind, counters in snapshot.by_kind().items()
-    }
-    yield from _work_families("step_", ("kind",), rows)
+    yield from _work_families(
+        "step_", ("kind",), [((kind,), counters) for kind, counters in snapshot.by_kind().items()]
+    )
+    sums = map(float, itertools.accumulate(snapshot.gap_counts))
     yield HistogramMetricFamily(
-        "aotgaudi_inter_token_latency_seconds",
+        f"{_OURS}inter_token_latency_seconds",
         "Time between two tokens of a request, when they were sampled.",
-        buckets=_cumulated(snapshot.gap_counts),
+        buckets=list(zip((*map(str, GAP_BOUNDS), "+Inf"), sums, strict=True)),
         sum_value=snapshot.gap_seconds,
     )
 
 
-def _summary(name: str, text: str, rows: list[tuple[tuple[str, str], Total]]) -> Metric:
-    family = SummaryMetricFamily(name, text, labels=_LABELS)
-    for labels, total in rows:
-        if total.num:
-            family.add_metric(labels, total.num, total.seconds)
+def _work_families(
+    infix: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], EntryCounters]]
+) -> Iterator[Metric]:
+    """Yields what steps computed. A defragmentation computes no tokens, and moves blocks without reading them."""
+    tokens: list[_Row] = []
+    blocks: list[_Row] = []
+    for values, work in ((values, counters.work) for values, counters in rows if values[0] != "defrag"):
+        needed, padding = (*values, "needed"), (*values, "padding")
+        tokens += (needed, (work.num_tokens,)), (padding, (work.num_padding_tokens,))
+        blocks += (needed, (work.num_blocks,)), (padding, (work.num_padding_blocks,))
+    names = (*labels, "work")
+    yield _family(
+        CounterFamily, f"{infix}tokens", "Tokens that steps computed, needed and padding.", names, tokens
+    )
+    yield _family(
+        CounterFamily, f"{infix}blocks", "KV blocks that steps read, needed and padding.", names, blocks
+    )
+
+
+def _family(kind: _Kind, name: str, text: str, labels: Sequence[str], rows: Iterable[_Row]) -> Metric:
+    family = kind(f"{_OURS}{name}", text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, *number)  # type: ignore[arg-type]
     return family
 
 
-def _work_families(
-    infix: str, names: Sequence[str], rows: Mapping[tuple[str, ...], EntryCounters]
-) -> Iterator[Metric]:
-    tokens = CounterMetricFamily(
-        f"aotgaudi_{infix}tokens",
-        "Tokens that steps computed, needed and padding.",
-        labels=[*names, "work"],
-    )
-    blocks = CounterMetricFamily(
-        f"aotgaudi_{infix}blocks",
-        "KV blocks that steps read, needed and padding.",
-        labels=[*names, "work"],
-    )
-    for labels, counters in rows.items():
-        work = counters.work
-        if labels[0] == "defrag":
-            continue  # A defragmentation computes no tokens, and moves blocks without reading them.
-        tokens.add_metric([*labels, "needed"], work.num_tokens)
-        tokens.add_metric([*labels, "padding"], work.num_padding_tokens)
-        blocks.add_metric([*labels, "needed"], work.num_blocks)
-        blocks.add_metric([*labels, "padding"], work.num_padding_blocks)
-    yield tokens
-    yield blocks
+def _labelled(kind: _Kind, name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
+    return _family(kind, name, text, [label], [([value], (number,)) for value, number in values.items()])
 
-
-def _cumulated(counts: tuple[int, ...]) -> list[tuple[str, float]]:
-    total, buckets = 0, []
-    for bound, count in zip((*map(str, GAP_BOUNDS), "+Inf"), counts, strict=True):
-        total += count
-        buckets.append((bound, float(total)))
-    return buckets
-
-
-_OURS, _THEIRS = "aotgaudi_", "vllm:"
 
 SAME: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -187,32 +166,19 @@ the longest of its group.
 _VLLM_LABELS = MappingProxyType({"reason": "finished_reason"})
 
 
-@dataclass(frozen=True)
-class WithVllmNames:
-    """Metric families, followed by copies under vLLM's names."""
-
-    source: Iterable[Metric]
-    model_name: str
-    labels: Mapping[str, str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", {"model_name": self.model_name, "engine": "0"})
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields all families. prometheus_client's exposition functions use an instance as a registry."""
-        families = list(self.source)
-        yield from families
-        for family in families:
-            for name in SAME.get(family.name.removeprefix(_OURS), ()):
-                yield self._renamed(family, f"{_THEIRS}{name}")
-
-    def _renamed(self, family: Metric, name: str) -> Metric:
-        renamed = Metric(name, family.documentation, family.type)
-        for sample in family.samples:
-            labels = {_VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
-            suffix = sample.name.removeprefix(family.name)
-            renamed.samples.append(Sample(f"{name}{suffix}", {**self.labels, **labels}, sample.value))
-        return renamed
+def _with_vllm_names(families: Iterable[Metric], model_name: str) -> Iterator[Metric]:
+    """Yields the families, followed by copies under vLLM's names."""
+    families = list(families)
+    yield from families
+    common = {"model_name": model_name, "engine": "0"}
+    for family in families:
+        for theirs in SAME.get(family.name.removeprefix(_OURS), ()):
+            renamed = Metric(f"{_THEIRS}{theirs}", family.documentation, family.type)
+            for sample in family.samples:
+                labels = {_VLLM_LABELS.get(label, label): value for label, value in sample.labels.items()}
+                name = f"{renamed.name}{sample.name.removeprefix(family.name)}"
+                renamed.samples.append(Sample(name, {**common, **labels}, sample.value))
+            yield renamed
 
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
@@ -242,65 +208,67 @@ _HISTOGRAMS: tuple[tuple[str, str, Sequence[float], Sequence[str]], ...] = (
 )
 """Histograms: name without prefix, help, upper bounds of the buckets, and labels."""
 
-_ENGINE_TABLE: tuple[tuple[str, type[_Simple], str, Callable[[EngineStats], float]], ...] = (
-    ("requests_running", GaugeMetricFamily, "Requests that hold KV blocks.", lambda s: s.num_running),
-    ("requests_waiting", GaugeMetricFamily, "Requests in the queue.", lambda s: s.num_waiting),
+_ENGINE_TABLE: Sequence[
+    tuple[str, Callable[[str, str, float], Metric], str, Callable[[EngineStats], float]]
+] = (
+    ("requests_running", GaugeFamily, "Requests that hold KV blocks.", lambda s: s.num_running),
+    ("requests_waiting", GaugeFamily, "Requests in the queue.", lambda s: s.num_waiting),
     (
         "kv_cache_usage_perc",
-        GaugeMetricFamily,
+        GaugeFamily,
         "Share of the KV blocks that is in use, 0 to 1.",
         lambda s: s.num_blocks_used / max(1, s.num_blocks_used + s.num_blocks_free),
     ),
-    ("kv_blocks_used", GaugeMetricFamily, "KV blocks in use.", lambda s: s.num_blocks_used),
+    ("kv_blocks_used", GaugeFamily, "KV blocks in use.", lambda s: s.num_blocks_used),
     (
         "kv_block_highest",
-        GaugeMetricFamily,
+        GaugeFamily,
         "The highest KV block in use; 0 when none is.",
         lambda s: s.max_block_used,
     ),
-    ("kv_blocks_free", GaugeMetricFamily, "KV blocks not in use.", lambda s: s.num_blocks_free),
+    ("kv_blocks_free", GaugeFamily, "KV blocks not in use.", lambda s: s.num_blocks_free),
     (
         "kv_blocks_cached",
-        GaugeMetricFamily,
+        GaugeFamily,
         "KV blocks not in use that hold cached prefixes.",
         lambda s: s.num_blocks_kept,
     ),
     (
         "kv_blocks_evicted",
-        CounterMetricFamily,
+        CounterFamily,
         "KV blocks of cached prefixes that were given up for new tokens.",
         lambda s: s.num_blocks_evicted,
     ),
     (
         "prefix_cache_queries",
-        CounterMetricFamily,
+        CounterFamily,
         "Prompt tokens that were looked up in the prefix cache.",
         lambda s: s.num_prefix_queries,
     ),
     (
         "prefix_cache_hits",
-        CounterMetricFamily,
+        CounterFamily,
         "Prompt tokens that were found in the prefix cache, and not computed again.",
         lambda s: s.num_prefix_hits,
     ),
-    ("preemptions", CounterMetricFamily, "Requests put back in the queue.", lambda s: s.num_preemptions),
-    ("defrag_swaps", CounterMetricFamily, "KV block pairs exchanged.", lambda s: s.num_defrag_swaps),
-    ("failed_steps", CounterMetricFamily, "Steps that raised.", lambda s: s.num_failed_steps),
+    ("preemptions", CounterFamily, "Requests put back in the queue.", lambda s: s.num_preemptions),
+    ("defrag_swaps", CounterFamily, "KV block pairs exchanged.", lambda s: s.num_defrag_swaps),
+    ("failed_steps", CounterFamily, "Steps that raised.", lambda s: s.num_failed_steps),
     (
         "invalid_logits",
-        CounterMetricFamily,
+        CounterFamily,
         "Requests for which the model computed NaN or infinite logits.",
         lambda s: s.num_invalid_logits,
     ),
     (
         "oldest_waiting_request_seconds",
-        GaugeMetricFamily,
+        GaugeFamily,
         "How long the oldest request in the queue has waited; 0 for an empty queue.",
         lambda s: s.oldest_waiting_seconds,
     ),
     (
         "stalled_seconds",
-        GaugeMetricFamily,
+        GaugeFamily,
         "How long no step has ended although requests wait or run.",
         lambda s: s.stalled_seconds,
     ),
@@ -312,11 +280,9 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
     for name, kind, text, read in _ENGINE_TABLE:
         yield kind(f"{_OURS}{name}", text, read(stats))
     finished = {reason: stats.num_finished.get(reason, 0) for reason in FINISH_REASONS}
+    yield _labelled(CounterFamily, "requests_finished", "Outputs that ended, by why.", "reason", finished)
     yield _labelled(
-        CounterMetricFamily, "requests_finished", "Outputs that ended, by why.", "reason", finished
-    )
-    yield _labelled(
-        CounterMetricFamily,
+        CounterFamily,
         "requests_refused",
         "HTTP requests refused because the server is full.",
         "reason",
@@ -328,7 +294,7 @@ def _engine_families(stats: EngineStats) -> Iterator[Metric]:
 
 def _warmth_families(warmth: Warmth) -> Iterator[Metric]:
     yield _labelled(
-        CounterMetricFamily,
+        CounterFamily,
         "compilations",
         "Compilations after the server was ready, done or refused, by cause; 0 under --require-warm.",
         "cause",
@@ -336,46 +302,20 @@ def _warmth_families(warmth: Warmth) -> Iterator[Metric]:
     )
     layers = {layer: float(layer in warmth.layers) for layer in LAYERS}
     text = "1 for each layer of the guard that is in force, else 0."
-    yield _labelled(GaugeMetricFamily, "guard", text, "layer", layers)
-    yield from _split_families(warmth)
-    yield GaugeMetricFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
-    yield GaugeMetricFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
-
-
-def _split_families(warmth: Warmth) -> Iterator[Metric]:
+    yield _labelled(GaugeFamily, "guard", text, "layer", layers)
     steps = {str(counts.n_splits): float(counts.num_steps) for counts in warmth.splits}
     tokens = {str(counts.n_splits): float(counts.num_tokens) for counts in warmth.splits}
     text = "Steps, by the partial sums of their hyper-connections."
-    yield _labelled(CounterMetricFamily, "mhc_steps", text, "n_splits", steps)
+    yield _labelled(CounterFamily, "mhc_steps", text, "n_splits", steps)
     text = "Tokens of these steps, padding included."
-    yield _labelled(CounterMetricFamily, "mhc_tokens", text, "n_splits", tokens)
-    yield CounterMetricFamily(
+    yield _labelled(CounterFamily, "mhc_tokens", text, "n_splits", tokens)
+    yield CounterFamily(
         "aotgaudi_mhc_cold_steps",
         "Steps of a class of hyper-connections that was not prewarmed; 0 under --require-warm.",
         warmth.num_cold_splits,
     )
-
-
-def _labelled(kind: type[_Simple], name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
-    family = kind(f"{_OURS}{name}", text, labels=[label])
-    for value, number in values.items():
-        family.add_metric([value], number)
-    return family
-
-
-class _Reader(Collector):
-    """Calls `read` whenever the metrics are scraped."""
-
-    def __init__(self, read: Callable[[], Iterator[Metric]]) -> None:
-        self._read = read
-
-    def describe(self) -> list[Metric]:
-        """Returns nothing, so that registration does not call `read`."""
-        return []
-
-    def collect(self) -> Iterator[Metric]:
-        """Yields the families of one snapshot."""
-        return self._read()
+    yield GaugeFamily("aotgaudi_entries_warm", "Entries that are loaded.", warmth.num_warm)
+    yield GaugeFamily("aotgaudi_entries", "Entries of the manifest.", warmth.num_total)
 
 
 class Metrics:
@@ -384,7 +324,8 @@ class Metrics:
     def __init__(self, model_name: str = "", version: str = "") -> None:
         """`model_name` is a label of the metrics under vLLM's names, `version` a label of ``aotgaudi_build_info``."""
         self._model_name = model_name
-        self.registry = registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
+        self._read_engine: Callable[[], Iterable[Metric]] = tuple
         ProcessCollector(registry=registry)
         Info("aotgaudi_build", "The program that runs.", registry=registry).info({"version": version})
         self.requests = Counter(
@@ -422,8 +363,7 @@ class Metrics:
         self, stats: Callable[[], EngineStats], warmth: Callable[[], Warmth], is_ready: Callable[[], bool]
     ) -> None:
         """Exports the values of these functions, which are called at each scrape. Call it once."""
-        self.registry.register(_Reader(lambda: _engine_families(stats())))
-        self.registry.register(_Reader(lambda: _warmth_families(warmth())))
+        self._read_engine = lambda: (*_engine_families(stats()), *_warmth_families(warmth()))
         self.ready.set_function(lambda: float(is_ready()))
 
     def tell_start(self, seconds: float, phases: Iterable[Phase]) -> None:
@@ -446,7 +386,11 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         if isinstance(encode, partial):  # Else prometheus_client 0.26 turns vllm:x into vllm_x.
             encode = partial(encode.func, **{**encode.keywords, "escaping": "allow-utf-8"})
-        return encode(WithVllmNames(self.registry.collect(), self._model_name)), content_type
+        return encode(cast("CollectorRegistry", self)), content_type
+
+    def collect(self) -> Iterator[Metric]:
+        """Yields all families, as a registry does."""
+        return _with_vllm_names((*self._registry.collect(), *self._read_engine()), self._model_name)
 
 
 class OutputTimer:

@@ -140,21 +140,18 @@ def read_key_digests(path: Path) -> tuple[bytes, ...]:
     Raises:
         SpecError: the file cannot be read, has no key, or has a line that is not a key.
     """
+    expected = "a file of API keys, one a line"
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_KEY_FILE_BYTES + 1)
     except OSError as error:
-        raise SpecError(
-            str(path), f"cannot be read: {error.strerror}", "a file of API keys, one a line"
-        ) from error
+        raise SpecError(str(path), f"cannot be read: {error.strerror}", expected) from error
     if len(content) > _MAX_KEY_FILE_BYTES:
-        raise SpecError(
-            str(path), f"is larger than {_MAX_KEY_FILE_BYTES} bytes", "a file of API keys, one a line"
-        )
+        raise SpecError(str(path), f"is larger than {_MAX_KEY_FILE_BYTES} bytes", expected)
     lines = [line.strip() for line in content.decode("utf-8", "replace").splitlines()]
     digests = digests_of(filter(None, lines), str(path))
     if not digests:
-        raise SpecError(str(path), "has no API key", "a file of API keys, one a line")
+        raise SpecError(str(path), "has no API key", expected)
     return digests
 
 

@@ -8,11 +8,13 @@ clients can measure the time between tokens by the events.
 from __future__ import annotations
 
 import logging
+import secrets
+import string
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring
-from typing import Protocol
+from typing import TypeAlias
 
 from aotgaudi.engine.output import ScoredPrompt, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
@@ -20,9 +22,14 @@ from aotgaudi.errors import RequestError
 from aotgaudi.server.generation import Generation, TokenCounts
 from aotgaudi.server.http import DONE, body_of, escape_line_ends, sse
 from aotgaudi.server.preprocess.protocol import StreamUsage
+from aotgaudi.server.reply.plan import ReplyPlan, ReplyReader
+from aotgaudi.server.reply.text import CallArguments, CallStart, Content, Part, Reasoning
+
+logger = logging.getLogger(__name__)
 
 Json = Mapping[str, object]
 LEAST_LOGPROB = -9999.0
+_MISTRAL_ID_CHARS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,36 +40,6 @@ class AnswerHead:
     created: int
     model: str
     system_fingerprint: str
-
-
-class AnswerFormat(Protocol):
-    """Writes events as JSON, as an endpoint requires. `index` is the choice to which an event belongs."""
-
-    @property
-    def head(self) -> AnswerHead:
-        """The fields that every chunk repeats."""
-        ...
-
-    def opening(self, index: int) -> Sequence[Json]:
-        """Returns the chunks that open the stream of a choice, if the format has any."""
-        ...
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether chunks that carry only text are otherwise equal."""
-        ...
-
-    def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
-        """Returns the chunk for `event`, or several if one cannot hold it."""
-        ...
-
-    def usage_chunk(self, counts: TokenCounts) -> Json:
-        """Returns the last chunk of a stream with usage, which has no choices."""
-        ...
-
-    def whole(self, outputs: Sequence[Sequence[TokenEvent]], counts: TokenCounts) -> Json:
-        """Returns the whole answer. `outputs` has all events of each choice, in the order of the choices."""
-        ...
 
 
 def usage(counts: TokenCounts) -> Json:
@@ -146,7 +123,7 @@ class CompletionFormat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is no echo."""
+        """Whether chunks that carry only text are otherwise equal."""
         return not self.echoes
 
     def chunks(self, index: int, event: TokenEvent) -> Sequence[Json]:
@@ -204,29 +181,8 @@ def _by_text(chosen: str, values: TokenLogprobs, texts: TokenTexts) -> Json:
     return found
 
 
-class MessageWriter(Protocol):
-    """Writes the message of one choice, whole or in deltas."""
-
-    @property
-    def num_thought_tokens(self) -> int | None:
-        """How many tokens of the message so far are reasoning; None if reasoning is not looked for."""
-        ...
-
-    def deltas(self, event: TokenEvent) -> Sequence[Json]:
-        """Returns what `event` adds to the message, as one object or several. If it adds nothing, the object is empty."""
-        ...
-
-    def whole(self, events: Sequence[TokenEvent]) -> Json:
-        """Returns the message of all its `events`."""
-        ...
-
-    def finish_reason(self, event: TokenEvent) -> str | None:
-        """Returns why the choice has ended, after `event` was written; None if it has not."""
-        ...
-
-
 class PlainMessage:
-    """Writes a message that is all content."""
+    """Writes the message of one choice, which is all content."""
 
     num_thought_tokens = None
 
@@ -235,7 +191,7 @@ class PlainMessage:
         return ({"content": event.text},)
 
     def whole(self, events: Sequence[TokenEvent]) -> Json:
-        """Returns the message with all its text."""
+        """Returns the message of all its `events`."""
         text = "".join(event.text for event in events)
         return {"role": "assistant", "content": text, "refusal": None, "annotations": [], "reasoning": None}
 
@@ -244,24 +200,116 @@ class PlainMessage:
         return event.finish_reason
 
 
+def _new_call_id(plan: ReplyPlan) -> str:
+    """Returns an id for a call. Mistral's chat templates accept only ids of nine letters and digits."""
+    if plan.calls == "mistral":
+        return "".join(secrets.choice(_MISTRAL_ID_CHARS) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"
+
+
+class ReadMessage:
+    """Writes the message of one choice (content, calls and reasoning), which is read by a plan."""
+
+    def __init__(self, plan: ReplyPlan) -> None:
+        self._plan, self._reader, self._num_calls = plan, ReplyReader(plan), 0
+
+    @property
+    def num_thought_tokens(self) -> int | None:
+        """How many tokens of the reply so far are reasoning; None if the model does not think."""
+        return self._reader.num_thought_tokens if self._plan.has_reasoning else None
+
+    def deltas(self, event: TokenEvent) -> Sequence[Json]:
+        """Returns what the event adds, as one object or several. A call's name and arguments are in different objects."""
+        deltas: list[dict[str, str]] = [{}]
+        calls: list[list[dict[str, object]]] = [[]]
+        for part in self._parts(event):
+            if isinstance(part, CallArguments) and calls[-1]:
+                deltas.append({})
+                calls.append([])
+            if isinstance(part, (CallStart, CallArguments)):
+                calls[-1].append(self._call(part))
+            else:
+                for name in ("content",) if isinstance(part, Content) else ("reasoning", "reasoning_content"):
+                    deltas[-1][name] = deltas[-1].get(name, "") + part.text
+        return [
+            {**delta, "tool_calls": made} if made else delta
+            for delta, made in zip(deltas, calls, strict=True)
+        ]
+
+    def whole(self, events: Sequence[TokenEvent]) -> Json:
+        """Returns the message of all its `events`. Reasoning is under both of the names that vLLM has used for it."""
+        texts: dict[type[Part], str] = {Content: "", Reasoning: ""}
+        calls: list[tuple[str, str]] = []
+        for part in (part for event in events for part in self._parts(event)):
+            if isinstance(part, CallStart):
+                calls.append((part.name, ""))
+            elif isinstance(part, CallArguments):
+                name, arguments = calls[-1]
+                calls[-1] = name, arguments + part.text
+            else:
+                texts[type(part)] += part.text
+        content, reasoning = texts[Content], texts[Reasoning]
+        message: dict[str, object] = {
+            "role": "assistant",
+            "content": None if not content and (calls or reasoning) else content,
+            "refusal": None,
+            "annotations": [],
+            "reasoning": reasoning or None,
+        }
+        if self._plan.has_reasoning:
+            message["reasoning_content"] = message["reasoning"]
+        if calls:
+            message["tool_calls"] = [
+                {
+                    "id": _new_call_id(self._plan),
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for name, arguments in calls
+            ]
+        return message
+
+    def finish_reason(self, event: TokenEvent) -> str | None:
+        """Returns why the reply has ended. As in OpenAI's API, a call of a prescribed function ends with "stop"."""
+        if event.finish_reason == "stop" and self._reader.has_called and self._plan.calls != "one":
+            return "tool_calls"
+        return event.finish_reason
+
+    def _parts(self, event: TokenEvent) -> Iterable[Part]:
+        is_last = event.finish_reason is not None
+        return self._reader.parts(event.text, is_last=is_last, num_tokens=len(event.token_ids))
+
+    def _call(self, part: CallStart | CallArguments) -> dict[str, object]:
+        if isinstance(part, CallArguments):
+            return {"index": self._num_calls - 1, "function": {"arguments": part.text}}
+        self._num_calls += 1
+        return {
+            "index": self._num_calls - 1,
+            "id": _new_call_id(self._plan),
+            "type": "function",
+            "function": {"name": part.name, "arguments": ""},
+        }
+
+
 @dataclass(frozen=True, slots=True)
 class ChatFormat:
     """Writes ``chat.completion`` and ``chat.completion.chunk`` objects. `texts` as in `CompletionFormat`.
 
-    Each message begins with `echo`. With `prompt_texts`, the whole answer has ``prompt_logprobs``.
+    Each message begins with `echo`. Its text is read by `plan`; without one, all of it is content. With `prompt_texts`, the
+    whole answer has ``prompt_logprobs``.
     """
 
     head: AnswerHead
     texts: TokenTexts | None = None
     echo: str = ""
-    new_message: Callable[[], MessageWriter] = PlainMessage
+    plan: ReplyPlan | None = None
     prompt_texts: TokenTexts | None = None
-    _messages: dict[int, MessageWriter] = field(default_factory=dict, init=False)
+    _messages: dict[int, PlainMessage | ReadMessage] = field(default_factory=dict, init=False)
 
     @property
     def is_plain(self) -> bool:
-        """Whether messages are all content."""
-        return self.new_message is PlainMessage
+        """Whether chunks that carry only text are otherwise equal."""
+        return self.plan is None
 
     def opening(self, index: int) -> Sequence[Json]:
         """Returns the chunk that states the message's role, and one with the echo, if there is one."""
@@ -319,8 +367,10 @@ class ChatFormat:
             "stop_reason": output.stop_reason,
         }
 
-    def _message(self, index: int) -> MessageWriter:
-        return self._messages.setdefault(index, self.new_message())
+    def _message(self, index: int) -> PlainMessage | ReadMessage:
+        if index not in self._messages:
+            self._messages[index] = PlainMessage() if self.plan is None else ReadMessage(self.plan)
+        return self._messages[index]
 
     def _logprobs(self, event: TokenEvent) -> Json | None:
         if self.texts is None:
@@ -344,7 +394,8 @@ def _finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-logger = logging.getLogger(__name__)
+AnswerFormat: TypeAlias = "CompletionFormat | ChatFormat"
+"""Writes events as JSON, as an endpoint requires. `index` is the choice to which an event belongs."""
 
 _PLACE = "\x00text\x00"
 """Marks where a chunk's text goes. No model name contains it."""

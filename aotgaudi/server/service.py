@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
-from aotgaudi.server.generation import EngineLike
+from aotgaudi.server.engine.client import EngineClient
 from aotgaudi.server.metrics import Metrics
 from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
@@ -24,46 +24,20 @@ _MAX_TOLD = 100
 logger = logging.getLogger(__name__)
 
 
-async def _nothing() -> None:
-    pass
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Readiness:
-    """The answer of ``/ready``. `reason` is empty when ready. `guard` is "seccomp+hook" or "hook".
-
-    `model` says whether the bundle is bound to its model directory: "bound (6 files)" or "not bound". `limits` are those of
-    the server.
-    """
-
-    ready: bool
-    reason: str
-    entries_warm: int
-    entries_total: int
-    manifest_id: str
-    compilations: int
-    guard: str
-    model: str
-    limits: Mapping[str, int]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Service:
     """One model being served. It is as thread-safe as its parts.
 
     An engine that has had work for `stall_seconds` without ending a step counts as stuck. `clock` returns seconds from an
-    arbitrary start, `now` the time of day. `token_text` returns the text of a token whose log-probability is in
-    an answer. `refresh` updates the snapshot that `engine` and `warmth` report.
+    arbitrary start, `now` the time of day. `engine.refresh` updates the snapshot that `engine` and `warmth` report.
     """
 
-    engine: EngineLike
+    engine: EngineClient
     preprocessor: PreprocessorPool
-    token_text: Callable[[int], str]
     model: ServedModel
     manifest_id: str
     warmth: Callable[[], Warmth]
     version: str
-    refresh: Callable[[], Awaitable[None]] = _nothing
     binding: str = "not bound"
     limits: ServingLimits | None = None
     metrics: Metrics = field(default_factory=Metrics)
@@ -77,7 +51,7 @@ class Service:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_started_at", self.unix_seconds())
-        self.metrics.watch(self.engine.stats, self.warmth, lambda: self.readiness().ready)
+        self.metrics.watch(self.engine.stats, self.warmth, lambda: bool(self.readiness()["ready"]))
 
     @property
     def started_at(self) -> int:
@@ -115,21 +89,25 @@ class Service:
         """Returns the time of day in whole seconds since 1970."""
         return int(self.now().timestamp())
 
-    def readiness(self) -> Readiness:
-        """Returns whether the server accepts requests now, and why not."""
+    def readiness(self) -> Mapping[str, object]:
+        """Returns the answer of ``/ready``. Its `reason` is empty when ready.
+
+        `guard` is "seccomp+hook" or "hook". `model` says whether the bundle is bound to its model directory: "bound (6
+        files)" or "not bound".
+        """
         warmth = self.warmth()
         reason = self._reason or _compiled(warmth)
-        return Readiness(
-            ready=not reason,
-            reason=reason,
-            entries_warm=warmth.num_warm,
-            entries_total=warmth.num_total,
-            manifest_id=self.manifest_id,
-            compilations=sum(warmth.compilations.values()),
-            guard="+".join(warmth.layers),
-            model=self.binding,
-            limits={} if self.limits is None else _shown_limits(self.limits),
-        )
+        return {
+            "ready": not reason,
+            "reason": reason,
+            "entries_warm": warmth.num_warm,
+            "entries_total": warmth.num_total,
+            "manifest_id": self.manifest_id,
+            "compilations": sum(warmth.compilations.values()),
+            "guard": "+".join(warmth.layers),
+            "model": self.binding,
+            "limits": {} if self.limits is None else _shown_limits(self.limits),
+        }
 
     def tell_ignored(self, members: Sequence[str]) -> None:
         """Counts what a request has and the server ignores (see `PreparedRequest`). The log names each once."""

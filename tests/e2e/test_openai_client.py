@@ -371,12 +371,3 @@ def test_a_penalty_keeps_a_token_from_coming_again(client: openai.OpenAI, server
     plain, penalised = answer(), answer(repetition_penalty=50.0, presence_penalty=2.0, frequency_penalty=2.0)
 
     assert len(set(penalised)) > len(set(plain))
-
-
-def test_more_log_probabilities_than_the_bundle_has_are_refused(
-    client: openai.OpenAI, server: Server
-) -> None:
-    with pytest.raises(openai.BadRequestError, match="must be at most 5") as refusal:
-        client.completions.create(model=server.model_name, prompt="a", logprobs=6)
-
-    assert refusal.value.param == "logprobs"

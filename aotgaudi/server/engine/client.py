@@ -38,7 +38,7 @@ _DIED = "the engine has died; the server must be restarted"
 
 
 class EngineClient(asyncio.Protocol):
-    """An `EngineLike`. After `attach`, use it on the event loop only. No method blocks.
+    """The engine. After `attach`, use it on the event loop only. No method blocks.
 
     If the process ends without being asked to, the engine has died. Open requests then end with an error, and new ones are
     refused.

@@ -65,6 +65,11 @@ class BodyError(RequestError):
     """A body is not JSON, or a value is of a type that its path does not take. vLLM tells this apart from a wrong value."""
 
 
+def invalid(name: str, message: str, **values: object) -> PydanticCustomError:
+    """Returns the error of a validator for the parameter `name`. `message` may have ``{name}`` and `values`."""
+    return PydanticCustomError("invalid_value", message, {"name": name, **values})
+
+
 class Body(Value):
     """A frozen model that is strict about values and ignores unknown names.
 

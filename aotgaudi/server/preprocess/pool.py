@@ -36,17 +36,18 @@ from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import end
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.runtime.guard import Seccomp
+from aotgaudi.server.engine.start import spawn
 from aotgaudi.server.preprocess.prepare import (
     AnswerT,
     Kind,
     PreparedRequest,
     ServedModel,
+    Tokenized,
     TokenizeKind,
     answer_codec,
     answer_of_bytes,
 )
 from aotgaudi.server.preprocess.protocol import may_have_grammar
-from aotgaudi.server.preprocess.tokenizing import Tokenized
 from aotgaudi.server.preprocess.worker import (
     GRAMMAR,
     LAST,
@@ -55,7 +56,6 @@ from aotgaudi.server.preprocess.worker import (
     Cause,
     WorkerLimits,
 )
-from aotgaudi.server.spawn import spawn
 
 logger = logging.getLogger(__name__)
 

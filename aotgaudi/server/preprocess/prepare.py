@@ -20,15 +20,17 @@ from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.preprocess.body import BodyError, parse_body
-from aotgaudi.server.preprocess.plan_reply import plan_reply
+from aotgaudi.server.preprocess.messages import ChosenTool
 from aotgaudi.server.preprocess.protocol import (
     ChatCompletionRequest,
     CompletionRequest,
+    DetokenizeRequest,
     GenerationRequest,
     StreamUsage,
+    TokenizeRequest,
 )
-from aotgaudi.server.preprocess.tokenizing import DetokenizeRequest, Tokenized, TokenizeRequest
-from aotgaudi.server.reply.plan import ReplyPlan
+from aotgaudi.server.reply.plan import ReplyPlan, Thinks, thinks_after
+from aotgaudi.server.reply.tool_calls import Calls
 
 if TYPE_CHECKING:
     from aotgaudi.engine.constraints import Grammars
@@ -101,6 +103,32 @@ class PreparedRequest:
     reply: ReplyPlan | None = None
     shows_output: bool = True
     shows_prompt_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenized:
+    """Tokens of a text, or the text of tokens. `strings` has the tokens as the vocabulary writes them, if asked for.
+
+    `ignored` is as in `PreparedRequest`.
+    """
+
+    token_ids: Sequence[int] = ()
+    strings: tuple[str, ...] | None = None
+    text: str = ""
+    ignored: tuple[str, ...] = ()
+
+    def as_tokens(self, max_model_len: int) -> Mapping[str, object]:
+        """Returns the answer of ``/tokenize``."""
+        return {
+            "count": len(self.token_ids),
+            "max_model_len": max_model_len,
+            "tokens": list(self.token_ids),
+            "token_strs": None if self.strings is None else list(self.strings),
+        }
+
+    def as_text(self) -> Mapping[str, object]:
+        """Returns the answer of ``/detokenize``."""
+        return {"prompt": self.text}
 
 
 AnswerT = TypeVar("AnswerT", "PreparedRequest", Tokenized)
@@ -207,24 +235,29 @@ class Preparer:
     on_grammar: Callable[[str], None] = _tell_nobody
     ignored: list[str] = field(default_factory=list)
 
-    def prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        """Returns the request of the body `raw`.
+    def prepare(self, kind: Kind | TokenizeKind, raw: bytes) -> PreparedRequest | Tokenized:
+        """Returns what the body `raw` asks for: a request for the engine, or tokens or text, which have no limit.
 
         Raises:
             RequestError: 400, or 404 for another model's name. Says what is wrong, and where.
         """
         own = replace(self, ignored=[])
-        return replace(own._prepare(kind, raw), ignored=tuple(own.ignored))
+        preparations: Mapping[str, Callable[[bytes], PreparedRequest | Tokenized]] = {
+            "completion": own._completion,
+            "chat": own._chat,
+            "tokenize": own._tokenized,
+            "detokenize": own._detokenized,
+        }
+        return replace(preparations[kind](raw), ignored=tuple(own.ignored))
 
-    def _prepare(self, kind: Kind, raw: bytes) -> PreparedRequest:
-        if kind == "chat":
-            return self._prepare_chat(parse_body(ChatCompletionRequest, raw, self.ignored))
+    def _completion(self, raw: bytes) -> PreparedRequest:
         completion = parse_body(CompletionRequest, raw, self.ignored)
         name, params = self.model.resolve(completion.model), self._params(completion)
         token_ids = self._token_ids(completion, "prompt")
         return self._prepared(completion, name, params, token_ids, self._echoes(completion, token_ids))
 
-    def _prepare_chat(self, chat: ChatCompletionRequest) -> PreparedRequest:
+    def _chat(self, raw: bytes) -> PreparedRequest:
+        chat = parse_body(ChatCompletionRequest, raw, self.ignored)
         name, params = self.model.resolve(chat.model), self._params(chat)
         text = self._rendered(chat)
         prompts = self._encoded(chat, [text], bool(chat.add_special_tokens), "messages")
@@ -234,20 +267,12 @@ class Preparer:
             params = replace(params, skip_special_tokens=False)
         return self._prepared(chat, name, params, prompts, [chat.echoed] if chat.echoed else [], reply)
 
-    def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        """Returns the tokens or the text that the body `raw` asks for. The model's length limits neither.
+    def _detokenized(self, raw: bytes) -> Tokenized:
+        body = parse_body(DetokenizeRequest, raw, self.ignored)
+        self.model.resolve(body.model)
+        return Tokenized(text=self.tokenizer.decode_all(body.tokens))
 
-        Raises:
-            RequestError: 400, or 404 for another model's name. Says what is wrong, and where.
-        """
-        own = replace(self, ignored=[])
-        return replace(own._tokenize(kind, raw), ignored=tuple(own.ignored))
-
-    def _tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        if kind == "detokenize":
-            asked = parse_body(DetokenizeRequest, raw, self.ignored)
-            self.model.resolve(asked.model)
-            return Tokenized(text=self.tokenizer.decode_all(asked.tokens))
+    def _tokenized(self, raw: bytes) -> Tokenized:
         body = parse_body(TokenizeRequest, raw, self.ignored)
         self.model.resolve(body.model)
         if body.prompt is None:
@@ -372,3 +397,45 @@ class Preparer:
                 param=param,
             )
         return [self._bounded(ids, param) for ids in self.tokenizer.encode_batch(texts, with_special)]
+
+
+def plan_reply(
+    body: ChatCompletionRequest, prompt: str, parsers: ReplyParsers, *, is_constrained: bool
+) -> ReplyPlan | None:
+    """Returns how the reply to `prompt`, the rendered `body`, is read; None if all of it is content.
+
+    With `is_constrained`, the constraint holds from the first token, so the reply has no reasoning.
+
+    Raises:
+        RequestError: 400; the server was started without the format in which this model calls tools.
+    """
+    calls = _calls_of(body, parsers)
+    if calls is None and parsers.reasoning_parser is None:
+        return None
+    thinks: Thinks = "no"
+    if parsers.reasoning_parser is not None and not is_constrained:
+        thinks = thinks_after(prompt, parsers.reasoning_parser)
+    return ReplyPlan(
+        calls=calls,
+        function=body.tool_choice.function.name if isinstance(body.tool_choice, ChosenTool) else "",
+        has_parallel_calls=body.parallel_tool_calls is not False,
+        thinks=thinks,
+        has_reasoning=parsers.reasoning_parser is not None,
+        shows_reasoning=body.include_reasoning is not False,
+    )
+
+
+def _calls_of(body: ChatCompletionRequest, parsers: ReplyParsers) -> Calls | None:
+    if not body.tools or body.tool_choice == "none":
+        return None
+    if isinstance(body.tool_choice, ChosenTool):
+        return "one"
+    if body.tool_choice == "required":
+        return "list"
+    if not parsers.enable_auto_tool_choice or parsers.tool_call_parser is None:
+        raise RequestError(
+            "tool_choice 'auto', the default with 'tools', needs a server that was started with --enable-auto-tool-choice "
+            "and --tool-call-parser",
+            param="tool_choice",
+        )
+    return parsers.tool_call_parser

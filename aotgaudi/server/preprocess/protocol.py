@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, cast
 
 from pydantic import Discriminator, Field, Tag, create_model, model_validator
-from pydantic_core import PydanticCustomError
 
 from aotgaudi.engine.sampling_params import (
     MAX_BAD_WORD_CHARS,
@@ -41,11 +40,11 @@ from aotgaudi.server.preprocess.body import (
     OneOnly,
     OnOnly,
     TextOnly,
+    invalid,
     neutral_only,
     shape_of_text,
 )
-from aotgaudi.server.preprocess.messages import Message
-from aotgaudi.server.preprocess.tools import ChosenTool, ToolChoice, Tools, schema_of_calls
+from aotgaudi.server.preprocess.messages import ChosenTool, Message, ToolChoice, Tools, schema_of_calls
 from aotgaudi.spec.sampler_signature import NUM_BIASED_TOKENS, PARAMETERS
 
 MAX_PROMPTS = 64
@@ -122,6 +121,11 @@ Prompt = Annotated[
     ],
     Discriminator(_shape_of_prompt),
 ]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+TemplateVariables = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)]
+NoTemplate = Annotated[
+    object, neutral_only(why="templates are programs; give one to `serve --chat-template`")
+]
 
 
 _ANSWER_FORMATS = ("response_format", "structured_outputs", *GUIDED)
@@ -159,27 +163,11 @@ class GenerationRequest(SamplingFields):
         {
             *("ec_transfer_params", "kv_transfer_params", "logits_processors"),
             *("guided_decoding_backend", "guided_whitespace_pattern", "structural_tag"),
-            *(
-                "logprob_token_ids",
-                "media_io_kwargs",
-                "mm_payload",
-                "mm_processor_kwargs",
-                "prompt_cache_retention",
-            ),
-            *(
-                "prompt_embeds",
-                "repetition_detection",
-                "request_id",
-                "return_mm_kwargs",
-                "return_prompt_text",
-            ),
-            *(
-                "return_token_ids",
-                "return_token_offsets",
-                "return_tokens_as_token_ids",
-                "routed_experts_prompt_start",
-            ),
-            *("session_id", "stream_interval", "thinking_token_budget", "vllm_xargs", "watermarking"),
+            *("logprob_token_ids", "media_io_kwargs", "mm_payload", "mm_processor_kwargs"),
+            *("prompt_cache_retention", "prompt_embeds", "repetition_detection", "request_id"),
+            *("return_mm_kwargs", "return_prompt_text", "return_token_ids", "return_token_offsets"),
+            *("return_tokens_as_token_ids", "routed_experts_prompt_start", "session_id"),
+            *("stream_interval", "thinking_token_budget", "vllm_xargs", "watermarking"),
         }
     )
 
@@ -222,30 +210,16 @@ class GenerationRequest(SamplingFields):
     truncation_side: Annotated[object, neutral_only("left")] = None
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> GenerationRequest:
+    def _check_combinations(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError(
-                "invalid_value", "'{name}' is only allowed when 'stream' is true", {"name": "stream_options"}
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_prompt_logprobs(self) -> GenerationRequest:
+            raise invalid("stream_options", "'{name}' is only allowed when 'stream' is true")
         if self.prompt_logprobs is not None and self.stream:
-            raise PydanticCustomError(
-                "invalid_value",
-                "'{name}' is only allowed when 'stream' is false",
-                {"name": "prompt_logprobs"},
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_best_of(self) -> GenerationRequest:
+            raise invalid("prompt_logprobs", "'{name}' is only allowed when 'stream' is false")
         if self.best_of is not None and self.best_of != self.num_choices:
-            raise PydanticCustomError(
-                "invalid_value",
+            raise invalid(
+                "best_of",
                 "'{name}' is only allowed to equal 'n', which is {n}: the server returns every choice that it generates",
-                {"name": "best_of", "n": self.num_choices},
+                n=self.num_choices,
             )
         return self
 
@@ -325,9 +299,7 @@ class GenerationRequest(SamplingFields):
                 "stop_token_ids": tuple(self.stop_token_ids or ()),
                 "min_tokens": self.min_tokens or 0,
                 "bad_words": tuple(self.bad_words or ()),
-                "allowed_token_ids": None
-                if self.allowed_token_ids is None
-                else tuple(self.allowed_token_ids),
+                "allowed_token_ids": self.allowed_token_ids and tuple(self.allowed_token_ids),
                 "logit_bias": tuple((self.logit_bias or {}).items()),
                 "structured_outputs": self.structured,
             }
@@ -348,11 +320,7 @@ class CompletionRequest(GenerationRequest):
     @model_validator(mode="after")
     def _check_max_tokens(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
-            raise PydanticCustomError(
-                "invalid_value",
-                "'{name}' must be greater than or equal to 1, or 0 with 'echo'",
-                {"name": "max_tokens"},
-            )
+            raise invalid("max_tokens", "'{name}' must be greater than or equal to 1, or 0 with 'echo'")
         return self
 
     @property
@@ -389,7 +357,7 @@ class CompletionRequest(GenerationRequest):
 class ChatCompletionRequest(GenerationRequest):
     """The body of ``POST /v1/chat/completions``; `max_completion_tokens` is the newer `max_tokens`."""
 
-    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
@@ -397,7 +365,7 @@ class ChatCompletionRequest(GenerationRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
-    chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_VARIABLES)] | None = None
+    chat_template_kwargs: TemplateVariables | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -416,41 +384,26 @@ class ChatCompletionRequest(GenerationRequest):
         object, neutral_only(why="give it in 'chat_template_kwargs', as vLLM has it")
     ] = None
     web_search_options: NoValue = None
-    chat_template: Annotated[
-        object, neutral_only(why="templates are programs; give one to `serve --chat-template`")
-    ] = None
+    chat_template: NoTemplate = None
     documents: NoList = None
 
     @model_validator(mode="after")
-    def _check_generation_prompt(self) -> ChatCompletionRequest:
+    def _check_combinations_of_chat(self) -> ChatCompletionRequest:
         if self.continue_final_message and self.add_generation_prompt:
-            raise PydanticCustomError(
-                "invalid_value",
+            raise invalid(
+                "continue_final_message",
                 "'{name}' and 'add_generation_prompt' exclude each other: a prompt that opens a message of the assistant "
                 "has no open last message",
-                {"name": "continue_final_message"},
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_logprobs(self) -> ChatCompletionRequest:
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError(
-                "invalid_value", "'{name}' is only allowed when 'logprobs' is true", {"name": "top_logprobs"}
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_tool_choice(self) -> ChatCompletionRequest:
+            raise invalid("top_logprobs", "'{name}' is only allowed when 'logprobs' is true")
         names = [tool.function.name for tool in self.tools or ()]
         if isinstance(self.tool_choice, ChosenTool) and self.tool_choice.function.name not in names:
-            raise PydanticCustomError(
-                "invalid_value",
-                "'{name}' names the function '{function}', which is not one of 'tools'",
-                {"name": "tool_choice", "function": self.tool_choice.function.name[:MAX_ECHO_CHARS]},
-            )
+            function = self.tool_choice.function.name[:MAX_ECHO_CHARS]
+            message = "'{name}' names the function '{function}', which is not one of 'tools'"
+            raise invalid("tool_choice", message, function=function)
         if self.tool_choice == "required" and not names:
-            raise PydanticCustomError("invalid_value", "'{name}' needs 'tools'", {"name": "tool_choice"})
+            raise invalid("tool_choice", "'{name}' needs 'tools'")
         return self
 
     @property
@@ -511,3 +464,40 @@ class ChatCompletionRequest(GenerationRequest):
         if self.top_logprobs:
             names["logprobs"] = "top_logprobs"
         return names
+
+
+_OF_CHAT = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
+
+
+class TokenizeRequest(Body):
+    """The body of ``POST /tokenize``: a `prompt` as of a completion, or `messages` as of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    tools: Tools | None = None
+
+    chat_template: NoTemplate = None
+
+    @model_validator(mode="after")
+    def _check_source(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid("prompt", "Give either '{name}' or 'messages'")
+        return self
+
+    def chat(self) -> ChatCompletionRequest:
+        """Returns the chat whose prompt is to be tokenized. Needs `messages`."""
+        given = {name: getattr(self, name) for name in _OF_CHAT}
+        return ChatCompletionRequest.model_validate({k: v for k, v in given.items() if v is not None})
+
+
+class DetokenizeRequest(Body):
+    """The body of ``POST /detokenize``."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]

@@ -54,7 +54,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from traceback import extract_tb
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import die_with_parent
@@ -64,7 +64,6 @@ from aotgaudi.server.preprocess.prepare import (
     Answer,
     Kind,
     Preparer,
-    TokenizeKind,
     answer_to_bytes,
     get_ready,
 )
@@ -88,7 +87,6 @@ _LOAD_SECONDS = 60
 _SECONDS_PER_BYTE = 1e-6
 _KEPT_BYTES = 16 << 20
 """A worker that has grown by more than this ends, so that its memory is freed."""
-_TOO_COMPLEX = "its grammar is too complex"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,27 +119,21 @@ class WorkerLimits:
 
     def too_large(self, grammar: str | None = None) -> RequestError:
         """Returns the refusal of a request that needs too much memory. `grammar` names the parameter if its grammar did."""
-        return RequestError(
-            f"This request needs more than {self.memory_bytes >> 20} MiB of memory to prepare: "
-            + (
-                _TOO_COMPLEX
-                if grammar
-                else "the model's chat template grows without end, or the body has too much in it"
-            ),
-            param=grammar,
-        )
+        limit = f"This request needs more than {self.memory_bytes >> 20} MiB of memory to prepare"
+        return _refusal(limit, "grows", grammar)
 
     def too_slow(self, num_bytes: int, grammar: str | None = None) -> RequestError:
         """Returns the refusal of a request that needs too much time. `grammar` is as for `too_large`."""
-        return RequestError(
-            f"This request took more than {self.seconds_for(num_bytes):.3g} s of processor time to prepare: "
-            + (
-                _TOO_COMPLEX
-                if grammar
-                else "the model's chat template runs without end, or the body has too much in it"
-            ),
-            param=grammar,
+        limit = (
+            f"This request took more than {self.seconds_for(num_bytes):.3g} s of processor time to prepare"
         )
+        return _refusal(limit, "runs", grammar)
+
+
+def _refusal(limit: str, does: str, grammar: str | None) -> RequestError:
+    template = f"the model's chat template {does} without end, or the body has too much in it"
+    cause = "its grammar is too complex" if grammar else template
+    return RequestError(f"{limit}: {cause}", param=grammar)
 
 
 WORKERS: Mapping[str, WorkerLimits] = {
@@ -199,8 +191,6 @@ def _peak_bytes() -> int:
 
 def _answer(preparer: Preparer, kind: str, raw: bytes, limits: WorkerLimits, grammars: list[str]) -> Answer:
     try:
-        if kind in get_args(TokenizeKind):
-            return preparer.tokenize(cast("TokenizeKind", kind), raw)
         return preparer.prepare(cast("Kind", kind), raw)
     except RequestError as error:
         return error

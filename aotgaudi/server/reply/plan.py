@@ -2,16 +2,27 @@
 
 The request worker makes the plan, because it knows the request's tools and prompt. The server, which gets the reply's text,
 follows it.
+
+Reasoning stands between ``<think>`` and ``</think>``. Some chat templates write ``<think>`` at the end of the prompt, or a
+whole empty thought if the client wants no reasoning. Then the prompt says how the reply begins. Otherwise, DeepSeek's R1
+thinks at once, with or without writing ``<think>``, and Qwen 3 thinks if it writes ``<think>``. The parsers have the names
+of vLLM's ``--reasoning-parser``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from aotgaudi.server.reply.reasoning import Thinks, read_reasoning
+from aotgaudi.server.options import ReasoningParser
 from aotgaudi.server.reply.text import CallArguments, CallStart, Content, Parsing, Part, Reasoning, Text
 from aotgaudi.server.reply.tool_calls import Calls, pass_rest, read_calls
+
+Thinks = Literal["no", "at once", "if it says so"]
+"""Whether a reply begins with reasoning."""
+
+_OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,3 +109,25 @@ def _append(parts: list[Part], part: Part) -> None:
     else:
         assert isinstance(last, (Content, Reasoning, CallArguments))
         parts[-1] = type(last)(last.text + part.text)
+
+
+def thinks_after(prompt: str, parser: ReasoningParser) -> Thinks:
+    """Returns whether the reply to `prompt`, the rendered chat template, begins with reasoning."""
+    end = prompt.rstrip()
+    if end.endswith(_OPEN):
+        return "at once"
+    if end.endswith(_CLOSE):
+        return "no"
+    return "at once" if parser == "deepseek_r1" else "if it says so"
+
+
+def read_reasoning(text: Text, thinks: Thinks) -> Parsing[None]:
+    """Reads the reasoning before the answer, and the white space around it. Reasoning that is cut off counts too."""
+    if thinks == "no":
+        return
+    marker = yield from text.take_marker(_OPEN)
+    if thinks == "if it says so" and not marker:
+        return
+    yield from text.take_space()
+    if (yield from text.pass_on_until(_CLOSE, Reasoning)):
+        yield from text.take_space()

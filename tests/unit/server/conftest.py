@@ -1,14 +1,17 @@
-"""A fake engine on a thread of its own, a byte-level tokenizer without training, and a service of both."""
+"""A fake engine on a thread, a byte-level tokenizer without training, a service of both, and helpers that ask it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import queue
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 import tokenizers
@@ -26,22 +29,24 @@ from aotgaudi.llm.running import Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
-from aotgaudi.server.options import ReplyParsers
+from aotgaudi.server.options import ReplyParsers, StopTimes
 from aotgaudi.server.preprocess.prepare import (
     Kind,
     PreparedRequest,
     Preparer,
     ServedModel,
+    Tokenized,
     TokenizeKind,
     answer_of_bytes,
     answer_to_bytes,
 )
-from aotgaudi.server.preprocess.tokenizing import Tokenized
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from tests.unit.llm.conftest import BOS, make_backend, make_grammars
 
+WAIT_SECONDS = 10
 MAX_MODEL_LEN = 64
 RULES = RequestRules(
     ServingLimits(
@@ -70,12 +75,16 @@ class Added:
     on_event: Callable[[Event], object]
 
 
+def token(request_id: str, text: str = "", *token_ids: int, **fields: Any) -> TokenEvent:
+    return TokenEvent(request_id=request_id, text=text, token_ids=token_ids, **fields)
+
+
 def answer(request_id: str) -> Sequence[Event]:
     """Three pieces, one of them without text."""
     return (
-        TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),
-        TokenEvent(request_id=request_id, text="", token_ids=(2,)),
-        TokenEvent(request_id=request_id, text="lo", token_ids=(3,), finish_reason="stop"),
+        token(request_id, "Hel", 1),
+        token(request_id, "", 2),
+        token(request_id, "lo", 3, finish_reason="stop"),
     )
 
 
@@ -92,6 +101,7 @@ class FakeEngine:
     refusal: RequestError | None = None
     sampler: SamplerSpec = field(default_factory=SamplerSpec)
     admission: Admission = field(default_factory=lambda: Admission(RULES, AdmissionLimits()))
+    token_text: Callable[[int], str] = str
 
     def __post_init__(self) -> None:
         self._work: queue.Queue[Added | None] = queue.Queue()
@@ -125,6 +135,9 @@ class FakeEngine:
     def abort(self, *request_ids: str) -> None:
         for request_id in request_ids:
             self.aborted.put(request_id)
+
+    async def refresh(self) -> None:
+        self.calls.append("refresh")
 
     def drain(self) -> bool:
         self.calls.append("drain")
@@ -160,6 +173,25 @@ class FakeEngine:
                 request.on_event(event)
 
 
+def prepared(*prompts: Sequence[int]) -> PreparedRequest:
+    """A prepared request for a completion of each prompt."""
+    return PreparedRequest(
+        model="m", prompts=prompts, params=SamplingParams(), stream=True, stream_usage="none", own_names={}
+    )
+
+
+def make_preparer(
+    template: str | None = TEMPLATE,
+    max_len: int = MAX_MODEL_LEN,
+    backend: tokenizers.Tokenizer | None = None,
+    **options: Any,
+) -> Preparer:
+    tokenizer = Tokenizer(backend or make_backend(), [257])
+    chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
+    model = ServedModel(**{"names": ("tiny", "org/tiny"), "max_len": max_len, "defaults": {}, **options})
+    return Preparer(tokenizer, chat_template, make_grammars(), model)
+
+
 @dataclass
 class DirectPreprocessor:
     """Prepares requests where it is called, and sends them over the wire's encoding to itself."""
@@ -172,11 +204,11 @@ class DirectPreprocessor:
         return answer_of_bytes(PreparedRequest, answer_to_bytes(self.preparer.prepare(kind, raw)))
 
     async def tokenize(self, kind: TokenizeKind, raw: bytes) -> Tokenized:
-        return answer_of_bytes(Tokenized, answer_to_bytes(self.preparer.tokenize(kind, raw)))
+        return answer_of_bytes(Tokenized, answer_to_bytes(self.preparer.prepare(kind, raw)))
 
 
 def first_piece_only(request_id: str) -> Sequence[Event]:
-    return (TokenEvent(request_id=request_id, text="Hel", token_ids=(1,)),)
+    return (token(request_id, "Hel", 1),)
 
 
 def broken_after_first_piece(request_id: str) -> Sequence[Event]:
@@ -185,7 +217,7 @@ def broken_after_first_piece(request_id: str) -> Sequence[Event]:
 
 
 def aborted_by_shutdown(request_id: str) -> Sequence[Event]:
-    return (TokenEvent(request_id=request_id, text="", token_ids=(), finish_reason="abort"),)
+    return (token(request_id, finish_reason="abort"),)
 
 
 @pytest.fixture
@@ -224,15 +256,13 @@ def make_service(engine: FakeEngine, backend: tokenizers.Tokenizer) -> Callable[
         root: str = "",
         **overrides: object,
     ) -> Service:
-        tokenizer = Tokenizer(backend, [257])
-        chat_template = None if template is None else ChatTemplate(template, {"bos_token": BOS})
-        names = ("tiny", "org/tiny")
-        model = ServedModel(names=names, max_len=max_model_len, defaults=defaults, parsers=parsers, root=root)
+        options = {"defaults": defaults, "parsers": parsers, "root": root}
+        preparer = make_preparer(template, max_model_len, backend, **options)
+        engine.token_text = preparer.tokenizer.token_text
         fields: dict[str, object] = {
             "engine": engine,
-            "preprocessor": DirectPreprocessor(Preparer(tokenizer, chat_template, make_grammars(), model)),
-            "token_text": tokenizer.token_text,
-            "model": model,
+            "preprocessor": DirectPreprocessor(preparer),
+            "model": preparer.model,
             "manifest_id": "0123456789abcdef",
             "warmth": lambda: Warmth(4, 4, dict.fromkeys(CAUSES, 0), ("seccomp", "hook")),
             "version": "9.9.9",
@@ -251,3 +281,64 @@ def service(make_service: Callable[..., Service]) -> Service:
 def client(service: Service) -> TestClient:
     """A client of the application, without its life: nothing is closed at the end."""
     return TestClient(create_app(service))
+
+
+def events_of(stream: str) -> list[dict[str, Any]]:
+    """The events of a stream, which must end with [DONE]."""
+    blocks = stream.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    assert all(block.startswith("data: ") for block in blocks[:-2])
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2]]
+
+
+def assert_refused(
+    client: TestClient, path: str, body: object, param: str | None, fragment: str = ""
+) -> None:
+    """Asserts that `body` (bytes are JSON) gets a 400 in OpenAI's form that names `param`."""
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    response = client.post(path, content=raw, headers={"Content-Type": "application/json"})
+
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] in ("Bad Request", "BadRequestError")
+    assert (error["code"], error["param"]) == (400, param)
+    assert fragment in error["message"]
+
+
+@dataclass
+class Running:
+    """A server that runs on a thread."""
+
+    url: str
+    server: HttpServer
+    thread: threading.Thread
+
+
+@contextlib.contextmanager
+def serving(
+    service: Service,
+    listener: socket.socket | None = None,
+    *,
+    stop_times: StopTimes = StopTimes(delay=0, drain=1, flush=0.5),  # noqa: B008 - a frozen value
+    app: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> Iterator[Running]:
+    """Serves over a socket. `app` has arguments of `create_app`, `options` further ones of `HttpServer`."""
+    urls: queue.Queue[str] = queue.Queue()
+    server = HttpServer(
+        create_app(service, **app),
+        listener or bind("127.0.0.1", 0),
+        service,
+        on_listening=urls.put,
+        stop_times=stop_times,
+        **options,
+    )
+    thread = threading.Thread(target=server.run_until_stopped, daemon=True)
+    thread.start()
+    try:
+        yield Running(urls.get(timeout=WAIT_SECONDS), server, thread)
+    finally:
+        server.stop()
+        thread.join(WAIT_SECONDS)
+        assert not thread.is_alive()

@@ -24,17 +24,13 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.llm.running import Warmth
-from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.listener import bind
 from aotgaudi.server.log import log_handler
 from aotgaudi.server.options import StopTimes
-from aotgaudi.server.preprocess.prepare import Preparer, ServedModel
-from aotgaudi.server.run_and_drain import HttpServer
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import Service
 from aotgaudi.spec.limits import ServingLimits
-from tests.unit.llm.conftest import make_backend, make_grammars
-from tests.unit.server.conftest import DirectPreprocessor
+from tests.unit.server.conftest import DirectPreprocessor, make_preparer
 
 LIMITS = ServingLimits(
     max_num_seqs=2, max_num_batched_tokens=64, max_model_len=100_000, block_size=100, num_blocks=2000
@@ -68,6 +64,9 @@ class EngineOnThread(Engine):
 
         super().add(self.admission.rules.resolve(requests), tell, **others)
 
+    async def refresh(self) -> None:
+        pass
+
 
 def _refuse_threads(event: str, _arguments: object) -> None:
     if event == "_thread.start_new_thread":
@@ -77,19 +76,18 @@ def _refuse_threads(event: str, _arguments: object) -> None:
 def main(delay: float, drain: float) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr)])
     table = BucketTable((PromptEntry(1, 64, 1000),), (DecodeEntry(2, 1, 2000),))
-    tokenizer = Tokenizer(make_backend())
+    preparer = make_preparer(None, LIMITS.max_model_len)
+    tokenizer = preparer.tokenizer
     engine = EngineOnThread(
         EngineCore(Scheduler(LIMITS, table, BlockPool(LIMITS.num_blocks)), _Runner()),
         RequestRules(LIMITS, vocab_size=258),
         lambda new: IncrementalDetokenizer(tokenizer.decode, new.prompt_token_ids),
     )
     engine.start()
-    model = ServedModel(names=("slow",), max_len=LIMITS.max_model_len, defaults={})
     service = Service(
         engine=engine,
-        preprocessor=DirectPreprocessor(Preparer(tokenizer, None, make_grammars(), model)),
-        token_text=tokenizer.token_text,
-        model=model,
+        preprocessor=DirectPreprocessor(preparer),
+        model=preparer.model,
         manifest_id="0",
         warmth=lambda: Warmth(1, 1, {}),
         version="0",

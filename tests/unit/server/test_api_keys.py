@@ -15,8 +15,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.access import AllowedHosts
 from aotgaudi.server.app import create_app
+from aotgaudi.server.boundary import AllowedHosts
 from aotgaudi.server.options import Access, Observability, digests_of, read_key_digests
 from aotgaudi.server.service import Service
 
@@ -89,7 +89,7 @@ def test_a_probe_under_the_name_of_another_server_is_not_asked_for_a_key(app: St
 
 @given(st.text(st.characters(max_codepoint=255), max_size=40).filter(lambda text: text.strip() not in KEYS))
 def test_no_other_key_lets_a_request_in(key: str) -> None:
-    from aotgaudi.server.access import KeyCheck
+    from aotgaudi.server.boundary import KeyCheck
 
     async def nobody(*_: object) -> None:
         raise AssertionError

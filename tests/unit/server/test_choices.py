@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.output import Event, TokenEvent, Usage
+from aotgaudi.engine.output import Event, Usage
+from tests.unit.server.conftest import events_of, token
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -18,9 +18,7 @@ def own_name(request_id: str) -> Sequence[Event]:
     """Says which choice it is: ids end with ``-INDEX``."""
     number = request_id.rpartition("-")[2]
     usage = Usage(3, 1, num_cached_tokens=2)
-    return (
-        TokenEvent(request_id=request_id, text=number, token_ids=(1,), finish_reason="stop", usage=usage),
-    )
+    return (token(request_id, number, 1, finish_reason="stop", usage=usage),)
 
 
 @pytest.mark.parametrize(
@@ -73,21 +71,8 @@ def test_every_chunk_of_a_stream_has_the_index_of_its_choice(client: TestClient,
     engine.script = own_name
     body = {"prompt": ["a", "b"], "n": 2, "stream": True, "stream_options": {"include_usage": True}}
 
-    lines = client.post("/v1/completions", json=body).text.split("\n\n")
+    chunks = events_of(client.post("/v1/completions", json=body).text)
 
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     pieces = [choice for chunk in chunks for choice in chunk["choices"]]
     assert sorted((piece["index"], piece["text"]) for piece in pieces) == [(i, str(i)) for i in range(4)]
     assert chunks[-1]["usage"]["completion_tokens"] == 4
-
-
-def test_a_chat_stream_opens_every_choice(client: TestClient, engine: Any) -> None:
-    engine.script = own_name
-
-    lines = client.post("/v1/chat/completions", json={"messages": HI, "n": 2, "stream": True}).text.split(
-        "\n\n"
-    )
-
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
-    openings = [chunk["choices"][0] for chunk in chunks if "role" in chunk["choices"][0]["delta"]]
-    assert [opening["index"] for opening in openings] == [0, 1]

@@ -5,46 +5,30 @@ That slow ones are closed is a proxy's task (ci/templates/nginx.conf).
 
 from __future__ import annotations
 
-import http.client
 import json
 import select
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
+import httpx
 import pytest
 
 from aotgaudi.engine.output import TokenEvent
-from aotgaudi.server.app import create_app
-from aotgaudi.server.listener import bind
-from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS, StopTimes
-from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import WAIT_SECONDS, Running, serving
 
-WAIT_SECONDS = 10
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
 
-class Running:
-    """A server on a thread of its own."""
+class Server:
+    """A server on a thread."""
 
-    def __init__(self, service: Service, max_connections: int) -> None:
-        listening = threading.Event()
-        self.listener = bind("127.0.0.1", 0)
-        self.address = self.listener.getsockname()
-        self.server = HttpServer(
-            create_app(service),
-            self.listener,
-            service,
-            on_listening=lambda *_: listening.set(),
-            stop_times=StopTimes(delay=0, drain=1, flush=0.5),
-            max_connections=max_connections,
-        )
-        self.thread = threading.Thread(target=self.server.run_until_stopped, daemon=True)
-        self.thread.start()
-        assert listening.wait(WAIT_SECONDS)
+    def __init__(self, running: Running) -> None:
+        self.server, self.thread = running.server, running.thread
+        self.address = httpx.URL(running.url).host, httpx.URL(running.url).port
 
     def connect(self, data: bytes = b"") -> socket.socket:
         client = socket.create_connection(self.address, timeout=WAIT_SECONDS)
@@ -52,11 +36,7 @@ class Running:
         return client
 
     def status(self, path: str = "/ready") -> int:
-        connection = http.client.HTTPConnection(*self.address, timeout=WAIT_SECONDS)
-        connection.request("GET", path)
-        status = connection.getresponse().status
-        connection.close()
-        return status
+        return httpx.get("http://{}:{}{}".format(*self.address, path), timeout=WAIT_SECONDS).status_code
 
     def until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -65,22 +45,13 @@ class Running:
             time.sleep(0.01)
 
 
-Serve = Callable[..., Running]
+Serve = Callable[..., Server]
 
 
 @pytest.fixture
 def serve(service: Service) -> Iterator[Serve]:
     with ExitStack() as stack:
-
-        @contextmanager
-        def start(max_connections: int = DEFAULT_MAX_CONNECTIONS) -> Iterator[Running]:
-            running = Running(service, max_connections)
-            yield running
-            running.server.stop()
-            running.thread.join(WAIT_SECONDS)
-            assert not running.thread.is_alive()
-
-        yield lambda *limits: stack.enter_context(start(*limits))
+        yield lambda **options: Server(stack.enter_context(serving(service, **options)))
 
 
 def read(client: socket.socket) -> bytes:
@@ -154,7 +125,7 @@ def _answered(client: socket.socket) -> bool:
 
 
 def test_beyond_the_limit_of_connections_requests_get_503_until_there_are_fewer(serve: Serve) -> None:
-    running = serve(2)
+    running = serve(max_connections=2)
     held = [running.connect(), running.connect()]
     running.until(lambda: running.server.num_connections == 2)
 

@@ -3,72 +3,31 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
 import ssl
 import stat
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from starlette.testclient import TestClient
 
 from aotgaudi.errors import SpecError
 from aotgaudi.server.app import create_app
-from aotgaudi.server.listener import bind, socket_file, url_of
-from aotgaudi.server.options import OPEN_ACCESS, Access, StopTimes, TlsFiles, digests_of
-from aotgaudi.server.run_and_drain import HttpServer
+from aotgaudi.server.options import Access, TlsFiles, digests_of
+from aotgaudi.server.run_and_drain import bind, socket_file, url_of
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import WAIT_SECONDS, serving
 
-WAIT_SECONDS = 10
 PASSWORD = b"open, sesame"
-
-
-@dataclass
-class Running:
-    """A server that runs on a thread."""
-
-    url: str
-    server: HttpServer
-
-
-@contextmanager
-def serving(
-    service: Service,
-    listener: socket.socket,
-    tls: ssl.SSLContext | None = None,
-    root_path: str = "",
-    access: Access = OPEN_ACCESS,
-) -> Iterator[Running]:
-    urls: queue.Queue[str] = queue.Queue()
-    server = HttpServer(
-        create_app(service, access=access, root_path=root_path),
-        listener,
-        service,
-        on_listening=urls.put,
-        stop_times=StopTimes(delay=0, drain=1, flush=0.5),
-        tls=tls,
-    )
-    thread = threading.Thread(target=server.run_until_stopped, daemon=True)
-    thread.start()
-    try:
-        yield Running(urls.get(timeout=WAIT_SECONDS), server)
-    finally:
-        server.stop()
-        thread.join(WAIT_SECONDS)
-        assert not thread.is_alive()
 
 
 def _has_ipv6_loopback() -> bool:
@@ -93,28 +52,17 @@ def over(path: Path) -> httpx.Client:
     return httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), timeout=WAIT_SECONDS)
 
 
-def test_the_official_client_asks_over_a_socket_file_and_the_file_goes_with_the_server(
+def test_a_socket_file_that_was_left_over_is_replaced_and_goes_with_the_server(
     service: Service, path: Path
 ) -> None:
-    with socket_file(path) as listener, serving(service, listener) as running, over(path) as http:
-        client = openai.OpenAI(base_url="http://chat.internal/v1", api_key="none", http_client=http)
-        whole = client.completions.create(model="tiny", prompt="hi")
-        streamed = client.completions.create(model="tiny", prompt="hi", stream=True)
-        text = "".join(chunk.choices[0].text for chunk in streamed)
-        probed = [http.get(f"http://any.host/{name}").status_code for name in ("health", "ready", "metrics")]
-
-    assert running.url == f"unix:{path}"
-    assert (whole.choices[0].text, text) == ("Hello", "Hello")
-    assert probed == [200, 200, 200]
-    assert not path.exists()
-
-
-def test_a_socket_file_that_was_left_over_is_replaced(service: Service, path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(path))
 
-    with socket_file(path) as listener, serving(service, listener), over(path) as http:
-        assert http.get("http://a/health").status_code == 200
+    with socket_file(path) as listener, serving(service, listener) as running, over(path) as http:
+        assert running.url == f"unix:{path}"
+        assert http.get("http://any.host/health").status_code == 200
+
+    assert not path.exists()
 
 
 def test_a_socket_file_of_a_running_server_is_not_replaced(service: Service, path: Path) -> None:
@@ -230,38 +178,6 @@ def at_localhost(url: str) -> str:
     return url.replace("127.0.0.1", "localhost")
 
 
-def test_the_official_client_asks_over_tls(service: Service, files: TlsFiles) -> None:
-    with serving(service, bind("127.0.0.1", 0), files.context()) as running, trusting(files) as http:
-        url = at_localhost(running.url)
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
-        whole = client.completions.create(model="tiny", prompt="hi")
-        streamed = client.completions.create(model="tiny", prompt="hi", stream=True)
-        text = "".join(chunk.choices[0].text for chunk in streamed)
-        probed = [http.get(f"{url}/{name}").status_code for name in ("health", "ready", "metrics")]
-        with pytest.raises(httpx.ConnectError), httpx.Client() as untrusting:
-            untrusting.get(f"{url}/health")
-        with pytest.raises(httpx.RemoteProtocolError), httpx.Client() as plain:
-            plain.get(f"{url.replace('https', 'http')}/health")
-
-    assert running.url.startswith("https://")
-    assert (whole.choices[0].text, text) == ("Hello", "Hello")
-    assert probed == [200, 200, 200]
-
-
-@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_both_current_versions_of_tls_work(
-    service: Service, files: TlsFiles, version: ssl.TLSVersion
-) -> None:
-    context = ssl.create_default_context(cafile=str(files.ssl_certfile))
-    context.minimum_version = context.maximum_version = version
-
-    with (
-        serving(service, bind("127.0.0.1", 0), files.context()) as running,
-        httpx.Client(verify=context) as http,
-    ):
-        assert http.get(f"{at_localhost(running.url)}/health").status_code == 200
-
-
 def test_key_and_certificate_may_be_one_file_and_the_key_encrypted(service: Service, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, password=PASSWORD)
     both = tmp_path / "both.pem"
@@ -270,7 +186,7 @@ def test_key_and_certificate_may_be_one_file_and_the_key_encrypted(service: Serv
     files = TlsFiles(ssl_certfile=both, ssl_keyfile_password_file=tmp_path / "password")
 
     with (
-        serving(service, bind("127.0.0.1", 0), files.context()) as running,
+        serving(service, tls=files.context()) as running,
         trusting(TlsFiles(ssl_certfile=certificate)) as http,
     ):
         assert http.get(f"{at_localhost(running.url)}/health").status_code == 200
@@ -280,7 +196,7 @@ def test_a_connection_over_tls_that_idles_does_not_delay_the_end(
     service: Service, files: TlsFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     with trusting(files) as http:
-        with serving(service, bind("127.0.0.1", 0), files.context()) as running:
+        with serving(service, tls=files.context()) as running:
             http.get(f"{at_localhost(running.url)}/health")
             began = time.monotonic()
 
@@ -350,37 +266,18 @@ def test_without_files_no_tls_and_nothing_imported() -> None:
 # The root path
 
 
-@pytest.mark.parametrize("prefix", ["", "/llm"])
-def test_requests_come_with_the_root_path_or_without(service: Service, prefix: str) -> None:
+def test_the_root_path_is_taken_off_and_opens_no_other_path(service: Service) -> None:
     access = Access(key_digests=digests_of(["sesame"], "test"))
+    client = TestClient(create_app(service, access=access, root_path="/llm"))
+    with_key = {"Authorization": "Bearer sesame"}
 
-    with serving(service, bind("127.0.0.1", 0), root_path="/llm", access=access) as running:
-        url = running.url + prefix
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="sesame", max_retries=0)
-        answer = client.completions.create(model="tiny", prompt="hi")
-        with httpx.Client(base_url=url) as http:
-            probed = {
-                name: http.get(f"/{name}").status_code for name in ("health", "ready", "metrics", "v1/models")
-            }
-
-    assert answer.choices[0].text == "Hello"
-    assert probed == {"health": 200, "ready": 200, "metrics": 200, "v1/models": 401}
-
-
-@pytest.mark.parametrize(
-    "path", ["/llmhealth", "/llm", "/llm/llm/health", "/other/health", "/llm/v1/models/x/health"]
-)
-def test_no_other_path_is_opened_by_the_root_path(service: Service, path: str) -> None:
-    access = Access(key_digests=digests_of(["sesame"], "test"))
-
-    with serving(service, bind("127.0.0.1", 0), root_path="/llm", access=access) as running:
-        assert httpx.get(running.url + path).status_code == 401
-
-
-def test_metrics_name_the_path_of_the_route_and_not_the_root_path(service: Service) -> None:
-    with serving(service, bind("127.0.0.1", 0), root_path="/llm") as running:
-        httpx.get(f"{running.url}/llm/health")
-        shown = httpx.get(f"{running.url}/metrics").text
-
+    for prefix in ("", "/llm"):
+        answer = client.post(f"{prefix}/v1/completions", json={"prompt": "hi"}, headers=with_key)
+        assert answer.json()["choices"][0]["text"] == "Hello"
+        probed = [client.get(f"{prefix}/{name}").status_code for name in ("health", "ready", "v1/models")]
+        assert probed == [200, 200, 401]
+    for path in ("/llmhealth", "/llm", "/llm/llm/health", "/other/health", "/llm/v1/models/x/health"):
+        assert client.get(path).status_code == 401, path
+    shown = client.get("/metrics").text
     assert 'endpoint="/health"' in shown
     assert "/llm" not in shown

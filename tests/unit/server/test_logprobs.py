@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.output import Event, TokenEvent
+from aotgaudi.engine.output import Event
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.responses import LEAST_LOGPROB
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from tests.unit.llm.conftest import EOS
-from tests.unit.server.conftest import FakeEngine
+from tests.unit.server.conftest import FakeEngine, assert_refused, events_of, token
 
 HI = [{"role": "user", "content": "hi"}]
 H, E, L, BYTE_C3 = 39, 36, 43, 127
@@ -29,26 +28,13 @@ EVERYTHING = SamplerSpec(
 
 def logged(request_id: str) -> Sequence[Event]:
     """Three tokens; the text of the second comes with the third."""
+    first = TokenLogprobs(-0.25, ((H, -0.25), (E, -2.0)))
+    second = TokenLogprobs(-3.0, ((L, -0.5), (BYTE_C3, -1.0)))
+    third = TokenLogprobs(-math.inf, ((H, -1.5), (L, -1.75)))
     return (
-        TokenEvent(
-            request_id=request_id,
-            text="H",
-            token_ids=(H,),
-            logprobs=(TokenLogprobs(-0.25, ((H, -0.25), (E, -2.0))),),
-        ),
-        TokenEvent(
-            request_id=request_id,
-            text="",
-            token_ids=(E,),
-            logprobs=(TokenLogprobs(-3.0, ((L, -0.5), (BYTE_C3, -1.0))),),
-        ),
-        TokenEvent(
-            request_id=request_id,
-            text="E",
-            token_ids=(257,),
-            logprobs=(TokenLogprobs(-math.inf, ((H, -1.5), (L, -1.75))),),
-            finish_reason="stop",
-        ),
+        token(request_id, "H", H, logprobs=(first,)),
+        token(request_id, "", E, logprobs=(second,)),
+        token(request_id, "E", 257, logprobs=(third,), finish_reason="stop"),
     )
 
 
@@ -59,8 +45,7 @@ def logging_engine(engine: FakeEngine) -> FakeEngine:
 
 
 def chunks(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    lines = client.post(path, json={**body, "stream": True}).text.split("\n\n")
-    return [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.endswith("[DONE]")]
+    return events_of(client.post(path, json={**body, "stream": True}).text)
 
 
 EXPECTED = {
@@ -93,14 +78,14 @@ def test_the_chunks_of_a_completion_add_up_to_the_whole(
     assert "".join(piece["choices"][0]["text"] for piece in pieces) == "HE"
 
 
-def token(text: str, logprob: float) -> dict[str, object]:
+def shown(text: str, logprob: float) -> dict[str, object]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 CONTENT = [
-    {**token("H", -0.25), "top_logprobs": [token("H", -0.25), token("E", -2.0)]},
-    {**token("E", -3.0), "top_logprobs": [token("L", -0.5), token("\ufffd", -1.0)]},
-    {**token(EOS, LEAST_LOGPROB), "top_logprobs": [token("H", -1.5), token("L", -1.75)]},
+    {**shown("H", -0.25), "top_logprobs": [shown("H", -0.25), shown("E", -2.0)]},
+    {**shown("E", -3.0), "top_logprobs": [shown("L", -0.5), shown("\ufffd", -1.0)]},
+    {**shown(EOS, LEAST_LOGPROB), "top_logprobs": [shown("H", -1.5), shown("L", -1.75)]},
 ]
 
 
@@ -161,11 +146,7 @@ def test_every_sampling_parameter_reaches_the_engine(client: TestClient, logging
 def test_what_is_out_of_range_is_refused(
     client: TestClient, logging_engine: FakeEngine, path: str, body: dict[str, Any], param: str, fragment: str
 ) -> None:
-    answer = client.post(path, json=body)
-
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == param
-    assert fragment in answer.json()["error"]["message"]
+    assert_refused(client, path, body, param, fragment)
     assert not logging_engine.added
 
 
@@ -182,9 +163,5 @@ def test_what_is_out_of_range_is_refused(
 def test_what_the_bundle_was_not_built_for_is_refused_before_it_queues(
     client: TestClient, engine: FakeEngine, body: dict[str, Any], param: str
 ) -> None:
-    answer = client.post("/v1/chat/completions", json={"messages": HI, **body})
-
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == param
-    assert "sampler.settings" in answer.json()["error"]["message"]
+    assert_refused(client, "/v1/chat/completions", {"messages": HI, **body}, param, "sampler.settings")
     assert not engine.added

@@ -5,7 +5,6 @@ docs/openai-cases.md has a row for each case, ours and theirs, and says which te
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import assert_refused, events_of, token
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 BASIC = {
@@ -98,20 +98,13 @@ REFUSED: tuple[tuple[str, dict[str, Any], str], ...] = (
 def test_what_they_refuse_is_refused_by_name(
     client: TestClient, path: str, asked: dict[str, Any], param: str
 ) -> None:
-    answer = client.post(path, json={**BASIC[path], **asked})
-
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["type"] in ("Bad Request", "BadRequestError")
-    assert (error["code"], error["param"]) == (400, param)
+    assert_refused(client, path, {**BASIC[path], **asked}, param)
 
 
 @pytest.mark.parametrize("raw", ['"this is not valid json{{{"', '["not", "an", "object"]', "42", "null", "{"])
 @pytest.mark.parametrize("path", BASIC)
 def test_a_body_that_is_no_object_is_the_clients_mistake(client: TestClient, path: str, raw: str) -> None:
-    answer = client.post(path, content=raw, headers={"Content-Type": "application/json"})
-
-    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "Bad Request")
+    assert_refused(client, path, raw.encode(), None)
 
 
 TAKEN: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -187,7 +180,24 @@ def test_what_is_ignored_is_named_once_and_counted(
 def test_every_value_that_asks_for_nothing_is_taken(client: TestClient, path: str) -> None:
     """A client that sends all defaults of vLLM's protocol."""
     defaults = {
-        COMPLETIONS: {"return_token_ids": False, "detokenize": True, "vllm_xargs": {}, "session_id": None},
+        COMPLETIONS: {
+            "return_token_ids": False,
+            "detokenize": True,
+            "vllm_xargs": {},
+            "session_id": None,
+            "n": 1,
+            "best_of": 1,
+            "echo": False,
+            "suffix": None,
+            "logprobs": None,
+            "logit_bias": {},
+            "presence_penalty": 0,
+            "frequency_penalty": 0.0,
+            "response_format": {"type": "text"},
+            "prompt_embeds": None,
+            "bad_words": None,
+            "user": "u",
+        },
         CHAT: {"return_token_ids": False, "documents": [], "mm_processor_kwargs": {}, "detokenize": None},
     }[path]
 
@@ -197,12 +207,9 @@ def test_every_value_that_asks_for_nothing_is_taken(client: TestClient, path: st
 def lagging(request_id: str) -> list[TokenEvent]:
     """Tokens "abc", " de" and "!", whose text comes a character late, as it does beside a stop string."""
     values = TokenLogprobs(logprob=-1.0, rank=1, top=())
-    tokens = zip((97, 98, 99), ("", "a", "bc"), strict=True)
-    events = [
-        TokenEvent(request_id=request_id, text=text, token_ids=(token_id,), logprobs=(values,))
-        for token_id, text in tokens
-    ]
-    return [*events, TokenEvent(request_id=request_id, text="", token_ids=(), finish_reason="stop")]
+    pieces = ((97, ""), (98, "a"), (99, "bc"))
+    events = [token(request_id, text, token_id, logprobs=(values,)) for token_id, text in pieces]
+    return [*events, token(request_id, finish_reason="stop")]
 
 
 def test_text_offsets_are_those_of_the_tokens_streamed_or_not(client: TestClient, engine: Any) -> None:
@@ -212,9 +219,8 @@ def test_text_offsets_are_those_of_the_tokens_streamed_or_not(client: TestClient
     whole = client.post(COMPLETIONS, json=body).json()["choices"][0]["logprobs"]["text_offset"]
     streamed = [
         offset
-        for line in client.post(COMPLETIONS, json={**body, "stream": True}).text.splitlines()
-        if line.startswith("data: {")
-        for choice in json.loads(line.removeprefix("data: "))["choices"]
+        for event in events_of(client.post(COMPLETIONS, json={**body, "stream": True}).text)
+        for choice in event["choices"]
         for offset in choice["logprobs"]["text_offset"]
     ]
 
@@ -222,7 +228,7 @@ def test_text_offsets_are_those_of_the_tokens_streamed_or_not(client: TestClient
 
 
 def cut_off(request_id: str) -> list[TokenEvent]:
-    return [TokenEvent(request_id=request_id, text="[", token_ids=(1,), finish_reason="length")]
+    return [token(request_id, "[", 1, finish_reason="length")]
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
@@ -239,16 +245,14 @@ def test_a_call_that_is_cut_off_ends_by_length(client: TestClient, engine: Any, 
 def test_each_choice_of_a_chat_stream_has_one_role_and_one_end(client: TestClient) -> None:
     body = {**BASIC[CHAT], "n": 2, "stream": True, "stream_options": {"include_usage": True}}
 
-    *lines, done = [line for line in client.post(CHAT, json=body).text.splitlines() if line]
+    events = events_of(client.post(CHAT, json=body).text)
 
-    events = [json.loads(line.removeprefix("data: ")) for line in lines]
     choices = [choice for event in events for choice in event["choices"]]
     for index in range(2):
         own = [choice for choice in choices if choice["index"] == index]
         assert own[0]["delta"]["role"] == "assistant"
         assert [choice["finish_reason"] for choice in own].count("stop") == 1
         assert own[-1]["finish_reason"] == "stop"
-    assert done == "data: [DONE]"
     assert (events[-1]["choices"], events[-1]["usage"]["total_tokens"] > 0) == ([], True)
 
 

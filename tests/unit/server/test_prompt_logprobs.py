@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.output import Event, ScoredPrompt, TokenEvent, Usage
+from aotgaudi.engine.output import Event, ScoredPrompt, Usage
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.server.responses import AnswerHead, CompletionFormat, TokenTexts
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
-from tests.unit.server.conftest import FakeEngine
+from tests.unit.server.conftest import FakeEngine, assert_refused, events_of, token
 
 HI = [{"role": "user", "content": "hi"}]
 H, E, L = 39, 36, 43
@@ -38,22 +37,10 @@ def scoring_engine(engine: FakeEngine) -> FakeEngine:
     def play(request_id: str) -> Sequence[Event]:
         params = next(added.params for added in engine.added if added.request_id == request_id)
         logged = () if params.logprobs is None else (TokenLogprobs(-1.0, ((H, -1.0),)),)
+        scored = None if params.prompt_logprobs is None else SCORED
         return (
-            TokenEvent(
-                request_id=request_id,
-                text="H",
-                token_ids=(H,),
-                logprobs=logged,
-                prompt=None if params.prompt_logprobs is None else SCORED,
-            ),
-            TokenEvent(
-                request_id=request_id,
-                text="E",
-                token_ids=(E,),
-                logprobs=logged,
-                finish_reason="stop",
-                usage=Usage(3, 2),
-            ),
+            token(request_id, "H", H, logprobs=logged, prompt=scored),
+            token(request_id, "E", E, logprobs=logged, finish_reason="stop", usage=Usage(3, 2)),
         )
 
     setting = SamplerSetting(temperature=1, top_p=0.9, top_k=0, num_logprobs=5)
@@ -69,12 +56,8 @@ def complete(client: TestClient, **body: Any) -> dict[str, Any]:
 
 
 def streamed(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    lines = client.post("/v1/completions", json={"prompt": [H, E, L], "stream": True, **body}).text.split(
-        "\n\n"
-    )
-    return [
-        json.loads(line.removeprefix("data: "))["choices"][0] for line in lines if line.startswith("data: {")
-    ]
+    answer = client.post("/v1/completions", json={"prompt": [H, E, L], "stream": True, **body})
+    return [event["choices"][0] for event in events_of(answer.text)]
 
 
 @pytest.mark.parametrize(("prompt", "echo"), [([H, E, L], "HEL"), ("a b", "a b"), ("HEL", "HEL")])
@@ -143,11 +126,7 @@ def test_log_probabilities_of_a_prompt_have_vllms_form(client: TestClient) -> No
 def test_what_cannot_be_scored_is_refused(
     client: TestClient, body: dict[str, object], param: str, problem: str
 ) -> None:
-    response = client.post("/v1/completions", json={"prompt": "a", **body})
-
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    assert problem in response.json()["error"]["message"]
+    assert_refused(client, "/v1/completions", {"prompt": "a", **body}, param, problem)
 
 
 def test_a_bundle_without_log_probabilities_says_which_setting_has_them(
@@ -165,13 +144,7 @@ def test_a_bundle_without_log_probabilities_says_which_setting_has_them(
 def test_of_tokens_with_one_text_the_likeliest_counts() -> None:
     """Clients compare a token's value with the largest of all, to learn whether it was the likeliest."""
     texts = TokenTexts({1: "x", 2: "x", 3: "y"}.__getitem__)
-    event = TokenEvent(
-        request_id="r",
-        text="x",
-        token_ids=(1,),
-        logprobs=(TokenLogprobs(-2.0, ((2, -0.5), (3, -1.0))),),
-        finish_reason="stop",
-    )
+    event = token("r", "x", 1, logprobs=(TokenLogprobs(-2.0, ((2, -0.5), (3, -1.0))),), finish_reason="stop")
     head = AnswerHead(id="i", created=0, model="m", system_fingerprint="f")
 
     (chunk,) = CompletionFormat(head, texts).chunks(0, event)

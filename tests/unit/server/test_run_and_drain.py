@@ -1,4 +1,4 @@
-"""A real socket: OpenAI's own client, clients that hang up, a port in use, signals."""
+"""A real socket: a port in use, an engine that dies, signals, and what runs meanwhile."""
 
 from __future__ import annotations
 
@@ -6,198 +6,33 @@ import fcntl
 import http.client
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import openai
 import pytest
 
-from aotgaudi.bucketing.lookup import BucketTable
-from aotgaudi.engine.admission import RequestRules
-from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.core import EngineCore
-from aotgaudi.engine.detokenizer import IncrementalDetokenizer
-from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.engine.steps import DefragStep, Step, StepResult
-from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.server.app import create_app
-from aotgaudi.server.listener import bind
 from aotgaudi.server.options import StopTimes
-from aotgaudi.server.run_and_drain import HttpServer
+from aotgaudi.server.run_and_drain import HttpServer, bind
 from aotgaudi.server.service import Service
-from aotgaudi.spec.limits import ServingLimits
-from tests.unit.server.slow_server import EngineOnThread
-
-WAIT_SECONDS = 10
-
-
-@pytest.fixture
-def serve() -> Iterator[Callable[[Service], int]]:
-    """Serves a service on a thread, and returns the port."""
-    running: list[tuple[HttpServer, threading.Thread]] = []
-
-    def start(service: Service) -> int:
-        ports: queue.Queue[int] = queue.Queue()
-        server = HttpServer(
-            create_app(service),
-            bind("127.0.0.1", 0),
-            service,
-            on_listening=lambda url: ports.put(int(url.rpartition(":")[2])),
-            stop_times=StopTimes(drain=1),
-        )
-        thread = threading.Thread(target=server.run_until_stopped, daemon=True)
-        thread.start()
-        running.append((server, thread))
-        return ports.get(timeout=WAIT_SECONDS)
-
-    yield start
-    for server, thread in running:
-        server.stop()
-        thread.join(WAIT_SECONDS)
-        assert not thread.is_alive()
-
-
-Serve = Callable[[Service], int]
-
-
-def _openai(port: int) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-
-
-def test_openai_client_completes(serve: Serve, service: Service) -> None:
-    with _openai(serve(service)) as client:
-        whole = client.completions.create(model="tiny", prompt="hi", max_tokens=5, temperature=0)
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        chunks = list(client.completions.create(model="tiny", prompt="hi", **options))
-
-    assert whole.choices[0].text == "Hello"
-    assert whole.choices[0].finish_reason == "stop"
-    assert "".join(chunk.choices[0].text for chunk in chunks[:-1]) == "Hello"
-    assert chunks[-1].usage == whole.usage
-
-
-def test_openai_client_chats(serve: Serve, service: Service) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    with _openai(serve(service)) as client:
-        whole = client.chat.completions.create(model="tiny", messages=messages, max_completion_tokens=5)
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        chunks = list(client.chat.completions.create(model="tiny", messages=messages, **options))
-        models = [model.id for model in client.models.list()]
-
-    assert whole.choices[0].message.content == "Hello"
-    assert chunks[0].choices[0].delta.role == "assistant"
-    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks[:-1]) == "Hello"
-    assert chunks[-1].usage == whole.usage
-    assert models == ["tiny", "org/tiny"]
-
-
-def test_openai_client_understands_errors(serve: Serve, service: Service, engine, scripts) -> None:
-    with _openai(serve(service)) as client:
-        with pytest.raises(openai.NotFoundError, match="does not exist"):
-            client.completions.create(model="other", prompt="hi")
-        with pytest.raises(openai.BadRequestError, match="max_model_len = 64") as caught:
-            client.completions.create(model="tiny", prompt="a" * 100)
-        assert caught.value.param == "prompt"
-        engine.script = scripts["broken"]
-        with pytest.raises(openai.APIError, match="had an error"):
-            list(client.completions.create(model="tiny", prompt="hi", stream=True))
-
-
-@pytest.mark.parametrize("is_stream", [True, False])
-def test_hanging_up_aborts(serve: Serve, service: Service, engine, scripts, is_stream: bool) -> None:
-    added = threading.Event()
-
-    def script(request_id: str):
-        added.set()
-        return scripts["hold"](request_id)
-
-    engine.script = script
-    connection = http.client.HTTPConnection("127.0.0.1", serve(service), timeout=WAIT_SECONDS)
-    body = json.dumps({"prompt": "a", "stream": is_stream})
-
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    assert added.wait(WAIT_SECONDS)
-    if is_stream:
-        response = connection.getresponse()
-        assert response.readline().startswith(b"data: ")
-        response.close()
-    connection.close()
-
-    assert engine.aborted.get(timeout=WAIT_SECONDS) == engine.added[0].request_id
-
-
-class _Runner:
-    """Answers with "a"."""
-
-    def run(self, step: Step) -> StepResult:
-        return StepResult([None if row.sampling is None else 64 for row in step.rows])
-
-    def exchange(self, step: DefragStep) -> None:
-        raise NotImplementedError
-
-    def clear(self, blocks: Sequence[int]) -> None:
-        raise NotImplementedError
-
-
-def test_real_engine_serves(serve: Serve, make_service: Callable[..., Service], backend) -> None:
-    limits = ServingLimits(
-        max_num_seqs=2, max_num_batched_tokens=64, max_model_len=64, block_size=4, num_blocks=32
-    )
-    table = BucketTable((PromptEntry(1, 64, 16),), (DecodeEntry(2, 1, 32),))
-    decode = Tokenizer(backend).decode
-    real = EngineOnThread(
-        EngineCore(Scheduler(limits, table, BlockPool(limits.num_blocks)), _Runner()),
-        RequestRules(limits, vocab_size=258),
-        lambda new: IncrementalDetokenizer(decode, new.prompt_token_ids),
-    )
-    real.start()
-    letter = decode([64])
-
-    with _openai(serve(make_service(engine=real))) as client:
-        whole = client.completions.create(model="tiny", prompt=["x", "y", "z"], max_tokens=4)
-        stopped = client.completions.create(model="tiny", prompt="x", max_tokens=9, stop=[letter * 3])
-        with pytest.raises(openai.BadRequestError, match="max_model_len = 64"):
-            client.completions.create(model="tiny", prompt="x" * 64)
-        with pytest.raises(openai.BadRequestError, match="vocabulary"):
-            client.completions.create(model="tiny", prompt=[258])
-
-    assert [choice.text for choice in whole.choices] == [letter * 4] * 3
-    assert {choice.finish_reason for choice in whole.choices} == {"length"}
-    assert whole.usage is not None
-    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (6, 12)
-    assert (stopped.choices[0].text, stopped.choices[0].finish_reason) == ("", "stop")
-    assert real.stats().num_blocks_used == 0
+from tests.unit.server.conftest import WAIT_SECONDS, serving
 
 
 @pytest.mark.parametrize("dead", ["engine", "preprocessor"])
 def test_a_server_without_engine_or_preprocessor_ends_by_itself(service: Service, dead: str) -> None:
-    listening = threading.Event()
-    server = HttpServer(
-        create_app(service),
-        bind("127.0.0.1", 0),
-        service,
-        on_listening=lambda *_: listening.set(),
-        stop_times=StopTimes(delay=60, drain=60),
-    )
-    thread = threading.Thread(target=server.run_until_stopped, daemon=True)
-    thread.start()
-    assert listening.wait(WAIT_SECONDS)
-    assert thread.is_alive()
+    with serving(service, stop_times=StopTimes(delay=60, drain=60)) as running:
+        assert running.thread.is_alive()
 
-    getattr(service, dead).failure = RuntimeError("gone")
+        getattr(service, dead).failure = RuntimeError("gone")
 
-    thread.join(WAIT_SECONDS)
-    assert not thread.is_alive()
+        running.thread.join(WAIT_SECONDS)
+        assert not running.thread.is_alive()
 
 
 def test_port_in_use_is_a_spec_error() -> None:

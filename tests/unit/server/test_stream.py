@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.output import Event, TokenEvent
 from aotgaudi.server.generation import Generation
 from aotgaudi.server.http import DONE, sse
 from aotgaudi.server.responses import (
@@ -23,6 +22,7 @@ from aotgaudi.server.responses import (
     stream,
 )
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import prepared
 
 HEAD = AnswerHead(id="cmpl-1", created=7, model='a "text" of\x1f\u2028', system_fingerprint="f")
 FORMATS: list[Callable[[AnswerHead], AnswerFormat]] = [CompletionFormat, ChatFormat]
@@ -63,7 +63,7 @@ class Engine:
 
     def generation(self, name: str = "r", choices: int = 1) -> Generation:
         generation = Generation(self, name, self.service.metrics, self.service.clock)  # type: ignore[arg-type]
-        generation.submit([[1]] * choices, SamplingParams())
+        generation.submit(prepared(*[[1]] * choices))
         return generation
 
     def step(self, *events: tuple[Generation, Event]) -> None:
@@ -94,15 +94,6 @@ def test_what_has_come_together_is_written_together(fake: Engine) -> None:
         return await writes(generation)
 
     assert asyncio.run(run()) == [["a", "b", "c", ""]]
-
-
-def test_what_came_before_an_error_is_told(fake: Engine) -> None:
-    async def run() -> list[list[str]]:
-        generation = fake.generation()
-        fake.step((generation, piece("a")), (generation, ErrorEvent(request_id="r-0", error=OSError())))
-        return await writes(generation)
-
-    assert asyncio.run(run()) == [["a", "error"]]
 
 
 def test_the_roles_come_with_the_first_output_of_any_choice(fake: Engine) -> None:

@@ -11,14 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from aotgaudi.llm.chat import ChatTemplate
-from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.server.app import create_app
-from aotgaudi.server.preprocess.prepare import Preparer, ServedModel, answer_of_bytes, answer_to_bytes
-from aotgaudi.server.preprocess.tokenizing import Tokenized
+from aotgaudi.server.preprocess.prepare import Preparer, Tokenized, answer_of_bytes, answer_to_bytes
 from aotgaudi.server.service import Service
-from tests.unit.llm.conftest import BOS, make_backend, make_grammars
-from tests.unit.server.conftest import MAX_MODEL_LEN, TEMPLATE, FakeEngine
+from tests.unit.llm.conftest import BOS
+from tests.unit.server.conftest import MAX_MODEL_LEN, FakeEngine, assert_refused, make_preparer
 
 HI = [{"role": "user", "content": "hi"}]
 BOS_ID = 256
@@ -66,8 +63,7 @@ def test_a_text_may_be_longer_than_the_model(client: TestClient) -> None:
 
 @given(st.text())
 def test_text_survives_the_way_there_and_back(text: str) -> None:
-    model = ServedModel(names=("tiny",), max_len=8, defaults={})
-    preparer = Preparer(Tokenizer(make_backend()), ChatTemplate(TEMPLATE), make_grammars(), model)
+    preparer = make_preparer(max_len=8)
 
     ids = _over_the_wire(preparer, "tokenize", prompt=text, add_special_tokens=False).token_ids
     back = _over_the_wire(preparer, "detokenize", tokens=list(ids)).text
@@ -76,7 +72,7 @@ def test_text_survives_the_way_there_and_back(text: str) -> None:
 
 
 def _over_the_wire(preparer: Preparer, kind: Any, **body: object) -> Tokenized:
-    return answer_of_bytes(Tokenized, answer_to_bytes(preparer.tokenize(kind, json.dumps(body).encode())))
+    return answer_of_bytes(Tokenized, answer_to_bytes(preparer.prepare(kind, json.dumps(body).encode())))
 
 
 def test_special_tokens_have_text(client: TestClient) -> None:
@@ -97,11 +93,7 @@ def test_special_tokens_have_text(client: TestClient) -> None:
 def test_what_cannot_be_tokenized_is_refused(
     client: TestClient, path: str, body: dict[str, object], param: str, problem: str
 ) -> None:
-    response = client.post(path, json=body)
-
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == param
-    assert problem in response.json()["error"]["message"]
+    assert_refused(client, path, body, param, problem)
 
 
 @pytest.mark.parametrize(("path", "body"), [("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]})])

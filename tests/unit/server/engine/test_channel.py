@@ -98,12 +98,3 @@ def test_errors_of_ours_are_sent_as_they_are(error: AotGaudiError) -> None:
     assert sent is error
     (found,) = Frames().feed(frame(sent))
     assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
-
-
-def test_of_an_error_that_cannot_be_sent_the_words_are() -> None:
-    class LocalError(Exception):
-        pass
-
-    sent = sendable(LocalError("the step failed"))
-
-    assert (type(sent), str(sent)) == (AotGaudiError, "the step failed")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from aotgaudi.engine.output import ErrorEvent, ScoredPrompt, TokenEvent
+from collections.abc import Callable
+
+from aotgaudi.engine.output import ErrorEvent, Event, ScoredPrompt, TokenEvent
 from aotgaudi.engine.steps import TokenLogprobs
 from aotgaudi.entries import DecodeEntry
 from aotgaudi.errors import AotGaudiError
@@ -13,20 +15,22 @@ STEP = DecodeEntry(2, 1, 16)
 
 
 class Sent:
-    """In the place of a channel."""
+    """In the place of a channel, and the reporter that sends over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, text_of: Callable[[int], str] = str) -> None:
         self.told: list[Told] = []
+        self.is_closed = False
+        self.reporter = Reporter(self, text_of)  # type: ignore[arg-type]
 
     def send(self, told: Told) -> None:
+        if self.is_closed:
+            raise ChannelClosedError
         self.told.append(told)
 
-
-class Closed:
-    """A channel whose API server is gone."""
-
-    def send(self, _: object) -> None:
-        raise ChannelClosedError
+    def report(self, *events: Event) -> None:
+        for event in events:
+            self.reporter.on_event(event)
+        self.reporter.flush()
 
 
 def token(name: str, number: int = 1, logprobs: tuple[TokenLogprobs, ...] = ()) -> TokenEvent:
@@ -35,21 +39,18 @@ def token(name: str, number: int = 1, logprobs: tuple[TokenLogprobs, ...] = ()) 
 
 def test_one_message_has_all_that_a_step_gave() -> None:
     sent = Sent()
-    reporter = Reporter(sent)  # type: ignore[arg-type]
-    reporter.on_step(STEP, 0.25, 2)
     events = (token("a"), token("b"))
-    for event in events:
-        reporter.on_event(event)
+    sent.reporter.on_step(STEP, 0.25, 2)
     assert sent.told == []
 
-    reporter.flush()
+    sent.report(*events)
 
     assert sent.told == [Told(events, (("decode", 0.25),))]
 
 
 def test_steps_that_give_nobody_anything_are_told_of_in_time() -> None:
     sent = Sent()
-    reporter = Reporter(sent)  # type: ignore[arg-type]
+    reporter = sent.reporter
     reporter._told_at = float("-inf")
     reporter.on_step(STEP, 1.0, 1)
     reporter.on_step(STEP, 2.0, 1)
@@ -60,12 +61,10 @@ def test_steps_that_give_nobody_anything_are_told_of_in_time() -> None:
 
 
 def test_the_text_of_a_token_is_told_once_and_only_where_it_is_shown() -> None:
-    sent = Sent()
-    reporter = Reporter(sent, lambda number: f"<{number}>")  # type: ignore[arg-type]
+    sent = Sent(lambda number: f"<{number}>")
     shown = token("a", 7, (TokenLogprobs(-1.0, ((8, -0.5), (7, -1.0))),))
     for event in (token("a", 9), shown, shown):
-        reporter.on_event(event)
-        reporter.flush()
+        sent.report(event)
 
     assert [dict(told.texts) for told in sent.told] == [{}, {7: "<7>", 8: "<8>"}, {}]
 
@@ -75,9 +74,7 @@ def test_errors_that_cannot_be_sent_are_told_of_in_words() -> None:
         pass
 
     sent = Sent()
-    reporter = Reporter(sent)  # type: ignore[arg-type]
-    reporter.on_event(ErrorEvent(request_id="a", error=LocalError("it broke")))
-    reporter.flush()
+    sent.report(ErrorEvent(request_id="a", error=LocalError("it broke")))
 
     (event,) = sent.told[0].events
     assert isinstance(event, ErrorEvent)
@@ -85,18 +82,16 @@ def test_errors_that_cannot_be_sent_are_told_of_in_words() -> None:
 
 
 def test_a_front_that_is_gone_does_not_stop_a_step() -> None:
-    reporter = Reporter(Closed())  # type: ignore[arg-type]
-    reporter.on_event(token("a"))
+    sent = Sent()
+    sent.is_closed = True
 
-    reporter.flush()
+    sent.report(token("a"))
 
 
 def test_texts_of_a_scored_prompt_are_told_with_it() -> None:
     sent = Sent()
-    reporter = Reporter(sent, str)  # type: ignore[arg-type]
     prompt = ScoredPrompt((5, 6), (TokenLogprobs(-1.0, ((7, -0.5),)),))
 
-    reporter.on_event(TokenEvent(request_id="a", text="a", token_ids=(1,), prompt=prompt))
-    reporter.flush()
+    sent.report(TokenEvent(request_id="a", text="a", token_ids=(1,), prompt=prompt))
 
     assert sent.told[0].texts == {5: "5", 6: "6", 7: "7"}

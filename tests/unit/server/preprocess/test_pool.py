@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import platform
@@ -103,6 +104,20 @@ def run(pool: PreprocessorPool, use: Callable[[], Awaitable[T]]) -> T:
     return asyncio.run(attached())
 
 
+async def works(pool: PreprocessorPool) -> None:
+    assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+
+
+def with_pool(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Runs a test on an event loop to which its `pool` is attached."""
+
+    @functools.wraps(test)
+    def attached(pool: PreprocessorPool, **others: object) -> None:
+        run(pool, lambda: test(pool, **others))
+
+    return attached
+
+
 def fork_server() -> psutil.Process:
     (found,) = [
         child
@@ -133,39 +148,35 @@ def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
     return True
 
 
-def test_what_goes_in_comes_out(pool: PreprocessorPool) -> None:
-    async def use() -> None:
-        text, numbers, told = await asyncio.gather(
-            pool.prepare("completion", completion(["ab", "c"], stop=["x"], stop_token_ids=[7], stream=True)),
-            pool.prepare("completion", completion([[1, 2], [3]], logprobs=2, temperature=0, seed=-5)),
-            pool.prepare("chat", chat("ab", max_completion_tokens=9, model="tiny")),
-        )
-        assert text.prompts == [[256, *ids("ab")], [256, *ids("c")]]
-        assert (text.params.stop, text.params.stop_token_ids, text.stream) == (("x",), (7,), True)
-        assert text.params.temperature == 0.5
-        assert numbers.prompts == [[1, 2], [3]]
-        assert (numbers.params.logprobs, numbers.params.temperature, numbers.params.seed) == (2, 0.0, -5)
-        assert told.prompts == [ids("ab")]
-        assert (told.model, told.params.max_tokens, told.stream) == ("tiny", 9, False)
-        assert told.own_names["max_tokens"] == "max_completion_tokens"
-
-    run(pool, use)
+@with_pool
+async def test_what_goes_in_comes_out(pool: PreprocessorPool) -> None:
+    text, numbers, told = await asyncio.gather(
+        pool.prepare("completion", completion(["ab", "c"], stop=["x"], stop_token_ids=[7], stream=True)),
+        pool.prepare("completion", completion([[1, 2], [3]], logprobs=2, temperature=0, seed=-5)),
+        pool.prepare("chat", chat("ab", max_completion_tokens=9, model="tiny")),
+    )
+    assert text.prompts == [[256, *ids("ab")], [256, *ids("c")]]
+    assert (text.params.stop, text.params.stop_token_ids, text.stream) == (("x",), (7,), True)
+    assert text.params.temperature == 0.5
+    assert numbers.prompts == [[1, 2], [3]]
+    assert (numbers.params.logprobs, numbers.params.temperature, numbers.params.seed) == (2, 0.0, -5)
+    assert told.prompts == [ids("ab")]
+    assert (told.model, told.params.max_tokens, told.stream) == ("tiny", 9, False)
+    assert told.own_names["max_tokens"] == "max_completion_tokens"
 
 
-def test_tokens_and_text_come_from_workers_too(pool: PreprocessorPool) -> None:
-    async def use() -> None:
-        tokens, told, text = await asyncio.gather(
-            pool.tokenize("tokenize", completion("ab", return_token_strs=True)),
-            pool.tokenize("tokenize", chat("ab")),
-            pool.tokenize("detokenize", json.dumps({"tokens": ids("ab")}).encode()),
-        )
-        assert (tokens.token_ids, tokens.strings) == ([256, *ids("ab")], ("<s>", "a", "b"))
-        assert (told.token_ids, told.strings) == (ids("ab"), None)
-        assert text.text == "ab"
-        with pytest.raises(RequestError, match="either 'prompt' or 'messages'"):
-            await pool.tokenize("tokenize", b"{}")
-
-    run(pool, use)
+@with_pool
+async def test_tokens_and_text_come_from_workers_too(pool: PreprocessorPool) -> None:
+    tokens, told, text = await asyncio.gather(
+        pool.tokenize("tokenize", completion("ab", return_token_strs=True)),
+        pool.tokenize("tokenize", chat("ab")),
+        pool.tokenize("detokenize", json.dumps({"tokens": ids("ab")}).encode()),
+    )
+    assert (tokens.token_ids, tokens.strings) == ([256, *ids("ab")], ("<s>", "a", "b"))
+    assert (told.token_ids, told.strings) == (ids("ab"), None)
+    assert text.text == "ab"
+    with pytest.raises(RequestError, match="either 'prompt' or 'messages'"):
+        await pool.tokenize("tokenize", b"{}")
 
 
 def test_no_answer_is_anothers(pool: PreprocessorPool) -> None:
@@ -202,20 +213,18 @@ def test_no_answer_is_anothers(pool: PreprocessorPool) -> None:
         ("refuse", "refuses these messages: no"),
     ],
 )
-def test_template_without_bound_is_refused_and_the_next_request_served(
+@with_pool
+async def test_template_without_bound_is_refused_and_the_next_request_served(
     pool: PreprocessorPool, what: str, message: str
 ) -> None:
-    async def use() -> None:
-        bad = asyncio.ensure_future(pool.prepare("chat", chat(what)))
-        beside = await pool.prepare("completion", completion("a"))
-        assert not bad.done() or what not in ("time", "power")
-        with pytest.raises(RequestError, match=message) as caught:
-            await bad
-        assert caught.value.http_status == 400
-        assert beside.prompts == [[256, *ids("a")]]
-        assert (await pool.prepare("chat", chat("fine"))).prompts == [ids("fine")]
-
-    run(pool, use)
+    bad = asyncio.ensure_future(pool.prepare("chat", chat(what)))
+    beside = await pool.prepare("completion", completion("a"))
+    assert not bad.done() or what not in ("time", "power")
+    with pytest.raises(RequestError, match=message) as caught:
+        await bad
+    assert caught.value.http_status == 400
+    assert beside.prompts == [[256, *ids("a")]]
+    assert (await pool.prepare("chat", chat("fine"))).prompts == [ids("fine")]
 
 
 SLOW_SCHEMA = {
@@ -232,21 +241,19 @@ SLOW_SCHEMA = {
         (chat("a", structured_outputs={"json": SLOW_SCHEMA}), "structured_outputs"),
     ],
 )
-def test_a_grammar_that_takes_more_than_there_is_is_named_and_delays_nobody_without_one(
+@with_pool
+async def test_a_grammar_that_takes_more_than_there_is_is_named_and_delays_nobody_without_one(
     pool: PreprocessorPool, body: bytes, param: str
 ) -> None:
-    async def use() -> None:
-        kind: Kind = "completion" if b"prompt" in body else "chat"
-        bad = asyncio.ensure_future(pool.prepare(kind, body))
-        await asyncio.sleep(0.05)
-        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
-        assert not bad.done()
-        with pytest.raises(RequestError, match="its grammar is too complex") as caught:
-            await bad
-        assert (caught.value.param, caught.value.http_status) == (param, 400)
-        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
-
-    run(pool, use)
+    kind: Kind = "completion" if b"prompt" in body else "chat"
+    bad = asyncio.ensure_future(pool.prepare(kind, body))
+    await asyncio.sleep(0.05)
+    await works(pool)
+    assert not bad.done()
+    with pytest.raises(RequestError, match="its grammar is too complex") as caught:
+        await bad
+    assert (caught.value.param, caught.value.http_status) == (param, 400)
+    await works(pool)
 
 
 def test_text_that_takes_its_tokenizer_more_memory_than_there_is_is_refused(model_dir: Path) -> None:
@@ -258,41 +265,37 @@ def test_text_that_takes_its_tokenizer_more_memory_than_there_is_is_refused(mode
             with pytest.raises(RequestError, match="needs more than 6 MiB of memory") as caught:
                 await pool.prepare("completion", completion("é" * 39_000))
             assert caught.value.http_status == 400
-            assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+            await works(pool)
 
         run(pool, use)
 
 
-def test_the_request_of_a_worker_that_is_killed_is_refused_and_the_next_one_served(
+@with_pool
+async def test_the_request_of_a_worker_that_is_killed_is_refused_and_the_next_one_served(
     pool: PreprocessorPool,
 ) -> None:
-    async def use() -> None:
-        worker = workers()[0]
-        worker.suspend()
-        asked = [asyncio.ensure_future(pool.prepare("completion", completion(text))) for text in "ab"]
-        await asyncio.sleep(0.05)
-        worker.kill()
-        with pytest.raises(RequestError, match="the worker that prepared it was ended") as caught:
-            await asked[0]
-        assert caught.value.http_status == 503
-        assert (await asked[1]).prompts == [[256, *ids("b")]]
-        workers()[-1].kill()
-        await asyncio.sleep(0.2)
-        assert (await pool.prepare("completion", completion("c"))).prompts == [[256, *ids("c")]]
-
-    run(pool, use)
+    worker = workers()[0]
+    worker.suspend()
+    asked = [asyncio.ensure_future(pool.prepare("completion", completion(text))) for text in "ab"]
+    await asyncio.sleep(0.05)
+    worker.kill()
+    with pytest.raises(RequestError, match="the worker that prepared it was ended") as caught:
+        await asked[0]
+    assert caught.value.http_status == 503
+    assert (await asked[1]).prompts == [[256, *ids("b")]]
+    workers()[-1].kill()
+    await asyncio.sleep(0.2)
+    assert (await pool.prepare("completion", completion("c"))).prompts == [[256, *ids("c")]]
 
 
-def test_worker_that_does_not_answer_is_killed(pool: PreprocessorPool) -> None:
-    async def use() -> None:
-        worker = workers()[0]
-        worker.suspend()
-        with pytest.raises(RequestError, match="the worker that prepared it was ended"):
-            await pool.prepare("completion", completion("a"))
-        assert is_gone(worker)
-        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
-
-    run(pool, use)
+@with_pool
+async def test_worker_that_does_not_answer_is_killed(pool: PreprocessorPool) -> None:
+    worker = workers()[0]
+    worker.suspend()
+    with pytest.raises(RequestError, match="the worker that prepared it was ended"):
+        await pool.prepare("completion", completion("a"))
+    assert is_gone(worker)
+    await works(pool)
 
 
 def test_worker_that_has_grown_ends_and_gives_its_memory_back(model_dir: Path) -> None:
@@ -338,21 +341,19 @@ def test_only_what_a_worker_dies_of_is_refused(pool: PreprocessorPool) -> None:
     assert run(pool, use) == expected
 
 
-def test_clients_that_leave_leave_the_queue(pool: PreprocessorPool) -> None:
-    async def use() -> None:
-        slow = asyncio.ensure_future(pool.prepare("chat", chat("time")))
-        await asyncio.sleep(0.01)
-        gone = [asyncio.ensure_future(pool.prepare("chat", chat("x"))) for _ in range(1000)]
-        await asyncio.sleep(0)
-        for task in gone:
-            task.cancel()
-        await asyncio.gather(*gone, return_exceptions=True)
-        many = [asyncio.ensure_future(pool.prepare("chat", chat("x"))) for _ in range(1023)]
-        with pytest.raises(RequestError, match="took more than"):
-            await slow
-        assert [prepared.prompts for prepared in await asyncio.gather(*many)] == [[ids("x")]] * 1023
-
-    run(pool, use)
+@with_pool
+async def test_clients_that_leave_leave_the_queue(pool: PreprocessorPool) -> None:
+    slow = asyncio.ensure_future(pool.prepare("chat", chat("time")))
+    await asyncio.sleep(0.01)
+    gone = [asyncio.ensure_future(pool.prepare("chat", chat("x"))) for _ in range(1000)]
+    await asyncio.sleep(0)
+    for task in gone:
+        task.cancel()
+    await asyncio.gather(*gone, return_exceptions=True)
+    many = [asyncio.ensure_future(pool.prepare("chat", chat("x"))) for _ in range(1023)]
+    with pytest.raises(RequestError, match="took more than"):
+        await slow
+    assert [prepared.prompts for prepared in await asyncio.gather(*many)] == [[ids("x")]] * 1023
 
 
 def test_without_its_fork_server_it_is_dead_and_says_so(
@@ -409,7 +410,7 @@ def test_where_all_processes_hang_requests_are_refused_in_time_and_the_pool_is_s
                     process.resume()
             while pool.is_stuck:
                 await asyncio.sleep(0.01)
-            assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
+            await works(pool)
 
         run(pool, use)
     assert "no request worker has answered for 1 s" in caplog.text
@@ -425,15 +426,13 @@ def test_workers_that_hang_end_with_their_fork_server(model_dir: Path) -> None:
         del pool
 
 
-def test_signals_to_the_group_are_not_for_it(pool: PreprocessorPool) -> None:
-    async def use() -> None:
-        for process in (fork_server(), *workers()):
-            process.send_signal(signal.SIGTERM)
-            process.send_signal(signal.SIGINT)
-        assert (await pool.prepare("completion", completion("a"))).prompts == [[256, *ids("a")]]
-        assert (await pool.prepare("chat", chat("a"))).prompts == [ids("a")]
-
-    run(pool, use)
+@with_pool
+async def test_signals_to_the_group_are_not_for_it(pool: PreprocessorPool) -> None:
+    for process in (fork_server(), *workers()):
+        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
+    await works(pool)
+    assert (await pool.prepare("chat", chat("a"))).prompts == [ids("a")]
 
 
 @can_filter

@@ -16,10 +16,11 @@ from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.errors import RequestError, SpecError
 from aotgaudi.llm.chat import ChatTemplate
 from aotgaudi.llm.tokenizer import Tokenizer
-from aotgaudi.server.preprocess.prepare import PreparedRequest, Preparer, ServedModel
-from tests.unit.llm.conftest import BOS, make_backend, make_grammars
+from aotgaudi.server.preprocess.prepare import PreparedRequest, Preparer
+from tests.unit.llm.conftest import make_backend
+from tests.unit.server.conftest import MAX_MODEL_LEN as MAX_LEN
+from tests.unit.server.conftest import make_preparer
 
-MAX_LEN = 64
 BOS_ID = 256
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}</>"
@@ -30,10 +31,7 @@ TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I 
 
 @pytest.fixture(scope="module")
 def preparer() -> Preparer:
-    model = ServedModel(names=("tiny",), max_len=MAX_LEN, defaults={})
-    return Preparer(
-        Tokenizer(make_backend()), ChatTemplate(TEMPLATE, {"bos_token": BOS}), make_grammars(), model
-    )
+    return make_preparer(TEMPLATE)
 
 
 def prepare(preparer: Preparer, **body: object) -> PreparedRequest:

@@ -14,6 +14,7 @@ from aotgaudi.engine.output import TokenEvent
 from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import token
 
 TEMPLATE = (
     "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>\n{% endif %}"
@@ -49,12 +50,8 @@ def say(engine) -> Callable[..., None]:
         pieces = [text[start : start + size] for start in range(0, len(text), size)] or [""]
 
         def script(request_id: str) -> Sequence[TokenEvent]:
-            events = [
-                TokenEvent(request_id=request_id, text=piece, token_ids=(number,))
-                for number, piece in enumerate(pieces)
-            ]
-            end = TokenEvent(request_id=request_id, text="", token_ids=(0,), finish_reason=reason)  # type: ignore[arg-type]
-            return [*events, end]
+            events = [token(request_id, piece, number) for number, piece in enumerate(pieces)]
+            return [*events, token(request_id, "", 0, finish_reason=reason)]
 
         engine.script = script
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pydantic
 import pytest
-import uvicorn
 
-from aotgaudi.server.app import create_app
 from aotgaudi.server.options import ReplyParsers
 from aotgaudi.server.service import Service
+from tests.unit.server.conftest import serving
 from tests.unit.server.reply.conftest import TEMPLATE
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
@@ -34,16 +32,8 @@ def get_weather(city: str) -> str:
 def url(make_service: Callable[..., Service], say) -> Iterator[str]:
     """A server on a port: the frameworks bring clients of their own."""
     parsers = ReplyParsers(enable_auto_tool_choice=True, tool_call_parser="hermes")
-    app = create_app(make_service(TEMPLATE, 8192, parsers=parsers))
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}/v1"
-    server.should_exit = True
-    thread.join()
+    with serving(make_service(TEMPLATE, 8192, parsers=parsers)) as running:
+        yield f"{running.url}/v1"
 
 
 # LangChain

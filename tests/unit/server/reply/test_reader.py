@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.server.reply.plan import ReplyPlan, ReplyReader
-from aotgaudi.server.reply.reasoning import thinks_after
+from aotgaudi.server.reply.plan import ReplyPlan, ReplyReader, thinks_after
 from aotgaudi.server.reply.text import CallArguments, CallStart, Content, Part, Reasoning
 
 HERMES, LLAMA, MISTRAL = (ReplyPlan(calls=name) for name in ("hermes", "llama3_json", "mistral"))
@@ -22,21 +21,7 @@ PLANS = [HERMES, LLAMA, MISTRAL, LIST, ONE, ReplyPlan()]
 Call = tuple[str, dict[str, Any]]
 MARKERS = [
     *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-    *(
-        "<think>",
-        "</think>",
-        '{"name": "f", "arguments": ',
-        '"',
-        "\\",
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ";",
-        " ",
-        "\n",
-    ),
+    *("<think>", "</think>", '{"name": "f", "arguments": ', '"', "\\", "\n", *"{}[],; "),
 ]
 names = st.text(st.sampled_from("abcXYZ019_-."), min_size=1, max_size=12)
 strings = st.text(max_size=8) | st.lists(st.sampled_from(MARKERS), max_size=3).map("".join)
