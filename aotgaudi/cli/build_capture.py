@@ -22,11 +22,11 @@ from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard, shaped_command
+from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard
+from aotgaudi.wrap.capture_records import MAX_SHARDS, Sharding, parse_shard
 from aotgaudi.wrap.exercise import LEVELS, read_requests
-from aotgaudi.wrap.launch import Found, describe
+from aotgaudi.wrap.launch import Found, describe, shaped_command
 from aotgaudi.wrap.sandbox import DEFAULT_ROOT
-from aotgaudi.wrap.shards import MAX_SHARDS, Sharding, parse_shard
 
 _SHOWN_RESIDUALS = 3
 

@@ -19,21 +19,20 @@ from typing import IO, Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
-from aotgaudi.bundle.launch import Launch, WarmUp, WarmUpLevel, WarmUpRequest
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
-from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.share.remote_cache import Sharing, Traffic
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
-from aotgaudi.wrap.build_run import EndedEarlyError, Progress, Ran, Setting, build_run, describe_counts
 from aotgaudi.wrap.capture_records import (
     CaptureRow,
     RowT,
+    Shard,
+    Sharding,
     UnprovenRow,
     builder_versions,
     capture_key,
@@ -42,14 +41,26 @@ from aotgaudi.wrap.capture_records import (
     read_documents,
     record_capture,
     record_unproven,
+    shards_of,
+    union,
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
-from aotgaudi.wrap.exercise import exercise, not_exercised
-from aotgaudi.wrap.launch import Found, features_of, find_server, weights_stamp
-from aotgaudi.wrap.prove import Cold, Proved, prove, proved_by
+from aotgaudi.wrap.exercise import not_exercised
+from aotgaudi.wrap.launch import Found, features_of, weights_stamp
+from aotgaudi.wrap.prove import (
+    Cold,
+    EndedEarlyError,
+    Progress,
+    Proved,
+    Ran,
+    Setting,
+    build_run,
+    describe_counts,
+    prove,
+    proved_by,
+)
 from aotgaudi.wrap.sandbox import Sandbox
-from aotgaudi.wrap.shards import Shard, Sharding, shards_of, union
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
@@ -433,49 +444,3 @@ def _log(store: Store, key: str) -> Iterator[IO[Any]]:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-@dataclass(frozen=True)
-class Shaped:
-    """A command with what ``--shapes`` adds. `shapes` is None without that option."""
-
-    found: Found
-    shapes: Shapes | None = None
-
-    @property
-    def manifest_id(self) -> str | None:
-        """The manifest of the shapes, if there are any."""
-        return None if self.shapes is None else self.shapes.manifest_id
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Path below the sandbox's root -> text of files that must exist before the cold run."""
-        return {} if self.shapes is None else self.shapes.files
-
-    def live_graphs(self, asked: WarmUp) -> tuple[LiveGraphs, ...]:
-        """Returns whether traffic compiles graphs of a kind although the shapes are captured; nothing without shapes."""
-        rows = () if self.shapes is None else self.shapes.live_graphs
-        return rows if asked.level == "shapes" else unrequested(rows, f"--exercise {asked.level}")
-
-    def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
-        """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""
-        requests = () if self.shapes is None else self.shapes.requests
-        return exercise(level, features_of(self.found), shapes=requests, own=own)
-
-
-def shaped_command(
-    words: Sequence[str], environ: Mapping[str, str], spec: BuildSpec | None, root: Path
-) -> Shaped:
-    """Returns the server that a command starts, with the shapes of `spec` if there is one.
-
-    Raises:
-        SpecError: The command cannot be wrapped, the server takes no shapes, or `spec` is for another command.
-        CoverageError: The server would meet shapes that `spec` does not have.
-        TargetError: The server's interpreter does not run.
-    """
-    if spec is None:
-        return Shaped(find_server(words, environ))
-    found = find_server(words, environ, is_whole=False)
-    shapes = found.adapter.shapes(spec, found.flags, found.environ, found.installed)
-    more = shapes.environ(environ, SandboxRoot(str(root)))
-    return Shaped(find_server((*words, *shapes.words), more), shapes)

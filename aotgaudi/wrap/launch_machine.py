@@ -18,7 +18,7 @@ from aotgaudi.backends.inductor.probe import cpu_features, levels_within
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.document import ForeignValue, first_problem
 from aotgaudi.errors import TargetError
-from aotgaudi.wrap.interpreter import Asking
+from aotgaudi.wrap.starts import Asking
 
 NOT_THERE = "none"
 """The version of a compiler that is missing."""

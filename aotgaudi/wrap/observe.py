@@ -2,15 +2,24 @@
 
 A finding comes from an agent's event, from a program or a library that no agent reported, from a change of a file, or from
 events that cannot be read.
+
+The events of a run that has ended stay in its sandbox until the next run. `explain_run` reads from them what the server
+hashed and what it compiled.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from aotgaudi.wrap.file_watch import FileChanges
+from aotgaudi.digest import differing
+from aotgaudi.errors import SpecError
+from aotgaudi.wrap.events import EventLog, ProcessLog, hashed_factors
+from aotgaudi.wrap.file_watch import FileChanges, FileRules
+from aotgaudi.wrap.launch_comparison import Difference
 from aotgaudi.wrap.session import Session
 from aotgaudi.wrap.verdict import (
     EXIT_BYTES,
@@ -130,3 +139,62 @@ class Observer:
 
 def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:
     return sorted({*now} - {*before})
+
+
+@dataclass(frozen=True, slots=True)
+class RunExplained:
+    """What the events of a run show.
+
+    Attributes:
+        num_processes: How many processes had an agent.
+        num_factors: How many values were hashed.
+        factors: The values that differ from the build's; None on a side that did not hash it.
+        deeds: What must not happen in a start from sealed files, one line each.
+    """
+
+    num_processes: int
+    num_factors: int
+    factors: tuple[Difference, ...]
+    deeds: tuple[str, ...]
+
+
+def explain_run(root: Path, sealed: Mapping[str, Mapping[str, str]]) -> RunExplained:
+    """Compares the events in the sandbox at `root` with the factors of a capture. Raises SpecError."""
+    processes = _processes(root)
+    hashed = hashed_factors(processes)
+    return RunExplained(
+        num_processes=len(processes),
+        num_factors=sum(map(len, hashed.values())),
+        factors=tuple(_differences(sealed, hashed)),
+        deeds=tuple(dict.fromkeys(_deeds(processes, root))),
+    )
+
+
+def _processes(root: Path) -> tuple[ProcessLog, ...]:
+    log = EventLog(root / "events")
+    try:
+        os.scandir(root / "events").close()
+        log.read()
+    except OSError as error:
+        raise SpecError(
+            str(root), f"cannot be read as the root of a run: {error.strerror}", "the --root of aotgaudi run"
+        ) from error
+    if not log.processes:
+        raise SpecError(str(root), "has no events of a run", "the --root of aotgaudi run, after it has ended")
+    return tuple(log.processes.values())
+
+
+def _differences(
+    sealed: Mapping[str, Mapping[str, str]], here: Mapping[str, Mapping[str, str]]
+) -> Iterator[Difference]:
+    """Yields the differences in groups that both hashed. A run that was ended early has hashed fewer groups."""
+    for group in sorted(sealed.keys() & here.keys()):
+        for name, before, after in sorted(differing(sealed[group], here[group])):
+            yield Difference(f"{group}.{name}", before, after)
+
+
+def _deeds(processes: Sequence[ProcessLog], root: Path) -> Iterator[str]:
+    """Yields what was compiled or refused, in the words of ``aotgaudi run``."""
+    for process, finding in findings_of(processes, (), FileRules(root), is_watched=False):
+        if finding.phase != "cold" and finding.what not in ("file", "trace"):
+            yield f"{process}: {finding}"

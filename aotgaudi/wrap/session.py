@@ -51,8 +51,6 @@ AGENT = "witness/agent.zip"
 SETTLE_SECONDS = 10.0
 """How long processes may take to confirm that they have reported everything. They look four times a second."""
 _POLL_SECONDS = 0.05
-_OF_AGENT = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
-"""Variables of another run's agents, which would mislead this run's agents."""
 
 OUTSIDE: Mapping[str, str] = {
     "home/*": "a server's home is that of its user again when it serves",
@@ -371,13 +369,14 @@ class Session:
     def _environment(self) -> dict[str, str]:
         root, before = self.sandbox.root, self.plan.environment.get("PYTHONPATH", "")
         environment = {
-            **{name: value for name, value in self.plan.environment.items() if name not in _OF_AGENT},
+            **self.plan.environment,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root / AGENT), before))),
             "AOTGAUDI_WITNESS": str(root / "events"),
             "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.cache_tops]),
             "AOTGAUDI_WITNESS_STATE": str(root / "state"),
             "AOTGAUDI_WITNESS_REPAIRS": ",".join(self.plan.repairs),
         }
+        environment.pop("AOTGAUDI_WITNESS_ALLOWED", None)  # Another run's would mislead this run's agents.
         if self.plan.rules.has_sealed:
             environment["AOTGAUDI_WITNESS_ALLOWED"] = str(root / "allowed")
         return environment

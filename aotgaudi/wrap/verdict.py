@@ -53,15 +53,7 @@ to. ``load``: something that is not sealed was loaded. ``refused``: the agent re
 FindingPhase = Literal["cold", "load", "exercise", "live"]
 
 PHASES: Mapping[str, FindingPhase] = MappingProxyType(
-    {
-        "c": "cold",
-        "l": "load",
-        "m": "load",
-        "e": "exercise",
-        "v": "live",
-        "f": "live",
-        "s": "live",
-    }
+    {"c": "cold", "l": "load", "m": "load", "e": "exercise", "v": "live", "f": "live"}
 )
 """State byte -> the phase in metrics."""
 

@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from aotgaudi.bundle.launch import WarmUpLevel
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.build_run import Setting
 from aotgaudi.wrap.capture import Built, Order, build_capture
 from aotgaudi.wrap.launch import Found, describe, find_server
+from aotgaudi.wrap.prove import Setting
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("fake_server.py")

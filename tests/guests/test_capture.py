@@ -34,14 +34,13 @@ from aotgaudi.store.store import Store
 from aotgaudi.wrap import build_run as build_run_module
 from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters import fake
-from aotgaudi.wrap.build_run import Ran
 from aotgaudi.wrap.capture import Built, build_capture
 from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
 from aotgaudi.wrap.collect import Rules
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.launch import weights_stamp
-from aotgaudi.wrap.prove import Cold, Proved, prove
+from aotgaudi.wrap.prove import Cold, Proved, Ran, prove
 from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
 from tests.guests.fake import Fake as GuestLaunch

@@ -11,8 +11,8 @@ import pytest
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
-from aotgaudi.wrap.launch import describe
+from aotgaudi.wrap.capture import Built, Order, build_capture
+from aotgaudi.wrap.launch import describe, shaped_command
 from tests.environment import ROOT
 from tests.guests.capturing import Told
 from tests.guests_here import Here

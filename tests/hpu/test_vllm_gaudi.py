@@ -36,12 +36,11 @@ from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import capture, exercise
 from aotgaudi.wrap.adapters import vllm_gaudi
-from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, build_shard, shaped_command
-from aotgaudi.wrap.capture_records import UnprovenRow
-from aotgaudi.wrap.launch import describe
+from aotgaudi.wrap.capture import Built, Order, build_capture, build_shard
+from aotgaudi.wrap.capture_records import Sharding, UnprovenRow
+from aotgaudi.wrap.launch import Shaped, describe, shaped_command
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
-from aotgaudi.wrap.shards import Sharding
 from tests.environment import ROOT
 from tests.guests.capturing import Told
 from tests.guests_here import Here

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from aotgaudi.errors import SpecError
-from aotgaudi.wrap.explain import explain_run
 from aotgaudi.wrap.launch_comparison import Difference
+from aotgaudi.wrap.observe import explain_run
 
 SEALED = {"env": {"VLLM_A": "False", "VLLM_B": "1"}, "ModelConfig": {"model": "/run/aotgaudi/model"}}
 

@@ -14,8 +14,7 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import CaptureError, SpecError
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import capture
-from aotgaudi.wrap.capture_records import UnprovenRow
-from aotgaudi.wrap.shards import Shard, parse_shard, union
+from aotgaudi.wrap.capture_records import Shard, UnprovenRow, parse_shard, union
 from tests.guests.capturing import Told
 
 

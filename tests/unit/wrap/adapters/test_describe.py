@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.digest import Digest
 from aotgaudi.wrap import installed_script
-from aotgaudi.wrap.launch import describe
 from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.launch_machine import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
@@ -173,32 +171,6 @@ def test_a_configuration_without_a_canonical_form_counts_by_its_bytes(here: Here
         ids.add(here.launch("vllm", "serve", model).id)
 
     assert len(ids) == 4
-
-
-def test_a_launch_that_an_earlier_version_sealed_is_the_same_launch(here: Here) -> None:
-    """It counted every JSON file by its bytes, every flag as given, and the compiler by its version alone."""
-    model = here.model()
-    (model / "notes.json").write_text('{ "a": 1 }')
-    words = ("vllm", "serve", str(model), "--gpu-memory-utilization", "0.5", "-O2")
-    now = here.launch(*words, VLLM_CPU_KVCACHE_SPACE="4")
-    files = {path.name: Digest.of(path.read_bytes()) for path in model.glob("*.json")}
-    sealed = now.model_copy(
-        update={
-            "model": now.model.model_copy(update={"files": files}),
-            "flags": {"gpu-memory-utilization": "0.5", "optimization-level": "2"},
-            "variables": {**now.variables, "VLLM_CPU_KVCACHE_SPACE": "4"},
-            "software": {**now.software, "compiler": now.software["compiler"].partition(" (")[0]},
-        }
-    )
-
-    found = here.find(*words, VLLM_CPU_KVCACHE_SPACE="4")
-    again = describe(found, root=sealed.place.root, asked=sealed.exercise, like=sealed)
-
-    assert compare(sealed, again, found.adapter.variable_rules).is_same
-    (model / "notes.json").write_text("{}")
-    changed = describe(found, root=sealed.place.root, asked=sealed.exercise, like=sealed)
-    (difference,) = compare(sealed, changed, found.adapter.variable_rules).components
-    assert difference.name == "model.notes.json"
 
 
 @pytest.mark.parametrize(

@@ -298,17 +298,6 @@ def test_a_function_that_numba_compiles_is_told(guest: Guest, site: Site) -> Non
     assert (compiled["what"], compiled["name"]) == ("numba", "__main__.draft(int32, str)")
 
 
-def test_a_function_that_numba_compiles_once_live_is_refused_where_nothing_may_compile(
-    guest: Guest, site: Site
-) -> None:
-    site.add("numba.core.event", NUMBA)
-    guest.state.write_text("r")
-
-    done = guest.attempt(site.path + textwrap.dedent(DRAFT))
-
-    assert "CompileForbidden: aotgaudi: refused: a function compiled by Numba: __main__.draft" in done.stderr
-
-
 def test_a_numba_without_events_is_not_watched(guest: Guest, site: Site) -> None:
     site.add("numba.core.event", "Listener = None")
     site.run("import numba.core.event")
