@@ -194,7 +194,7 @@ def _launch_line(found: Found, launch: Launch) -> str:
     return (
         f"{name} ({launch.target.backend}), {counted(len(launch.flags), 'flag')},"
         f" {counted(len(launch.variables), 'variable')},"
-        f" model {found.flags.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
+        f" model {found.flags.address.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
+from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
@@ -34,7 +34,6 @@ from aotgaudi.wrap.capture_records import (
     Shard,
     Sharding,
     UnprovenRow,
-    builder_versions,
     capture_key,
     find_capture,
     find_unproven,
@@ -46,10 +45,8 @@ from aotgaudi.wrap.capture_records import (
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
-from aotgaudi.wrap.exercise import not_exercised
-from aotgaudi.wrap.launch import Found, features_of, weights_stamp
+from aotgaudi.wrap.launch import Found, weights_stamp
 from aotgaudi.wrap.prove import (
-    Cold,
     EndedEarlyError,
     Progress,
     Proved,
@@ -160,12 +157,11 @@ def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureR
     unproven = unproven_key(order.launch, weights_stamp(order.found.model)).hex
     shared = _shared(order, store, progress)
     with _log(store, key) as log:
-        rules = _rules(order, progress)
-        setting = _setting(order, store, log, progress, rules)
-        cold, proved = _cold(order, setting, rules, store, unproven, shared)
+        setting = _setting(order, store, log, progress)
+        cold, proved = _cold(order, setting, store, unproven, shared)
         if proved is None:
             try:
-                proved = _proof(setting, rules, cold)
+                proved = _proof(setting, cold)
             except CaptureError:
                 store.actions.discard(unproven)  # The next build starts anew, whatever went wrong.
                 raise
@@ -184,9 +180,8 @@ def build_shard(order: Order, number: int, num: int, store: Store, progress: Pro
     def run() -> UnprovenRow:
         store.require_writable()
         with _log(store, shard.key) as log:
-            rules = _rules(order, progress)
-            setting = replace(_setting(order, store, log, progress, rules), asks=False)
-            row, _ = _started(replace(order, given=shard.files), setting, rules, f"shard {shard.name}")
+            setting = replace(_setting(order, store, log, progress), asks=False)
+            row, _ = _started(replace(order, given=shard.files), setting, f"shard {shard.name}")
         record_unproven(store, shard.key, row)
         return row
 
@@ -242,14 +237,7 @@ def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: 
         raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
 
 
-def _setting(order: Order, store: Store, log: IO[Any], progress: Progress, rules: Rules) -> Setting:
-    root = Path(order.launch.place.root)
-    return Setting(
-        order.found, order.launch, root, store.objects, log, order.ready_seconds, progress, rules.secrets
-    )
-
-
-def _rules(order: Order, progress: Progress) -> Rules:
+def _setting(order: Order, store: Store, log: IO[Any], progress: Progress) -> Setting:
     secrets = _secrets(order)
     require_public(order.launch.dumps(), "launch", secrets)
     for secret in secrets:
@@ -258,11 +246,20 @@ def _rules(order: Order, progress: Progress) -> Rules:
                 f"{secret.name} has fewer than {MIN_SECRET_BYTES} bytes, so no file is searched for it"
             )
     adapter, place = order.found.adapter, order.launch.place
-    return Rules(
-        left_out=adapter.left_out,
-        kind_of=adapter.kind_of,
-        secrets=secrets,
-        places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
+    return Setting(
+        order.found,
+        order.launch,
+        Path(place.root),
+        store.objects,
+        log,
+        order.ready_seconds,
+        progress,
+        Rules(
+            left_out=adapter.left_out,
+            kind_of=adapter.kind_of,
+            secrets=secrets,
+            places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
+        ),
     )
 
 
@@ -273,7 +270,6 @@ def _secrets(order: Order) -> tuple[Secret, ...]:
 def _cold(
     order: Order,
     setting: Setting,
-    rules: Rules,
     store: Store,
     key: str,
     shared: tuple[CapturedFile, ...],
@@ -288,8 +284,8 @@ def _cold(
     if row is not None:
         progress.end(f"done before, by a build that was stopped in its proof: {len(row.files)} files")
         return row, None
-    row, ran = _started(order, setting, rules, f"cold run of {_label(order.launch)}", shared)
-    proved = proved_by(setting, shared, ran) if shared else None
+    row, ran = _started(order, setting, f"cold run of {_label(order.launch)}", shared)
+    proved = proved_by(setting, shared, ran, row) if shared else None
     if proved is None:
         record_unproven(store, key, row)
     alone = "" if proved is None else "; the shards' files are all that it takes, so this is the proof"
@@ -299,7 +295,7 @@ def _cold(
 
 
 def _started(
-    order: Order, setting: Setting, rules: Rules, label: str, files: tuple[CapturedFile, ...] = ()
+    order: Order, setting: Setting, label: str, files: tuple[CapturedFile, ...] = ()
 ) -> tuple[UnprovenRow, Ran]:
     """Starts the server with `files` in its caches, or if there are none with what the launch needs. Refuses nothing.
 
@@ -313,7 +309,7 @@ def _started(
             between=lambda sandbox: order.found.adapter.settle(sandbox.root),
         ) as (ran, sandbox):
             _require_agents(ran, setting)
-            found = collect(sandbox.root, rules, setting.objects)
+            found = collect(sandbox.root, setting.rules, setting.objects)
     except EndedEarlyError as early:
         raise CaptureError(early.cause) from early
     for path in found.strays[:3]:
@@ -363,16 +359,16 @@ def _require_agents(ran: Ran, setting: Setting) -> None:
                 )
 
 
-def _proof(setting: Setting, rules: Rules, cold: UnprovenRow) -> Proved:
+def _proof(setting: Setting, cold: UnprovenRow) -> Proved:
     setting.progress.begin("2 proof")
-    first = Cold(cold.answers, cold.saved)
-    proved = prove(setting, rules, cold.files, first)
-    saved = sum(first.artifacts.values()) or proved.num_loaded
-    added = len(proved.files) - len(cold.files)
+    proved = prove(setting, cold)
+    counts = proved.receipt.proof.counts
+    saved = sum(cold.artifacts.values()) or counts["loads"]
+    added = len(proved.receipt.files) - len(cold.files)
     more = f"; {added} files more than the first start left" if added else ""
     setting.progress.end(
-        f"ready in {proved.ready_seconds:.0f} s, {proved.proof.counts['requests']} requests; {describe_counts({})},"
-        f" 0 new files, {proved.num_loaded} of {saved} artifacts loaded{more}"
+        f"ready in {proved.ready_seconds:.0f} s, {counts['requests']} requests; {describe_counts({})},"
+        f" 0 new files, {counts['loads']} of {saved} artifacts loaded{more}"
     )
     return proved
 
@@ -381,21 +377,7 @@ def _record(
     order: Order, store: Store, key: str, cold: UnprovenRow, proved: Proved, build_seconds: float
 ) -> CaptureRow:
     launch = order.launch
-    receipt = CaptureReceipt(
-        manifest_id=launch.id,
-        target=launch.target,
-        builder=builder_versions(),
-        files=proved.files,
-        left_out=cold.left_out,
-        expected=proved.expected,
-        factors={name: dict(values) for name, values in proved.factors.items()},
-        proof=proved.proof,
-        residuals=proved.residuals,
-        repairs=launch.repairs,
-        not_exercised=not_exercised(features_of(order.found), launch.exercise),
-        live_graphs=order.live_graphs,
-        start=proved.start if launch.exercise.requests else None,
-    )
+    receipt = proved.receipt.model_copy(update={"live_graphs": order.live_graphs})
     require_public(receipt.dumps(), "receipt", _secrets(order))
     row = CaptureRow(
         label=f"capture of {_label(launch)}",

@@ -101,6 +101,20 @@ class UnprovenRow(Value):
         """Yields every object that the row names."""
         yield from (file.digest for file in self.files)
 
+    @property
+    def artifacts(self) -> dict[str, int]:
+        """The number of whole artifacts of each kind that were saved (``num_aot_artifacts_saved``).
+
+        Torch's counts of its own caches (``autograd_cache_saved``) are left out, because loading a whole artifact skips
+        them.
+        """
+        ending = "_saved"
+        return {
+            name.removesuffix(ending): number
+            for name, number in self.saved.items()
+            if name.endswith(f"_artifacts{ending}")
+        }
+
 
 RowT = TypeVar("RowT", bound=Union[CaptureRow, UnprovenRow])
 

@@ -267,13 +267,23 @@ def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool)
             for num_seeded in sorted({1, size - num_greedy}) if has_seeds else (0,):
                 num_plain = size - num_greedy - num_seeded
                 mix = f"{num_greedy} greedy, {num_plain} random, {num_seeded} with seeds"
-                yield WarmUpRequest(
-                    name=f"batch of {size}: {mix}{kind}{_width_of(greedy)}",
-                    path=COMPLETIONS,
-                    body=random if num_plain else seeded,
-                    copies=num_plain or num_seeded,
-                    beside=(*[greedy] * num_greedy, *[seeded] * (num_seeded if num_plain else 0)),
-                )
+                name = f"batch of {size}: {mix}{kind}{_width_of(greedy)}"
+                yield _mixed(name, [random] * num_plain, [seeded] * num_seeded, [greedy] * num_greedy)
+
+
+Bodies = list[dict[str, JsonValue]]
+
+
+def _mixed(name: str, plain: Bodies, seeded: Bodies, greedy: Bodies) -> WarmUpRequest:
+    """Returns a batch of equal random requests, of equal ones with seeds, and of greedy ones."""
+    body, *others = plain or seeded
+    return WarmUpRequest(
+        name=name,
+        path=COMPLETIONS,
+        body=body,
+        copies=1 + len(others),
+        beside=(*greedy, *(seeded if plain else ())),
+    )
 
 
 _MIXES: tuple[tuple[int, dict[str, JsonValue]], ...] = (
@@ -306,15 +316,12 @@ def start_batches(sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()
             num_greedy, tail = mixes[index % len(mixes)]
             more = {**tail, **_CUTS[index % len(_CUTS)], **widths[index % len(widths)]}
             random: dict[str, JsonValue] = {**greedy, "temperature": 0.8, **more}
-            num_plain = num - num_greedy - 1
-            seeded: dict[str, JsonValue] = {**random, "seed": 1}
             names = ", ".join(["a seed", *["greedy"] * num_greedy, *(f"{key} {more[key]}" for key in more)])
-            yield WarmUpRequest(
-                name=f"batch that is padded to {size}: {names}",
-                path=COMPLETIONS,
-                body=random if num_plain else seeded,
-                copies=num_plain or 1,
-                beside=(*[greedy] * num_greedy, *([seeded] if num_plain else ())),
+            yield _mixed(
+                f"batch that is padded to {size}: {names}",
+                [random] * (num - num_greedy - 1),
+                [{**random, "seed": 1}],
+                [greedy] * num_greedy,
             )
 
 
@@ -410,22 +417,6 @@ def adapters(names: Sequence[str]) -> Feature:
     beside = [one for name in names[:1] for one in requests_of("a LoRA adapter", {"adapter": name})]
     gap = "" if names else "no adapter is named by --lora-modules"
     return Feature("LoRA adapters", (*each, *beside), gap)
-
-
-def drafts() -> Feature:
-    """Returns the feature of a server that drafts tokens: a prompt that repeats itself, so that drafts are accepted."""
-    name = "speculative decoding"
-    return Feature(name, requests_of(name, {"repetition": token_prompt(6) * 6}))
-
-
-def tools() -> Feature:
-    """Returns the feature of a server that chooses tools."""
-    return Feature("tools", requests_of("tools"))
-
-
-def images() -> Feature:
-    """Returns the feature of a server whose model takes images: two sizes."""
-    return Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112")
 
 
 class _Line(ForeignValue):

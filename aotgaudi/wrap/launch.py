@@ -39,7 +39,7 @@ from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
 from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
-from aotgaudi.wrap.adapters.base import Flags, SandboxRoot, ServerKind, Shapes, as_sealed
+from aotgaudi.wrap.adapters.base import Flags, ServerKind, Shapes, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
 from aotgaudi.wrap.starts import SERVERS, Asking, find_start, question_of, working_directory
@@ -186,7 +186,7 @@ def shaped_command(
         return Shaped(find_server(words, environ))
     found = find_server(words, environ, is_whole=False)
     shapes = found.adapter.shapes(spec, found.flags, found.environ, found.installed)
-    more = shapes.environ(environ, SandboxRoot(str(root)))
+    more = shapes.environ(environ, root)
     return Shaped(find_server((*words, *shapes.words), more), shapes)
 
 

@@ -104,25 +104,10 @@ _TOOL_SECONDS = 20
 
 _DEVICES: tuple[tuple[str, Device], ...] = (("cpu", "cpu"), ("rocm", "rocm"), ("cu", "cuda"), ("nv", "cuda"))
 """Beginnings of what builds are called -> their device (``cpu``, ``rocm7.0``, ``cu130``, NVIDIA's ``nv25.06``)."""
-_OTHER_DEVICES = frozenset(
-    {
-        *(
-            "ascend",
-            "empty",
-            "gaudi",
-            "gcu",
-            "hpu",
-            "maca",
-            "metal",
-            "mlu",
-            "mps",
-            "musa",
-            "neuron",
-            "neuronx",
-        ),
-        *("npu", "rbln", "spyre", "tpu", "xla", "xpu"),
-    }
-)
+_OTHER_DEVICES_TEXT = """
+    ascend empty gaudi gcu hpu maca metal mlu mps musa neuron neuronx npu rbln spyre tpu xla xpu
+    """
+_OTHER_DEVICES = frozenset(_OTHER_DEVICES_TEXT.split())
 """What builds are called that are for devices which we do not know, or for none."""
 
 

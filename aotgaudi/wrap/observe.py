@@ -32,25 +32,9 @@ from aotgaudi.wrap.verdict import (
 )
 
 _MAX_REMEMBERED = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ObserverPolicy:
-    """Which findings count, and when they call for a verdict.
-
-    Attributes:
-        left_out: Phases whose findings do not count.
-        cause_seconds: How long changes of files alone wait for their cause: the report of a compiler.
-        pause_seconds: After how long a server is judged again although nothing is new.
-    """
-
-    left_out: frozenset[FindingPhase] = frozenset()
-    cause_seconds: float = 2.0
-    pause_seconds: float = 1.0
-
-
-EVERYTHING = ObserverPolicy()
-"""The policy of a build, which judges a start once, at its end."""
+_CAUSE_SECONDS, _PAUSE_SECONDS = 2.0, 1.0
+"""How long changes of files alone wait for their cause, the report of a compiler; and after how long a server is judged
+again although nothing is new."""
 
 
 class Observer:
@@ -63,8 +47,9 @@ class Observer:
         num_added: How many files have been added.
     """
 
-    def __init__(self, session: Session, policy: ObserverPolicy = EVERYTHING) -> None:
-        self._session, self._policy = session, policy
+    def __init__(self, session: Session, left_out: frozenset[FindingPhase] = frozenset()) -> None:
+        """Findings of the phases `left_out` do not count."""
+        self._session, self._left_out = session, left_out
         self.counts: Counter[str] = Counter()
         self.recent: tuple[Finding, ...] = ()
         self.files, self.num_added = FileChanges(), 0
@@ -77,7 +62,7 @@ class Observer:
         rules, files = self._session.plan.rules, self._session.files()
         told = [finding_of(event, rules, is_watched=files.is_watched) for event in events]
         made = [*(one for one in told if one is not None), *self._unreported()]
-        findings = [one for one in made if one.phase not in self._policy.left_out]
+        findings = [one for one in made if one.phase not in self._left_out]
         findings += [*self._of_files(files), *self._of_unreadable()]
         self._is_new = bool(events or findings)
         self.counts.update(one.what for one in findings)
@@ -98,7 +83,7 @@ class Observer:
         """
         if not self._is_new and now < self._due_at:
             return False
-        self._due_at = now + self._policy.pause_seconds
+        self._due_at = now + _PAUSE_SECONDS
         return True
 
     def lacks_cause(self, now: float) -> bool:
@@ -106,7 +91,7 @@ class Observer:
         if not self.recent or any(one.what != "file" for one in self.recent):
             return False
         self._first_file = self._first_file or now
-        return now - self._first_file < self._policy.cause_seconds
+        return now - self._first_file < _CAUSE_SECONDS
 
     def _unreported(self) -> list[Finding]:
         found = self._session.outside()

@@ -17,28 +17,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from aotgaudi.bundle.capture_receipt import (
     MAX_FILES,
     CapturedFile,
+    CaptureReceipt,
     Expected,
     Proof,
-    StartCost,
     require_distinct,
 )
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import CaptureError, counted
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.adapters.base import Phase
+from aotgaudi.wrap.capture_records import UnprovenRow, builder_versions
 from aotgaudi.wrap.client import WrappedServerError
-from aotgaudi.wrap.collect import Rules, Secret, collect
+from aotgaudi.wrap.collect import Rules, collect
 from aotgaudi.wrap.events import ProcessLog, hashed_factors
-from aotgaudi.wrap.exercise import in_order_of_proof, start_cost
+from aotgaudi.wrap.exercise import in_order_of_proof, not_exercised, start_cost
 from aotgaudi.wrap.file_watch import FileChanges, compare
-from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch import Found, features_of
 from aotgaudi.wrap.observe import Observer
 from aotgaudi.wrap.restore import Source, restore_files
 from aotgaudi.wrap.sandbox import Sandbox, last_line, open_sandbox, tail_of
@@ -87,7 +88,7 @@ class Setting:
         log: Where the server's output goes.
         ready_seconds: How long the server may take until it serves.
         progress: Shows how the build goes on.
-        secrets: Values that must not be shown if the server prints them.
+        rules: How its files are collected. The secrets in them must not be shown if the server prints them.
         asks: Whether the launch's warm-up requests are sent.
         asks_all: Whether a start must send those, too, that only the build would send.
     """
@@ -99,7 +100,7 @@ class Setting:
     log: IO[Any]
     ready_seconds: float
     progress: Progress
-    secrets: tuple[Secret, ...] = ()
+    rules: Rules
     asks: bool = True
     asks_all: bool = False
 
@@ -256,7 +257,7 @@ def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[st
 def _last_line(setting: Setting) -> str:
     """Returns the last line that the server wrote, without secrets, and where the rest is."""
     path = Path(setting.log.name)
-    line = last_line(tail_of(path), (form for secret in setting.secrets for form in secret.forms()))
+    line = last_line(tail_of(path), (form for secret in setting.rules.secrets for form in secret.forms()))
     return f"its last line: {line}; all of it: {path}" if line else f"its log, {path}, is empty"
 
 
@@ -280,51 +281,11 @@ def table_of(findings: Iterable[tuple[str, Finding]], most: int = 12) -> list[st
 
 
 @dataclass(frozen=True)
-class Cold:
-    """What the proof must repeat of the cold run: its answers, and the artifacts that it counted as saved."""
-
-    answers: tuple[str, ...]
-    saved: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def artifacts(self) -> Mapping[str, int]:
-        """The number of whole artifacts of each kind that were saved (``num_aot_artifacts_saved``).
-
-        Torch's counts of its own caches (``autograd_cache_saved``) are left out, because loading a whole artifact skips
-        them.
-        """
-        ending = "_saved"
-        return {
-            name.removesuffix(ending): number
-            for name, number in self.saved.items()
-            if name.endswith(f"_artifacts{ending}")
-        }
-
-
-@dataclass(frozen=True)
 class Proved:
-    """A proved capture.
+    """A proved capture: its receipt, and how long the server took until it served."""
 
-    Attributes:
-        files: The files, by path.
-        expected: What every start from them must show.
-        factors: What the server hashed.
-        proof: The receipt's record of the proof.
-        residuals: Work that no file saves: what the server does at every start, and what this one traced or compiled in
-            memory.
-        ready_seconds: How long the server took until it served.
-        num_loaded: How many artifacts it loaded.
-        start: What every start is asked, and what that cost.
-    """
-
-    files: tuple[CapturedFile, ...]
-    expected: Expected
-    factors: Mapping[str, Mapping[str, str]]
-    proof: Proof
-    residuals: tuple[str, ...]
+    receipt: CaptureReceipt
     ready_seconds: float
-    num_loaded: int
-    start: StartCost
 
 
 @dataclass(frozen=True)
@@ -336,8 +297,8 @@ class _Failure:
     added: tuple[CapturedFile, ...] = ()
 
 
-def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
-    """Starts the server from `files` alone, and again with what it added. Returns the proved capture.
+def prove(setting: Setting, cold: UnprovenRow) -> Proved:
+    """Starts the server from the files of a cold run alone, and again with what it added. Returns the proved capture.
 
     The requests that a start sends come first, and the others in reverse. If that compiles something, then a start needs all
     of them, in the order of the build.
@@ -345,7 +306,7 @@ def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: C
     Raises CaptureError with a table of what each process compiled.
     """
     try:
-        return _prove(setting, rules, files, cold)
+        return _prove(setting, cold)
     except CaptureError as error:
         if setting.asks_all or all(request.at_start for request in setting.launch.exercise.requests):
             raise
@@ -353,13 +314,13 @@ def prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: C
         setting.progress.warn(
             f"each start has to send all requests, in the build's order; proving that ({cause})"
         )
-        return _prove(replace(setting, asks_all=True), rules, files, cold)
+        return _prove(replace(setting, asks_all=True), cold)
 
 
-def _prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: Cold) -> Proved:
-    held, num_additions = tuple(files), 0
+def _prove(setting: Setting, cold: UnprovenRow) -> Proved:
+    held, num_additions = cold.files, 0
     while True:
-        found = _start(setting, rules, held, cold)
+        found = _start(setting, held, cold)
         if isinstance(found, Proved):
             return found
         if not found.added or num_additions == MAX_ADDITIONS:
@@ -368,33 +329,30 @@ def _prove(setting: Setting, rules: Rules, files: Sequence[CapturedFile], cold: 
         held, num_additions = _with(held, found.added), num_additions + 1
 
 
-def proved_by(setting: Setting, files: Sequence[CapturedFile], ran: Ran) -> Proved | None:
-    """Returns what a start from `files` proves; None if it compiled or added something.
-
-    Its answers are not compared with others.
-    """
-    found = _judge(setting, tuple(files), ran, Cold(tuple(answer.whole for answer in ran.answers)))
+def proved_by(
+    setting: Setting, files: tuple[CapturedFile, ...], ran: Ran, cold: UnprovenRow
+) -> Proved | None:
+    """Returns what the cold run itself proves, which began with `files`; None if it compiled or added something."""
+    found = _judge(setting, files, ran, cold)
     return found if isinstance(found, Proved) else None
 
 
-def _start(setting: Setting, rules: Rules, held: tuple[CapturedFile, ...], cold: Cold) -> Proved | _Failure:
+def _start(setting: Setting, held: tuple[CapturedFile, ...], cold: UnprovenRow) -> Proved | _Failure:
     """Starts the server from `held`, refuses it nothing, and judges what it did."""
     try:
         with build_run(setting, held) as (ran, sandbox):
             found = _judge(setting, held, ran, cold)
-            if isinstance(found, Proved):
-                return found
-            return replace(found, added=_added(setting, rules, ran, sandbox))
+            return found if isinstance(found, Proved) else replace(found, added=_added(setting, ran, sandbox))
     except EndedEarlyError as early:
         return _Failure(early.findings, (early.cause,))
 
 
-def _added(setting: Setting, rules: Rules, ran: Ran, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
+def _added(setting: Setting, ran: Ran, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
     """Returns the files that a start added; none if it also changed or removed captured ones, as every later start would."""
     sight = ran.seen.files | ran.after
     if sight.changed or sight.missing or not sight.added:
         return ()
-    there = collect(sandbox.root, rules, setting.objects)
+    there = collect(sandbox.root, setting.rules, setting.objects)
     return tuple(file for file in there.files if file.path in sight.added)
 
 
@@ -411,9 +369,12 @@ def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[
     return files
 
 
-def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Cold) -> Proved | _Failure:
+def _judge(
+    setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: UnprovenRow
+) -> Proved | _Failure:
+    found, launch = setting.found, setting.launch
     processes = [before(process, ran.seen.phase) for process in ran.seen.processes.values()]
-    expected = setting.found.adapter.expected(setting.launch, processes)
+    expected = found.adapter.expected(launch, processes)
     expected = expected.model_copy(update={"answers": cold.answers})
     verdict = judge(ran.seen, expected)
     reasons: tuple[str, ...] = ()
@@ -425,16 +386,22 @@ def _judge(setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: Col
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
     statuses = tuple(answer.status for answer in ran.answers)
-    return Proved(
+    start = start_cost(launch.exercise.requests, ran.answer_seconds, asks_all=setting.asks_all)
+    receipt = CaptureReceipt(
+        manifest_id=launch.id,
+        target=launch.target,
+        builder=builder_versions(),
         files=held,
+        left_out=cold.left_out,
         expected=expected.model_copy(update={"answers": statuses}),
         factors=hashed_factors(processes),
         proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, processes)),
-        residuals=(*setting.found.adapter.residuals(setting.launch), *_again(processes)),
-        ready_seconds=ran.ready_seconds,
-        num_loaded=sum(expected.loads.values()),
-        start=start_cost(setting.launch.exercise.requests, ran.answer_seconds, asks_all=setting.asks_all),
+        residuals=(*found.adapter.residuals(launch), *_again(processes)),
+        repairs=launch.repairs,
+        not_exercised=not_exercised(features_of(found), launch.exercise),
+        start=start if launch.exercise.requests else None,
     )
+    return Proved(receipt, ran.ready_seconds)
 
 
 def _after(sight: FileChanges) -> tuple[str, ...]:
@@ -453,7 +420,7 @@ def _unloaded(held: Sequence[CapturedFile], processes: Sequence[ProcessLog]) -> 
     return ("nothing of what was captured was loaded: the server ran without it",)
 
 
-def _not_loaded(ran: Ran, cold: Cold) -> Iterator[str]:
+def _not_loaded(ran: Ran, cold: UnprovenRow) -> Iterator[str]:
     """Yields the kinds of whole artifacts of which the second start loaded fewer than the first one saved."""
     loaded = ran.counters("_loaded")
     for kind, saved in cold.artifacts.items():

@@ -76,30 +76,22 @@ class Sandbox:
     root: Path
     descriptor: int | None = None
 
-    def folder(self, name: str) -> Path:
-        """Returns the path of one of its folders or files."""
-        return self.root / name
-
     @property
     def mark(self) -> str:
         """The assignment in the environment of every process of the server."""
         return f"{MARK}={self.root}"
 
-    @property
-    def state(self) -> Path:
-        """The path of the file with the state byte."""
-        return self.root / "state"
-
     def set_state(self, byte: str) -> None:
         """Tells the agents the phase. Raises StoreError."""
+        path = self.root / "state"
         try:
-            descriptor = os.open(self.state, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.pwrite(descriptor, byte.encode("ascii"), 0)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise store_error("write to", self.state, error) from error
+            raise store_error("write to", path, error) from error
 
 
 @contextlib.contextmanager
@@ -297,10 +289,11 @@ class Child:
             adopt_orphans()
         self.programs = ProgramWatch()
         self._relay = Relay(2) if output is None else None
-        asker = self.programs.descriptor
+        asker = self.programs.descriptor  # The socket by which the kernel asks us about programs.
+        shim = python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(asker), "--", bare=True)
         try:
             self._process = subprocess.Popen(
-                [*_exec_shim(asker), *words],
+                [*shim, *words],
                 env={**environment, MARK: str(sandbox.root)},
                 start_new_session=True,
                 pass_fds=(asker,),
@@ -379,14 +372,6 @@ class Child:
 def exit_code(status: int) -> int:
     """Returns the exit code as a shell reports it: a negative status is a signal, and becomes 128 + n."""
     return status if status >= 0 else 128 - status
-
-
-def _exec_shim(asker: int) -> list[str]:
-    """Returns the words to put in front of a command, so that it runs as our child.
-
-    The kernel asks us about its programs through the socket `asker`.
-    """
-    return python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(asker), "--", bare=True)
 
 
 def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> subprocess.Popen[bytes]:

@@ -29,8 +29,8 @@ from typing import IO, Any
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
-from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
-from aotgaudi.wrap.client import Address, HealthProbe, WrappedServerError, ask, require_free
+from aotgaudi.wrap.adapters.base import Address, Phase
+from aotgaudi.wrap.client import HealthProbe, WrappedServerError, ask, require_free
 from aotgaudi.wrap.events import EventLog, printable
 from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import Found
@@ -98,23 +98,17 @@ def plan_for(
         sealed: The files below the root, by path.
         left_out: Patterns of files that may appear there in addition to the adapter's.
     """
-    adapter, root, flags = found.adapter, SandboxRoot(str(sandbox.root)), found.flags
+    adapter, root = found.adapter, sandbox.root
     patterns = (*(pattern for pattern, _ in adapter.left_out), *OUTSIDE, *left_out)
     established = _established(found, launch)
-    environment = adapter.environment(root, phase, established).applied(established)
+    environment = adapter.environment(root, phase, established)
     if any(path.startswith("home/") for path in sealed):
-        environment["HOME"] = root.home
+        environment["HOME"] = str(root / "home")
     return Plan(
-        words=adapter.command(found.words, flags, root, is_aliased=launch.is_aliased),
+        words=adapter.command(found.words, found.flags, root, is_aliased=launch.is_aliased),
         environment=environment,
-        address=Address(
-            host=flags.host,
-            port=flags.port,
-            uds=flags.uds,
-            served_name=flags.served_name,
-            authorization=flags.authorization,
-        ),
-        rules=FileRules(sandbox.root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
+        address=found.flags.address,
+        rules=FileRules(root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
         repairs=launch.repairs,
     )
 
@@ -131,7 +125,7 @@ def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
     """Makes the alias of the model's directory, if the server of `launch` uses it. Raises StoreError."""
     if not launch.is_aliased:
         return
-    link = sandbox.folder("model")
+    link = sandbox.root / "model"
     try:
         os.symlink(os.path.abspath(found.model), link)
     except OSError as error:
@@ -161,7 +155,7 @@ class Session:
         """
         require_free(plan.address)
         self.sandbox, self.phase = sandbox, phase
-        self.log = EventLog(sandbox.folder("events"))
+        self.log = EventLog(sandbox.root / "events")
         self._answers: tuple[AnswerDigests, ...] | None = None
         try:
             archive = write_agent(sandbox.root / AGENT)
@@ -384,6 +378,6 @@ class Session:
     def _write_allowed(self) -> None:
         """Writes the sealed paths, as the server sees them."""
         lines = sorted(str(self.sandbox.root / path) for path in self.plan.rules.sealed)
-        self.sandbox.folder("allowed").write_text(
+        (self.sandbox.root / "allowed").write_text(
             "".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape"
         )

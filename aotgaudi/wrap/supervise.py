@@ -28,7 +28,7 @@ from typing import Any, Literal, NoReturn
 from aotgaudi.bundle.capture_receipt import Expected, StartCost
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError
-from aotgaudi.gaudi.live_graphs import LiveGraphs, not_closed
+from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import HealthProbe, WrappedServerError
 from aotgaudi.wrap.exercise import adapter_names, with_adapters
@@ -36,7 +36,7 @@ from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
 from aotgaudi.wrap.launch import Found
 from aotgaudi.wrap.launch_comparison import Checked
-from aotgaudi.wrap.observe import Observer, ObserverPolicy
+from aotgaudi.wrap.observe import Observer
 from aotgaudi.wrap.restore import restore
 from aotgaudi.wrap.run_options import Policy, RunOptions
 from aotgaudi.wrap.sandbox import open_sandbox
@@ -63,7 +63,6 @@ _LIVE_LOOK_SECONDS = 5.0
 """How old the list of living processes in a report may be."""
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long one turn may take. A comparison of all files adds the time to read them from a slow disk."""
-_POLICY = ObserverPolicy(left_out=frozenset({"cold"}))
 
 _log = logging.getLogger(__name__)
 
@@ -77,18 +76,12 @@ class Case:
         requests: The warm-up requests to send again; empty for none.
         why_cold: Why it starts cold, in one sentence.
         about: What the report says about the capture.
-        residuals: Work that no file can save, so that even a warm server does it.
-        not_exercised: The features that had no warm-up requests, so that their first request may compile.
-        live_graphs: Whether traffic compiles graphs of a kind although all was captured.
     """
 
     expected: Expected | None
     requests: Sequence[WarmUpRequest] = ()
     why_cold: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
-    residuals: Sequence[str] = ()
-    not_exercised: Sequence[str] = ()
-    live_graphs: Sequence[LiveGraphs] = ()
 
 
 def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
@@ -136,9 +129,6 @@ class Snapshot:
             "reasons": [reason.text for reason in verdict.reasons] if isinstance(verdict, NotWarm) else [],
             "waiting_for": list(verdict.waiting_for) if isinstance(verdict, Undecided) else [],
             "why_cold": case.why_cold,
-            "residuals": list(case.residuals),
-            "not_exercised": list(case.not_exercised),
-            "live_graphs": [row.model_dump() for row in case.live_graphs],
             "compilations": dict(compilations),
             "findings": [f"{one.phase}: {one.what}: {one}" for one in self.recent],
             "processes": [
@@ -185,7 +175,7 @@ class Supervisor:
         self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._health = HealthProbe(session.plan.address)
-        self._observer = Observer(session, _POLICY)
+        self._observer = Observer(session, left_out=frozenset({"cold"}))
         self._seen: Seen | None = None
         self._looked_at = 0.0
         self._snapshot = Snapshot()
@@ -456,18 +446,15 @@ class Supervisor:
         self._stage = "live"
 
     def _count_processes(self) -> None:
-        expected = self._case.expected
-        wanted = sum(expected.roles.values()) if expected is not None else 0
-        roles = expected.roles if expected is not None else {}
-        present = sum(one.role in roles for one in self._session.log.processes.values())
+        expected = self._case.expected or Expected()
+        logs = self._session.log.processes.values()
+        wanted, present = sum(expected.roles.values()), sum(one.role in expected.roles for one in logs)
         states = {"expected": wanted, "present": present, "blind": max(0, wanted - present)}
-        loads = sum(sum(one.loads.values()) for one in self._session.log.processes.values())
         for state, number in states.items():
             self._metrics.set("aotgaudi_witness_processes", number, state)
-        self._metrics.set(
-            "aotgaudi_guest_artifacts", sum(expected.loads.values()) if expected else 0, "expected"
-        )
-        self._metrics.set("aotgaudi_guest_artifacts", loads, "loaded")
+        loaded = sum(sum(one.loads.values()) for one in logs)
+        for state, number in {"expected": sum(expected.loads.values()), "loaded": loaded}.items():
+            self._metrics.set("aotgaudi_guest_artifacts", number, state)
 
     def _ended(self, status: int) -> int:
         """Returns the exit code of a server that ended. Raises if it failed before it was ready, or was not warm."""
@@ -501,11 +488,11 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
     """Restores, starts and supervises a server until it ends. Returns its exit code. Raises like `run.run`."""
     bundle, why_cold = checked.bundle, checked.why_cold
     receipt = bundle.require_capture()
-    about = {"launch": receipt.manifest_id, "bundle": str(bundle.path)}
+    labels = {"launch": receipt.manifest_id, "bundle": str(bundle.path)}
     metrics = Metrics()
     metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
     metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
-    metrics.set("aotgaudi_capture_info", 1, *about.values())
+    metrics.set("aotgaudi_capture_info", 1, *labels.values())
     restoring = Answers(
         not_ready=lambda: "the sealed files are being restored",
         not_live=lambda: "",
@@ -531,10 +518,7 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             expected=None if why_cold else receipt.expected.model_copy(update={"answers": answers}),
             requests=tuple(asked.values()) if options.exercises else (),
             why_cold=why_cold,
-            about=about,
-            residuals=receipt.residuals,
-            not_exercised=receipt.not_exercised,
-            live_graphs=receipt.live_graphs,
+            about={**labels, **receipt.model_dump(include={"residuals", "not_exercised", "live_graphs"})},
         )
         phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
         sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}

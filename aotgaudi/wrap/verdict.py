@@ -127,8 +127,7 @@ def _causes(event: Event) -> Iterator[Cause]:
             yield Cause(printable(str(one.get("id", ""))), printable(line, _MAX_LINE))
 
 
-def _process(event: Event, rules: FileRules) -> Finding | None:
-    del rules
+def _process(event: Event, _: FileRules) -> Finding | None:
     if event.text("what") != "compiler":
         return None
     return _finding(event, "process", f"a compiler was run: {event.text('argv')}")
@@ -141,8 +140,7 @@ def _write(event: Event, rules: FileRules) -> Finding | None:
     return _finding(event, "file", f"{path} was opened for writing")
 
 
-def _refused(event: Event, rules: FileRules) -> Finding:
-    del rules
+def _refused(event: Event, _: FileRules) -> Finding:
     path = event.text("path")
     code = EXIT_BYTES if path else EXIT_NOT_WARM
     return _finding(event, "refused", f"refused: {path or event.text('argv')}: {event.text('why')}", code)
@@ -154,30 +152,26 @@ def _load(event: Event, rules: FileRules) -> Finding | None:
     return _finding(event, "load", f"{event.path} was loaded, and is not of the bundle", EXIT_BYTES)
 
 
-def _compile(event: Event, rules: FileRules) -> Finding | None:
+def _compile(event: Event, _: FileRules) -> Finding | None:
     """Returns a finding, except for Numba before the server is live: no file holds what Numba compiles."""
-    del rules
     kind = event.text("what")
     if kind == "numba" and PHASES.get(event.phase, "live") != "live":
         return None
     return _finding(event, _COMPILES.get(kind, "compile"), f"{kind} compiled {event.text('name')}")
 
 
-def _generate(event: Event, rules: FileRules) -> Finding:
-    del rules
+def _generate(event: Event, _: FileRules) -> Finding:
     return _finding(event, "generate", f"{event.text('what')} generated code again for {event.text('name')}")
 
 
-def _trace(event: Event, rules: FileRules) -> Finding | None:
+def _trace(event: Event, _: FileRules) -> Finding | None:
     """Returns a finding only for a live server. Before that it may trace, which is what the warm-up requests are for."""
-    del rules
     if PHASES.get(event.phase, "live") != "live":
         return None
     return _finding(event, "trace", f"{event.text('name')} was traced")
 
 
-def _fault(event: Event, rules: FileRules) -> Finding:
-    del rules
+def _fault(event: Event, _: FileRules) -> Finding:
     return _finding(event, "unknown", f"its agent failed at {event.text('hook')}: {event.text('error')}")
 
 

@@ -13,6 +13,7 @@ from typing import IO, Any
 from aotgaudi.bundle.launch import WarmUpLevel
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.capture import Built, Order, build_capture
+from aotgaudi.wrap.collect import Rules
 from aotgaudi.wrap.launch import Found, describe, find_server
 from aotgaudi.wrap.prove import Setting
 from tests.ports import free_port
@@ -98,8 +99,10 @@ class Bench:
         order = self.order(**environ)
         log: IO[Any]
         with (self.folder / "log").open("wb") as log:
+            adapter, objects = order.found.adapter, self.store.objects
+            rules = Rules(left_out=adapter.left_out, kind_of=adapter.kind_of)
             yield Setting(
-                order.found, order.launch, self.root, self.store.objects, log, self.ready_seconds, self.told
+                order.found, order.launch, self.root, objects, log, self.ready_seconds, self.told, rules
             )
 
 

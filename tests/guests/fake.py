@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aotgaudi.bundle.launch import WarmUp
-from aotgaudi.wrap.client import Address
+from aotgaudi.wrap.adapters.base import Address
 from aotgaudi.wrap.exercise import Room, exercise, generation
 from aotgaudi.wrap.file_watch import FileRules
 from aotgaudi.wrap.session import Plan

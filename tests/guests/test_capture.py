@@ -31,16 +31,14 @@ from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.store.store import Store
-from aotgaudi.wrap import build_run as build_run_module
 from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters import fake
 from aotgaudi.wrap.capture import Built, build_capture
-from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
-from aotgaudi.wrap.collect import Rules
+from aotgaudi.wrap.capture_records import UnprovenRow, capture_key, find_capture, find_unproven, unproven_key
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.launch import weights_stamp
-from aotgaudi.wrap.prove import Cold, Proved, Ran, prove
+from aotgaudi.wrap.prove import Ran, prove
 from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
 from tests.guests.fake import Fake as GuestLaunch
@@ -74,8 +72,17 @@ def fresh(folder: Path) -> Bench:
     return Bench(folder)
 
 
-def cold_of(receipt: CaptureReceipt) -> Cold:
-    return Cold(receipt.expected.answers, {"vllm.num_aot_artifacts_saved": 1})
+def cold_of(receipt: CaptureReceipt, **changes: object) -> UnprovenRow:
+    row = UnprovenRow(
+        label="",
+        files=receipt.files,
+        left_out=(),
+        answers=receipt.expected.answers,
+        saved={"vllm.num_aot_artifacts_saved": 1},
+        cold_seconds=1.0,
+        cold_counts={},
+    )
+    return row.model_copy(update=changes)
 
 
 class Counted:
@@ -88,9 +95,10 @@ class Counted:
         return {name: value for name, value in self._counters.items() if name.endswith(suffix)}
 
 
-def test_what_torchs_own_caches_saved_need_not_be_looked_up_again() -> None:
+def test_what_torchs_own_caches_saved_need_not_be_looked_up_again(receipt: CaptureReceipt) -> None:
     """A real vLLM loads its artifact whole, and asks torch's caches for nothing that is in it."""
-    cold = Cold((), {"vllm.num_aot_artifacts_saved": 1, "torch.aot_autograd.autograd_cache_saved": 2})
+    saved = {"vllm.num_aot_artifacts_saved": 1, "torch.aot_autograd.autograd_cache_saved": 2}
+    cold = cold_of(receipt, saved=saved)
 
     def missing(**counters: int) -> list[str]:
         ran = Counted({f"vllm.{name}": value for name, value in counters.items()})
@@ -175,10 +183,10 @@ def test_what_every_start_does_again_is_in_the_receipt(
 ) -> None:
     monkeypatch.setattr(fake, "FAKE", replace(fake.FAKE, residuals=lambda _: ("graphs are captured",)))
     with bench.setting() as setting:
-        proved = prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
+        proved = prove(setting, cold_of(receipt))
 
     assert receipt.residuals == ()
-    assert proved.residuals == ("graphs are captured",)
+    assert proved.receipt.residuals == ("graphs are captured",)
 
 
 def test_what_is_traced_or_compiled_in_memory_in_a_warm_start_is_told_once() -> None:
@@ -257,7 +265,7 @@ MORE_PROOFS = {
 
 def _refused(fault: str, why: str, bench: Bench, receipt: CaptureReceipt) -> None:
     with bench.setting(FAKE_FAULTS=fault) as setting, pytest.raises(CaptureError, match=why) as error:
-        prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
+        prove(setting, cold_of(receipt))
 
     assert error.value.exit_code == 6
     assert "nothing was sealed" in str(error.value)
@@ -334,19 +342,14 @@ def test_whatever_else_a_second_start_does_is_no_proof(
     _refused(fault, MORE_PROOFS[fault], bench, receipt)
 
 
-def _rules(guest: object) -> Rules:
-    return Rules(left_out=guest.left_out, kind_of=guest.kind_of)  # type: ignore[attr-defined]
-
-
 def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receipt: CaptureReceipt) -> None:
     """A kernel is taken away, as if the first start had not come to it: the second one makes it, the third needs nothing."""
     fewer = tuple(file for file in receipt.files if not file.path.endswith(("logprobs.so", "logprobs.cpp")))
     assert len(fewer) == len(receipt.files) - 2
 
     with bench.setting() as setting:
-        proved = prove(setting, _rules(setting.found.adapter), fewer, cold_of(receipt))
+        proved = prove(setting, cold_of(receipt, files=fewer)).receipt
 
-    assert isinstance(proved, Proved)
     assert [file.path for file in proved.files] == [file.path for file in receipt.files]
     assert proved.proof.counts == EXACT
 
@@ -354,14 +357,14 @@ def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receip
 def test_what_is_seen_only_once_the_server_has_ended_is_no_proof_either(
     bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = build_run_module._Watch.look
+    look = prove_module._Watch.look
 
-    def look_late(watch: build_run_module._Watch) -> None:
+    def look_late(watch: prove_module._Watch) -> None:
         if watch._session.child.poll() is not None:
             look(watch)
 
     monkeypatch.setattr(prove_module, "MAX_ADDITIONS", 0)
-    monkeypatch.setattr(build_run_module._Watch, "look", look_late)
+    monkeypatch.setattr(prove_module._Watch, "look", look_late)
     _refused("builds-by-script", PROOFS["builds-by-script"], bench, receipt)
 
 
@@ -370,7 +373,7 @@ def test_what_is_never_done_adding_is_given_up(
 ) -> None:
     starts = []
 
-    def run_twice_at_most(setting: object, rules: object, held: object, answers: object) -> object:
+    def run_twice_at_most(setting: object, held: object, cold: object) -> object:
         starts.append(len(held))  # type: ignore[arg-type]
         more = receipt.files[0].model_copy(update={"path": f"cache/more{len(starts)}"})
         return prove_module._Failure((), ("cache/more was added to the cache",), (more,))
@@ -380,7 +383,7 @@ def test_what_is_never_done_adding_is_given_up(
         bench.setting() as setting,
         pytest.raises(CaptureError, match="although what it added was captured; nothing was sealed"),
     ):
-        prove(setting, _rules(setting.found.adapter), receipt.files, Cold(()))
+        prove(setting, cold_of(receipt))
     assert [count - starts[0] for count in starts] == [0, 1]
 
 
@@ -587,7 +590,7 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
 
 def test_another_server_on_the_port_is_not_taken_for_ours(fresh: Bench) -> None:
     order = fresh.order()
-    port = order.found.flags.port
+    port = order.found.flags.address.port
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(SpecError, match=f"--port {port}: is in use"),

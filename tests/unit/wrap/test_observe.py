@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aotgaudi.wrap.file_watch import FileChanges
-from aotgaudi.wrap.observe import Observer, ObserverPolicy
+from aotgaudi.wrap.observe import Observer
 from aotgaudi.wrap.verdict import Finding
 from tests.unit.wrap.logs import event, warm
 from tests.unit.wrap.test_supervise import COMPILER, FakeSession
@@ -24,7 +24,7 @@ def test_each_finding_is_told_once_and_counted() -> None:
 
 def test_a_policy_says_which_phases_count() -> None:
     for left_out, num in ((frozenset({"cold"}), 0), (frozenset(), 1)):
-        observer = Observer(FakeSession({}, said=[COLD]), ObserverPolicy(left_out=left_out))  # type: ignore[arg-type]
+        observer = Observer(FakeSession({}, said=[COLD]), left_out)  # type: ignore[arg-type]
         assert len(observer.poll()) == num
 
 
@@ -67,10 +67,10 @@ def test_a_write_that_nobody_watched_after_all_is_in_the_history() -> None:
 
 def test_a_server_is_due_when_anything_is_new_or_a_pause_is_over() -> None:
     session = FakeSession({})
-    observer = Observer(session, ObserverPolicy(pause_seconds=5))  # type: ignore[arg-type]
+    observer = Observer(session)  # type: ignore[arg-type]
 
     observer.poll()
     assert [observer.is_due(now) for now in (100.0, 101.0, 105.0, 106.0)] == [True, False, True, False]
     session.said = [event("trace", "l", name="f")]
     observer.poll()
-    assert observer.is_due(107.0)
+    assert observer.is_due(101.6)

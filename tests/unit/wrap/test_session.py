@@ -12,7 +12,8 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
-from aotgaudi.wrap.client import Address, Answer
+from aotgaudi.wrap.adapters.base import Address
+from aotgaudi.wrap.client import Answer
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileRules
 from aotgaudi.wrap.launch import Found, describe, find_server

@@ -12,7 +12,8 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import NotWarmError
 from aotgaudi.wrap import supervise
-from aotgaudi.wrap.client import Address, WrappedServerError
+from aotgaudi.wrap.adapters.base import Address
+from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileChanges
