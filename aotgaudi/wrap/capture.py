@@ -45,13 +45,13 @@ from aotgaudi.wrap.capture_records import (
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
-from aotgaudi.wrap.launch import Found, weights_stamp
+from aotgaudi.wrap.launch import ServerCommand, weights_stamp
 from aotgaudi.wrap.prove import (
+    BuildContext,
     EndedEarlyError,
     Progress,
     Proved,
-    Ran,
-    Setting,
+    RunResult,
     build_run,
     describe_counts,
     prove,
@@ -75,7 +75,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Order:
+class CaptureRequest:
     """What to build.
 
     Attributes:
@@ -88,7 +88,7 @@ class Order:
         live_graphs: Whether traffic compiles graphs of a kind although all was captured.
     """
 
-    found: Found
+    found: ServerCommand
     launch: Launch
     out: Path
     signing: Signing | None = None
@@ -98,8 +98,10 @@ class Order:
     live_graphs: tuple[LiveGraphs, ...] = ()
 
 
-def build_capture(order: Order, store: Store, progress: Progress, sharing: Sharing | None = None) -> Built:
-    """Makes `order.out` a proved capture of the launch and returns it.
+def build_capture(
+    request: CaptureRequest, store: Store, progress: Progress, sharing: Sharing | None = None
+) -> Built:
+    """Makes `request.out` a proved capture of the launch and returns it.
 
     Looks for it in `store`, and then at the remote of `sharing`, before it runs the server.
 
@@ -108,8 +110,8 @@ def build_capture(order: Order, store: Store, progress: Progress, sharing: Shari
         SpecError, UntrustedError: The sandbox cannot be used.
         StoreError: The store or the bundle cannot be written to.
     """
-    refuse_foreign(order.out)
-    key = capture_key(order.launch).hex
+    refuse_foreign(request.out)
+    key = capture_key(request.launch).hex
     with store.in_use(), ExitStack() as ends:
         row, remote = find_capture(store, key), None
         num_here = int(row is not None)
@@ -122,11 +124,11 @@ def build_capture(order: Order, store: Store, progress: Progress, sharing: Shari
         if row is None:
             store.require_writable()
             row, is_new = _once(
-                store, key, find_capture, lambda: _build(order, store, progress, key), progress
+                store, key, find_capture, lambda: _build(request, store, progress, key), progress
             )
         if remote is not None:
             remote.upload(key, row)
-        bundle = _seal(order, store, row)
+        bundle = _seal(request, store, row)
         return Built(bundle, row, is_new, None if remote is None else remote.finish(num_here))
 
 
@@ -152,36 +154,38 @@ def _once(
         time.sleep(_WAIT_SECONDS)
 
 
-def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
+def _build(request: CaptureRequest, store: Store, progress: Progress, key: str) -> CaptureRow:
     started = time.monotonic()
-    unproven = unproven_key(order.launch, weights_stamp(order.found.model)).hex
-    shared = _shared(order, store, progress)
+    unproven = unproven_key(request.launch, weights_stamp(request.found.model)).hex
+    shared = _shared(request, store, progress)
     with _log(store, key) as log:
-        setting = _setting(order, store, log, progress)
-        cold, proved = _cold(order, setting, store, unproven, shared)
+        context = _context(request, store, log, progress)
+        cold, proved = _cold(request, context, store, unproven, shared)
         if proved is None:
             try:
-                proved = _proof(setting, cold)
+                proved = _proof(context, cold)
             except CaptureError:
                 store.actions.discard(unproven)  # The next build starts anew, whatever went wrong.
                 raise
-    row = _record(order, store, key, cold, proved, time.monotonic() - started)
+    row = _record(request, store, key, cold, proved, time.monotonic() - started)
     store.actions.discard(unproven)
     return row
 
 
-def build_shard(order: Order, number: int, num: int, store: Store, progress: Progress) -> UnprovenRow:
-    """Runs shard `number`, from 1 to `num`, and returns its record. Seals nothing and ignores `order.out`.
+def build_shard(
+    request: CaptureRequest, number: int, num: int, store: Store, progress: Progress
+) -> UnprovenRow:
+    """Runs shard `number`, from 1 to `num`, and returns its record. Seals nothing and ignores `request.out`.
 
     Raises like `build_capture`.
     """
-    shard = shards_of(order.found, order.launch, order.given, num)[number - 1]
+    shard = shards_of(request.found, request.launch, request.given, num)[number - 1]
 
     def run() -> UnprovenRow:
         store.require_writable()
         with _log(store, shard.key) as log:
-            setting = replace(_setting(order, store, log, progress), asks=False)
-            row, _ = _started(replace(order, given=shard.files), setting, f"shard {shard.name}")
+            context = replace(_context(request, store, log, progress), asks=False)
+            row, _ = _started(replace(request, given=shard.files), context, f"shard {shard.name}")
         record_unproven(store, shard.key, row)
         return row
 
@@ -192,18 +196,18 @@ def build_shard(order: Order, number: int, num: int, store: Store, progress: Pro
     return row
 
 
-def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
-    """Returns the files that the shards of `order` left and those that the launch needs. Runs shards that have no record.
+def _shared(request: CaptureRequest, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
+    """Returns the files that the shards of `request` left and those that the launch needs. Runs shards that have no record.
 
     Returns nothing if there are no shards.
     """
-    sharding = order.sharding
+    sharding = request.sharding
     if sharding is None:
         return ()
-    shards = shards_of(order.found, order.launch, order.given, sharding.num)
+    shards = shards_of(request.found, request.launch, request.given, sharding.num)
     missing = [shard for shard in shards if find_unproven(store, shard.key) is None]
     if sharding.runs:
-        build_shards(order, missing, store, progress)
+        build_shards(request, missing, store, progress)
     progress.begin(counted(sharding.num, "shard"))
     rows = [row for row in (find_unproven(store, shard.key) for shard in shards) if row is not None]
     if len(rows) < len(shards):
@@ -211,17 +215,17 @@ def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFil
         raise CaptureError(
             f"the store has no record of the shards {names} (build capture --shard I/N runs one)"
         )
-    made = union(rows, order.given)
+    made = union(rows, request.given)
     progress.end(f"{len(missing)} run; {len(made)} files")
-    kind_of = order.found.adapter.kind_of
+    kind_of = request.found.adapter.kind_of
     given = [
         CapturedFile(path=path, digest=store.objects.put_bytes(text.encode()), kind=kind_of(path))
-        for path, text in order.given.items()
+        for path, text in request.given.items()
     ]
     return tuple(sorted((*made, *given), key=lambda file: file.path))
 
 
-def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: Progress) -> None:
+def build_shards(request: CaptureRequest, shards: Sequence[Shard], store: Store, progress: Progress) -> None:
     """Runs `shards` one after another, since they have one root.
 
     Raises like `build_shard`, but CaptureError only after all have run, with what each one that failed said.
@@ -229,7 +233,7 @@ def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: 
     failed: list[str] = []
     for shard in shards:
         try:
-            build_shard(order, shard.number, shard.num, store, progress)
+            build_shard(request, shard.number, shard.num, store, progress)
         except CaptureError as error:
             failed.append(f"  shard {shard.name}: {error}")
     if failed:
@@ -237,22 +241,22 @@ def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: 
         raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
 
 
-def _setting(order: Order, store: Store, log: IO[Any], progress: Progress) -> Setting:
-    secrets = _secrets(order)
-    require_public(order.launch.dumps(), "launch", secrets)
+def _context(request: CaptureRequest, store: Store, log: IO[Any], progress: Progress) -> BuildContext:
+    secrets = _secrets(request)
+    require_public(request.launch.dumps(), "launch", secrets)
     for secret in secrets:
         if not secret.is_searched:
             progress.warn(
                 f"{secret.name} has fewer than {MIN_SECRET_BYTES} bytes, so no file is searched for it"
             )
-    adapter, place = order.found.adapter, order.launch.place
-    return Setting(
-        order.found,
-        order.launch,
+    adapter, place = request.found.adapter, request.launch.place
+    return BuildContext(
+        request.found,
+        request.launch,
         Path(place.root),
         store.objects,
         log,
-        order.ready_seconds,
+        request.ready_seconds,
         progress,
         Rules(
             left_out=adapter.left_out,
@@ -263,13 +267,13 @@ def _setting(order: Order, store: Store, log: IO[Any], progress: Progress) -> Se
     )
 
 
-def _secrets(order: Order) -> tuple[Secret, ...]:
-    return secrets_of(order.found.environ, order.found.words, order.launch.words)
+def _secrets(request: CaptureRequest) -> tuple[Secret, ...]:
+    return secrets_of(request.found.environ, request.found.words, request.launch.words)
 
 
 def _cold(
-    order: Order,
-    setting: Setting,
+    request: CaptureRequest,
+    context: BuildContext,
     store: Store,
     key: str,
     shared: tuple[CapturedFile, ...],
@@ -278,14 +282,14 @@ def _cold(
 
     The run begins with the files that shards left. If it needs nothing else, it is also the proof.
     """
-    progress = setting.progress
+    progress = context.progress
     progress.begin("1 cold")
     row = find_unproven(store, key)
     if row is not None:
         progress.end(f"done before, by a build that was stopped in its proof: {len(row.files)} files")
         return row, None
-    row, ran = _started(order, setting, f"cold run of {_label(order.launch)}", shared)
-    proved = proved_by(setting, shared, ran, row) if shared else None
+    row, ran = _started(request, context, f"cold run of {_label(request.launch)}", shared)
+    proved = proved_by(context, shared, ran, row) if shared else None
     if proved is None:
         record_unproven(store, key, row)
     alone = "" if proved is None else "; the shards' files are all that it takes, so this is the proof"
@@ -295,25 +299,25 @@ def _cold(
 
 
 def _started(
-    order: Order, setting: Setting, label: str, files: tuple[CapturedFile, ...] = ()
-) -> tuple[UnprovenRow, Ran]:
+    request: CaptureRequest, context: BuildContext, label: str, files: tuple[CapturedFile, ...] = ()
+) -> tuple[UnprovenRow, RunResult]:
     """Starts the server with `files` in its caches, or if there are none with what the launch needs. Refuses nothing.
 
     Returns what the server left and what it did.
     """
     try:
         with build_run(
-            setting,
+            context,
             files,
-            before=partial(_put, {} if files else order.given),
-            between=lambda sandbox: order.found.adapter.settle(sandbox.root),
+            before=partial(_put, {} if files else request.given),
+            between=lambda sandbox: request.found.adapter.settle(sandbox.root),
         ) as (ran, sandbox):
-            _require_agents(ran, setting)
-            found = collect(sandbox.root, setting.rules, setting.objects)
+            _require_agents(ran, context)
+            found = collect(sandbox.root, context.rules, context.objects)
     except EndedEarlyError as early:
         raise CaptureError(early.cause) from early
     for path in found.strays[:3]:
-        setting.progress.warn(f"{path} was written to the server's home, which is not captured")
+        context.progress.warn(f"{path} was written to the server's home, which is not captured")
     if not found.files:
         raise CaptureError("the server left nothing in its caches: there is nothing to capture")
     row = UnprovenRow(
@@ -340,7 +344,7 @@ def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
             raise store_error("write", path, error) from error
 
 
-def _require_agents(ran: Ran, setting: Setting) -> None:
+def _require_agents(ran: RunResult, context: BuildContext) -> None:
     """Raises CaptureError if there was no agent, or not every hook. Otherwise the proof would fail, one start later."""
     processes = ran.seen.processes.values()
     if not processes:
@@ -348,8 +352,8 @@ def _require_agents(ran: Ran, setting: Setting) -> None:
             "no process of the server has an agent: its Python ignored PYTHONPATH"
             " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
         )
-    adapter = setting.found.adapter
-    roles = adapter.roles(setting.launch)
+    adapter = context.found.adapter
+    roles = adapter.roles(context.launch)
     for process in processes:
         for hook in adapter.hooks if process.role in roles else ():
             if process.hooks.get(hook, False) is False:
@@ -359,14 +363,14 @@ def _require_agents(ran: Ran, setting: Setting) -> None:
                 )
 
 
-def _proof(setting: Setting, cold: UnprovenRow) -> Proved:
-    setting.progress.begin("2 proof")
-    proved = prove(setting, cold)
+def _proof(context: BuildContext, cold: UnprovenRow) -> Proved:
+    context.progress.begin("2 proof")
+    proved = prove(context, cold)
     counts = proved.receipt.proof.counts
     saved = sum(cold.artifacts.values()) or counts["loads"]
     added = len(proved.receipt.files) - len(cold.files)
     more = f"; {added} files more than the first start left" if added else ""
-    setting.progress.end(
+    context.progress.end(
         f"ready in {proved.ready_seconds:.0f} s, {counts['requests']} requests; {describe_counts({})},"
         f" 0 new files, {counts['loads']} of {saved} artifacts loaded{more}"
     )
@@ -374,11 +378,11 @@ def _proof(setting: Setting, cold: UnprovenRow) -> Proved:
 
 
 def _record(
-    order: Order, store: Store, key: str, cold: UnprovenRow, proved: Proved, build_seconds: float
+    request: CaptureRequest, store: Store, key: str, cold: UnprovenRow, proved: Proved, build_seconds: float
 ) -> CaptureRow:
-    launch = order.launch
-    receipt = proved.receipt.model_copy(update={"live_graphs": order.live_graphs})
-    require_public(receipt.dumps(), "receipt", _secrets(order))
+    launch = request.launch
+    receipt = proved.receipt.model_copy(update={"live_graphs": request.live_graphs})
+    require_public(receipt.dumps(), "receipt", _secrets(request))
     row = CaptureRow(
         label=f"capture of {_label(launch)}",
         launch=store.objects.put_bytes(launch.dumps()),
@@ -393,13 +397,13 @@ def _record(
     return record_capture(store, key, row)
 
 
-def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
-    """Seals a recorded capture. If the model lies in another directory here, the launch of `order` names it."""
+def _seal(request: CaptureRequest, store: Store, row: CaptureRow) -> Bundle:
+    """Seals a recorded capture. If the model lies in another directory here, the launch of `request` names it."""
     launch, receipt = read_documents(store, row)
-    if launch.model.name != order.launch.model.name:
-        launch = order.launch
-    pack_bundle(launch.dumps(), launch.id, receipt, store.objects, order.out, order.signing)
-    return open_bundle(order.out)
+    if launch.model.name != request.launch.model.name:
+        launch = request.launch
+    pack_bundle(launch.dumps(), launch.id, receipt, store.objects, request.out, request.signing)
+    return open_bundle(request.out)
 
 
 def _label(launch: Launch) -> str:

@@ -38,7 +38,7 @@ from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.source_digest import sha256_source
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.witness import SITE
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -243,7 +243,7 @@ def parse_shard(text: str) -> tuple[int, int]:
     raise SpecError("--shard", f"is {text!r}", f"I/N, such as 1/4, with N up to {MAX_SHARDS}")
 
 
-def shards_of(found: Found, launch: Launch, files: Mapping[str, str], num: int) -> tuple[Shard, ...]:
+def shards_of(found: ServerCommand, launch: Launch, files: Mapping[str, str], num: int) -> tuple[Shard, ...]:
     """Returns the shards of a launch with `files` for its shapes. Raises SpecError if they cannot be cut into `num`."""
     slices = found.adapter.slices(files, num)
     return tuple(

@@ -65,7 +65,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ServerCommand:
     """A parsed command that starts a server.
 
     Attributes:
@@ -105,7 +105,7 @@ def find_server(
     *,
     is_whole: bool = True,
     asking: Asking | None = None,
-) -> Found:
+) -> ServerCommand:
     """Returns the server that a command starts. Runs only the interpreter, to ask what it has installed.
 
     Args:
@@ -132,7 +132,7 @@ def find_server(
     adapter = started if variant is None else server_kind(variant)
     if is_whole:
         adapter.require_witnessed(flags, start.environ)
-    return Found(
+    return ServerCommand(
         adapter=adapter,
         interpreter=question.interpreter,
         words=tuple(words),
@@ -148,7 +148,7 @@ def find_server(
 class Shaped:
     """A command with what ``--shapes`` adds. `shapes` is None without that option."""
 
-    found: Found
+    found: ServerCommand
     shapes: Shapes | None = None
 
     @property
@@ -199,7 +199,7 @@ def public_words(words: Sequence[str], flags: Flags, adapter: ServerKind) -> tup
 
 
 def describe(
-    found: Found,
+    found: ServerCommand,
     *,
     root: str,
     asked: WarmUp | WarmUpLevel = "sampler",
@@ -250,7 +250,7 @@ def describe(
     )
 
 
-def features_of(found: Found) -> tuple[Feature, ...]:
+def features_of(found: ServerCommand) -> tuple[Feature, ...]:
     """Returns what to ask a launch so that it compiles everything that it serves."""
     config: Mapping[str, JsonValue] = {}
     with contextlib.suppress(OSError, ValueError, SpecError, RecursionError):
@@ -266,7 +266,7 @@ def describe_here(
     *,
     root: str | None = None,
     asking: Asking | None = None,
-) -> tuple[Found, Launch]:
+) -> tuple[ServerCommand, Launch]:
     """Returns the server that a command starts on this machine, and its launch, for comparison with a sealed one.
 
     Args:

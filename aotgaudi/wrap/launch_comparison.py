@@ -16,7 +16,7 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.commands.variables import VariableRules
 from aotgaudi.digest import differing
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
-from aotgaudi.wrap.launch import Found, server_kind
+from aotgaudi.wrap.launch import ServerCommand, server_kind
 from aotgaudi.wrap.launch_machine import satisfies
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
@@ -38,7 +38,7 @@ class Checked:
     """
 
     bundle: Bundle
-    found: Found
+    found: ServerCommand
     here: Launch
     why_cold: str
 

@@ -39,12 +39,12 @@ from aotgaudi.wrap.collect import Rules, collect
 from aotgaudi.wrap.events import ProcessLog, hashed_factors
 from aotgaudi.wrap.exercise import in_order_of_proof, not_exercised, start_cost
 from aotgaudi.wrap.file_watch import FileChanges, compare
-from aotgaudi.wrap.launch import Found, features_of
+from aotgaudi.wrap.launch import ServerCommand, features_of
 from aotgaudi.wrap.observe import Observer
 from aotgaudi.wrap.restore import Source, restore_files
 from aotgaudi.wrap.sandbox import Sandbox, last_line, open_sandbox, tail_of
 from aotgaudi.wrap.session import STATE_BYTES, Plan, Session, link_model, plan_for
-from aotgaudi.wrap.verdict import AnswerDigests, Finding, NotWarm, Seen, Undecided, before, judge
+from aotgaudi.wrap.verdict import AnswerDigests, Finding, NotWarm, Observation, Undecided, before, judge
 
 MAX_ADDITIONS = 1
 """How often additions of a start are added to the capture."""
@@ -78,7 +78,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Setting:
+class BuildContext:
     """What all starts of a build have in common.
 
     Attributes:
@@ -93,7 +93,7 @@ class Setting:
         asks_all: Whether a start must send those, too, that only the build would send.
     """
 
-    found: Found
+    found: ServerCommand
     launch: Launch
     root: Path
     objects: ObjectStore
@@ -106,7 +106,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Ran:
+class RunResult:
     """What one start did.
 
     Attributes:
@@ -119,7 +119,7 @@ class Ran:
     """
 
     ready_seconds: float
-    seen: Seen
+    seen: Observation
     after: FileChanges
     findings: tuple[tuple[str, Finding], ...]
     answers: tuple[AnswerDigests, ...]
@@ -148,12 +148,12 @@ class EndedEarlyError(Exception):
 
 @contextmanager
 def build_run(
-    setting: Setting,
+    context: BuildContext,
     files: Sequence[CapturedFile] = (),
     *,
     before: Callable[[Sandbox], object] = lambda _: None,
     between: Callable[[Sandbox], object] = lambda _: None,
-) -> Iterator[tuple[Ran, Sandbox]]:
+) -> Iterator[tuple[RunResult, Sandbox]]:
     """Starts the server with only `files` in its caches. After it has ended, yields what it did, and its sandbox.
 
     It is refused nothing. `before` is called before the server starts, `between` after it has ended.
@@ -165,27 +165,27 @@ def build_run(
     """
     phase: Phase = "measure" if files else "cold"
     needed = sum(file.digest.size_bytes for file in files)
-    with open_sandbox(setting.root, needed_bytes=needed) as sandbox:
+    with open_sandbox(context.root, needed_bytes=needed) as sandbox:
         if files:
-            restore_files(files, Source(setting.objects.path, "the capture", "build it again"), sandbox.root)
-        link_model(setting.found, setting.launch, sandbox)
+            restore_files(files, Source(context.objects.path, "the capture", "build it again"), sandbox.root)
+        link_model(context.found, context.launch, sandbox)
         before(sandbox)
         sealed = {file.path: file.digest for file in files}
-        plan = plan_for(setting.found, setting.launch, sandbox, phase, sealed=sealed)
-        for step in () if files else setting.found.adapter.build_steps(setting.launch):
-            _run_step(setting, plan, sandbox, step)
-        ran = _run(setting, plan, sandbox, phase)
+        plan = plan_for(context.found, context.launch, sandbox, phase, sealed=sealed)
+        for step in () if files else context.found.adapter.build_steps(context.launch):
+            _run_step(context, plan, sandbox, step)
+        ran = _run(context, plan, sandbox, phase)
         between(sandbox)
         yield ran, sandbox
 
 
-def _run(setting: Setting, plan: Plan, sandbox: Sandbox, phase: Phase) -> Ran:
-    with Session(plan, sandbox, phase=STATE_BYTES[phase], output=setting.log) as session:
-        watch = _Watch(session, setting.progress)
+def _run(context: BuildContext, plan: Plan, sandbox: Sandbox, phase: Phase) -> RunResult:
+    with Session(plan, sandbox, phase=STATE_BYTES[phase], output=context.log) as session:
+        watch = _Watch(session, context.progress)
         try:
-            ready_seconds = session.wait_healthy(setting.ready_seconds, watch.look)
+            ready_seconds = session.wait_healthy(context.ready_seconds, watch.look)
             session.set_phase(STATE_BYTES["exercise"])
-            answers, answer_seconds = _ask(session, setting, watch)
+            answers, answer_seconds = _ask(session, context, watch)
             session.set_phase(STATE_BYTES["live"])
             session.settle()
             seen = replace(session.look(compares=plan.rules.has_sealed), answers=answers)
@@ -193,23 +193,23 @@ def _run(setting: Setting, plan: Plan, sandbox: Sandbox, phase: Phase) -> Ran:
             session.settle(_FLUSH_SECONDS)
             status = session.end()
         except WrappedServerError as error:
-            raise EndedEarlyError(watch.observer.history(), f"{error} ({_last_line(setting)})") from error
+            raise EndedEarlyError(watch.observer.history(), f"{error} ({_last_line(context)})") from error
         if status == _KILLED:
             raise CaptureError(
                 "the server did not end when it was asked to, and was killed: its caches may be truncated"
-                f" ({_last_line(setting)})"
+                f" ({_last_line(context)})"
             )
         findings = watch.observer.history()
     after = compare(sandbox.root, plan.rules) if plan.rules.has_sealed else FileChanges()
-    return Ran(ready_seconds, seen, after, findings, answers, answer_seconds)
+    return RunResult(ready_seconds, seen, after, findings, answers, answer_seconds)
 
 
 def _ask(
-    session: Session, setting: Setting, watch: _Watch
+    session: Session, context: BuildContext, watch: _Watch
 ) -> tuple[tuple[AnswerDigests, ...], tuple[float, ...]]:
     """Sends the launch's requests. Returns the answers, and how long each took, in the launch's order."""
-    requests = setting.launch.exercise.requests if setting.asks else ()
-    is_proof = session.plan.rules.has_sealed and not setting.asks_all
+    requests = context.launch.exercise.requests if context.asks else ()
+    is_proof = session.plan.rules.has_sealed and not context.asks_all
     order = in_order_of_proof(requests) if is_proof else range(len(requests))
     times = [time.monotonic()]
 
@@ -239,25 +239,25 @@ class _Watch:
         self._progress.note(f"{self._session.seconds:.0f} s{asked}; {describe_counts(self.observer.counts)}")
 
 
-def _run_step(setting: Setting, plan: Plan, sandbox: Sandbox, words: Sequence[str]) -> None:
+def _run_step(context: BuildContext, plan: Plan, sandbox: Sandbox, words: Sequence[str]) -> None:
     """Runs a compiler that the server brings, in the environment of the cold run. Raises CaptureError."""
     step = Plan(tuple(words), plan.environment, plan.address, plan.rules, plan.repairs)
-    with Session(step, sandbox, phase=STATE_BYTES["cold"], output=setting.log) as session:
+    with Session(step, sandbox, phase=STATE_BYTES["cold"], output=context.log) as session:
         try:
             session.wait_healthy(
-                setting.ready_seconds, lambda: setting.progress.note(f"{words[0]}: {session.seconds:.0f} s")
+                context.ready_seconds, lambda: context.progress.note(f"{words[0]}: {session.seconds:.0f} s")
             )
         except WrappedServerError as error:
             if session.child.poll() == 0:
                 return
-            raise CaptureError(f"{' '.join(words)}: {error} ({_last_line(setting)})") from error
+            raise CaptureError(f"{' '.join(words)}: {error} ({_last_line(context)})") from error
         raise CaptureError(f"{' '.join(words)}: serves, but a build step must end")
 
 
-def _last_line(setting: Setting) -> str:
+def _last_line(context: BuildContext) -> str:
     """Returns the last line that the server wrote, without secrets, and where the rest is."""
-    path = Path(setting.log.name)
-    line = last_line(tail_of(path), (form for secret in setting.rules.secrets for form in secret.forms()))
+    path = Path(context.log.name)
+    line = last_line(tail_of(path), (form for secret in context.rules.secrets for form in secret.forms()))
     return f"its last line: {line}; all of it: {path}" if line else f"its log, {path}, is empty"
 
 
@@ -297,7 +297,7 @@ class _Failure:
     added: tuple[CapturedFile, ...] = ()
 
 
-def prove(setting: Setting, cold: UnprovenRow) -> Proved:
+def prove(context: BuildContext, cold: UnprovenRow) -> Proved:
     """Starts the server from the files of a cold run alone, and again with what it added. Returns the proved capture.
 
     The requests that a start sends come first, and the others in reverse. If that compiles something, then a start needs all
@@ -306,53 +306,53 @@ def prove(setting: Setting, cold: UnprovenRow) -> Proved:
     Raises CaptureError with a table of what each process compiled.
     """
     try:
-        return _prove(setting, cold)
+        return _prove(context, cold)
     except CaptureError as error:
-        if setting.asks_all or all(request.at_start for request in setting.launch.exercise.requests):
+        if context.asks_all or all(request.at_start for request in context.launch.exercise.requests):
             raise
         cause = " ".join(str(error).split("\n")[1:2]).strip()
-        setting.progress.warn(
+        context.progress.warn(
             f"each start has to send all requests, in the build's order; proving that ({cause})"
         )
-        return _prove(replace(setting, asks_all=True), cold)
+        return _prove(replace(context, asks_all=True), cold)
 
 
-def _prove(setting: Setting, cold: UnprovenRow) -> Proved:
+def _prove(context: BuildContext, cold: UnprovenRow) -> Proved:
     held, num_additions = cold.files, 0
     while True:
-        found = _start(setting, held, cold)
+        found = _start(context, held, cold)
         if isinstance(found, Proved):
             return found
         if not found.added or num_additions == MAX_ADDITIONS:
             raise _refusal(found, num_additions)
-        setting.progress.note(f"{len(found.added)} files more, which a second start adds; proving again")
+        context.progress.note(f"{len(found.added)} files more, which a second start adds; proving again")
         held, num_additions = _with(held, found.added), num_additions + 1
 
 
 def proved_by(
-    setting: Setting, files: tuple[CapturedFile, ...], ran: Ran, cold: UnprovenRow
+    context: BuildContext, files: tuple[CapturedFile, ...], ran: RunResult, cold: UnprovenRow
 ) -> Proved | None:
     """Returns what the cold run itself proves, which began with `files`; None if it compiled or added something."""
-    found = _judge(setting, files, ran, cold)
+    found = _judge(context, files, ran, cold)
     return found if isinstance(found, Proved) else None
 
 
-def _start(setting: Setting, held: tuple[CapturedFile, ...], cold: UnprovenRow) -> Proved | _Failure:
+def _start(context: BuildContext, held: tuple[CapturedFile, ...], cold: UnprovenRow) -> Proved | _Failure:
     """Starts the server from `held`, refuses it nothing, and judges what it did."""
     try:
-        with build_run(setting, held) as (ran, sandbox):
-            found = _judge(setting, held, ran, cold)
-            return found if isinstance(found, Proved) else replace(found, added=_added(setting, ran, sandbox))
+        with build_run(context, held) as (ran, sandbox):
+            found = _judge(context, held, ran, cold)
+            return found if isinstance(found, Proved) else replace(found, added=_added(context, ran, sandbox))
     except EndedEarlyError as early:
         return _Failure(early.findings, (early.cause,))
 
 
-def _added(setting: Setting, ran: Ran, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
+def _added(context: BuildContext, ran: RunResult, sandbox: Sandbox) -> tuple[CapturedFile, ...]:
     """Returns the files that a start added; none if it also changed or removed captured ones, as every later start would."""
     sight = ran.seen.files | ran.after
     if sight.changed or sight.missing or not sight.added:
         return ()
-    there = collect(sandbox.root, setting.rules, setting.objects)
+    there = collect(sandbox.root, context.rules, context.objects)
     return tuple(file for file in there.files if file.path in sight.added)
 
 
@@ -370,9 +370,9 @@ def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[
 
 
 def _judge(
-    setting: Setting, held: tuple[CapturedFile, ...], ran: Ran, cold: UnprovenRow
+    context: BuildContext, held: tuple[CapturedFile, ...], ran: RunResult, cold: UnprovenRow
 ) -> Proved | _Failure:
-    found, launch = setting.found, setting.launch
+    found, launch = context.found, context.launch
     processes = [before(process, ran.seen.phase) for process in ran.seen.processes.values()]
     expected = found.adapter.expected(launch, processes)
     expected = expected.model_copy(update={"answers": cold.answers})
@@ -386,7 +386,7 @@ def _judge(
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
     statuses = tuple(answer.status for answer in ran.answers)
-    start = start_cost(launch.exercise.requests, ran.answer_seconds, asks_all=setting.asks_all)
+    start = start_cost(launch.exercise.requests, ran.answer_seconds, asks_all=context.asks_all)
     receipt = CaptureReceipt(
         manifest_id=launch.id,
         target=launch.target,
@@ -420,7 +420,7 @@ def _unloaded(held: Sequence[CapturedFile], processes: Sequence[ProcessLog]) -> 
     return ("nothing of what was captured was loaded: the server ran without it",)
 
 
-def _not_loaded(ran: Ran, cold: UnprovenRow) -> Iterator[str]:
+def _not_loaded(ran: RunResult, cold: UnprovenRow) -> Iterator[str]:
     """Yields the kinds of whole artifacts of which the second start loaded fewer than the first one saved."""
     loaded = ran.counters("_loaded")
     for kind, saved in cold.artifacts.items():
@@ -429,7 +429,7 @@ def _not_loaded(ran: Ran, cold: UnprovenRow) -> Iterator[str]:
             yield f"{kind}: {found} of {saved} artifacts that the first start saved were loaded"
 
 
-def _counts(ran: Ran, expected: Expected) -> dict[str, int]:
+def _counts(ran: RunResult, expected: Expected) -> dict[str, int]:
     return {
         "compile": 0,
         "generate": 0,
@@ -453,7 +453,7 @@ def _again(processes: Sequence[ProcessLog]) -> Iterator[str]:
             yield f"{what} {len(names) - _MAX_AGAIN} more"
 
 
-def _witnesses(ran: Ran, processes: Sequence[ProcessLog]) -> tuple[str, ...]:
+def _witnesses(ran: RunResult, processes: Sequence[ProcessLog]) -> tuple[str, ...]:
     """Returns the kinds of evidence: agents in the processes, files (and inotify without a gap), the server's counters."""
     found = {"process"} if processes else set()
     found |= {"files"} if ran.seen.files.is_compared else set()

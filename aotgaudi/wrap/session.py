@@ -33,11 +33,11 @@ from aotgaudi.wrap.adapters.base import Address, Phase
 from aotgaudi.wrap.client import HealthProbe, WrappedServerError, ask, require_free
 from aotgaudi.wrap.events import EventLog, printable
 from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
-from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 from aotgaudi.wrap.sandbox import Child, Sandbox
-from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Seen, What, is_settled
+from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Observation, What, is_settled
 from aotgaudi.wrap.witness import write_agent
 
 _log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Plan:
 
 
 def plan_for(
-    found: Found,
+    found: ServerCommand,
     launch: Launch,
     sandbox: Sandbox,
     phase: Phase,
@@ -113,7 +113,7 @@ def plan_for(
     )
 
 
-def _established(found: Found, launch: Launch) -> dict[str, str]:
+def _established(found: ServerCommand, launch: Launch) -> dict[str, str]:
     """Returns the command's environment, with hashed variables as in the launch, except those of the pod."""
     hashed = found.adapter.variable_rules.hashed
     ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
@@ -121,7 +121,7 @@ def _established(found: Found, launch: Launch) -> dict[str, str]:
     return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}
 
 
-def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
+def link_model(found: ServerCommand, launch: Launch, sandbox: Sandbox) -> None:
     """Makes the alias of the model's directory, if the server of `launch` uses it. Raises StoreError."""
     if not launch.is_aliased:
         return
@@ -263,7 +263,7 @@ class Session:
                 return False
             time.sleep(_POLL_SECONDS)
 
-    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Observation:
         """Returns everything that is known now.
 
         Args:
@@ -277,7 +277,7 @@ class Session:
             self._find_libraries(living)
         files = self.files(passing_seconds=0.0 if compares else PASSING_SECONDS)
         self.log.read()  # Last: a process reports a file, or its end, before we can see either.
-        return Seen(
+        return Observation(
             processes=dict(self.log.processes),
             alive=living,
             rules=self.plan.rules,

@@ -34,7 +34,7 @@ from aotgaudi.wrap.client import HealthProbe, WrappedServerError
 from aotgaudi.wrap.exercise import adapter_names, with_adapters
 from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.http import Answers, HttpServer, Metrics
-from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.launch_comparison import Checked
 from aotgaudi.wrap.observe import Observer
 from aotgaudi.wrap.restore import restore
@@ -47,8 +47,8 @@ from aotgaudi.wrap.verdict import (
     ONLY_FILES,
     Finding,
     NotWarm,
+    Observation,
     Reason,
-    Seen,
     Undecided,
     Verdict,
     Warm,
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Expectation:
     """What a server is judged by.
 
     Attributes:
@@ -112,10 +112,10 @@ class Snapshot:
     not_ready: str = "the server is starting"
     verdict: Verdict = _STARTING
     recent: Sequence[Finding] = ()
-    seen: Seen | None = None
+    seen: Observation | None = None
     has_program_watch: bool = False
 
-    def report(self, case: Case, compilations: Mapping[str, int]) -> dict[str, Any]:
+    def report(self, case: Expectation, compilations: Mapping[str, int]) -> dict[str, Any]:
         """Returns the answer to ``GET /report``."""
         verdict, seen = self.verdict, self.seen
         processes = () if seen is None else seen.processes.values()
@@ -165,7 +165,7 @@ class Supervisor:
     """Supervises one server. `run` is for the main thread. Any thread may call `not_ready`, `not_live` and `report`."""
 
     def __init__(
-        self, session: Session, case: Case, policy: Policy, metrics: Metrics, signals: Signals
+        self, session: Session, case: Expectation, policy: Policy, metrics: Metrics, signals: Signals
     ) -> None:
         self._session, self._case, self._policy = session, case, policy
         self._metrics, self._signals = metrics, signals
@@ -176,7 +176,7 @@ class Supervisor:
         self._asked_to_end: float | None = None
         self._health = HealthProbe(session.plan.address)
         self._observer = Observer(session, left_out=frozenset({"cold"}))
-        self._seen: Seen | None = None
+        self._seen: Observation | None = None
         self._looked_at = 0.0
         self._snapshot = Snapshot()
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
@@ -404,7 +404,7 @@ class Supervisor:
             self._verdict = judge(self._look(compares=compares), self._case.expected)
         return self._verdict
 
-    def _look(self, *, compares: bool = False) -> Seen:
+    def _look(self, *, compares: bool = False) -> Observation:
         self._looked_at = time.monotonic()
         self._seen = self._session.look(phase=STATE_BYTES["live"], compares=compares)
         return self._seen
@@ -514,7 +514,7 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
         if receipt.start is not None and options.exercises and not why_cold:
             _log.info("a start sends %s", receipt.start)
         answers = tuple(one for index, one in enumerate(receipt.expected.answers) if index in asked)
-        case = Case(
+        case = Expectation(
             expected=None if why_cold else receipt.expected.model_copy(update={"answers": answers}),
             requests=tuple(asked.values()) if options.exercises else (),
             why_cold=why_cold,
@@ -544,7 +544,7 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             return supervisor.run()
 
 
-def _asked_here(sealed: Launch, found: Found, cost: StartCost | None) -> dict[int, WarmUpRequest]:
+def _asked_here(sealed: Launch, found: ServerCommand, cost: StartCost | None) -> dict[int, WarmUpRequest]:
     """Returns the sealed requests that a start sends, in the form in which they are sent here, by position."""
     start = found.adapter.starts_at(sealed.words)
     words = sealed.words if start is None else sealed.words[start[1] :]

@@ -208,7 +208,7 @@ _WORKERS = ("Worker", "EngineCore", "APIServer")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """Everything that is known of a server at one moment.
 
     Attributes:
@@ -263,7 +263,7 @@ ONLY_FILES = Undecided(("a comparison of the files",))
 Verdict = Union[Warm, NotWarm, Undecided]
 
 
-def judge(seen: Seen, expected: Expected) -> Verdict:
+def judge(seen: Observation, expected: Expected) -> Verdict:
     """Returns the verdict. Pure: equal arguments give equal verdicts."""
     logs = [before(log, seen.phase) for log in seen.processes.values()]
     against = [
@@ -319,14 +319,14 @@ def findings_of(
     return [*((title, finding) for _, title, finding in sorted(rows, key=lambda row: row[0])), *unreported]
 
 
-def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+def _doings(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     """Yields what the server did, but files last, because the first sentence should name the cause."""
     found = findings_of(logs, seen.outside, seen.rules, is_watched=seen.files.is_watched)
     for title, finding in sorted(found, key=lambda row: row[1].what == "file"):
         yield Reason(f"{title}: {finding}", finding.exit_code)
 
 
-def _lost(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+def _lost(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     for log in logs:
         if log.num_unreadable:
             yield Reason(f"{log.title}: {log.num_unreadable} of its events cannot be read")
@@ -345,7 +345,7 @@ def _unhooked(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason
                 yield Reason(f"{log.title}: {hook} could not be watched")
 
 
-def _of_files(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+def _of_files(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     """Yields changes of files. An added file is foreign if no server process opened it for writing and no compiler ran."""
     events = [event for log in logs for event in log.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
@@ -373,7 +373,7 @@ def _silent(logs: Sequence[ProcessLog], phase: str) -> Iterator[str]:
             yield f"{log.title} to confirm that its report is complete"
 
 
-def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
+def _replaced(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[str]:
     """Yields living processes that announced another program. If that is Python again, it begins a new event file."""
     latest: dict[int, int] = {}
     for name, log in seen.processes.items():
@@ -442,7 +442,7 @@ def _of_counters(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Rea
             yield Reason(f"the server's own counter {name} is {counters[name]}, the build saw {number}")
 
 
-def _of_answers(seen: Seen, expected: Expected) -> Iterator[Reason]:
+def _of_answers(seen: Observation, expected: Expected) -> Iterator[Reason]:
     if seen.answers is None:
         return
     if len(seen.answers) != len(expected.answers):

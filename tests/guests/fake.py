@@ -10,7 +10,7 @@ from pathlib import Path
 
 from aotgaudi.bundle.launch import WarmUp
 from aotgaudi.wrap.adapters.base import Address
-from aotgaudi.wrap.exercise import Room, exercise, generation
+from aotgaudi.wrap.exercise import ServerLimits, exercise, generation
 from aotgaudi.wrap.file_watch import FileRules
 from aotgaudi.wrap.session import Plan
 
@@ -26,7 +26,7 @@ def make_model(folder: Path, **config: object) -> Path:
 
 
 def smoke() -> WarmUp:
-    return exercise("smoke", generation(Room()))
+    return exercise("smoke", generation(ServerLimits()))
 
 
 @dataclass(frozen=True)

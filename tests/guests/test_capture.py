@@ -38,7 +38,7 @@ from aotgaudi.wrap.capture_records import UnprovenRow, capture_key, find_capture
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.launch import weights_stamp
-from aotgaudi.wrap.prove import Ran, prove
+from aotgaudi.wrap.prove import RunResult, prove
 from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
 from tests.guests.fake import Fake as GuestLaunch
@@ -435,7 +435,7 @@ def test_two_builds_of_one_launch_at_once_run_it_once(fresh: Bench) -> None:
 def test_a_build_that_is_stopped_in_its_proof_goes_on_from_the_draft(
     fresh: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> Ran:
+    def stopped(*_: object) -> RunResult:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:

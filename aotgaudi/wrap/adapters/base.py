@@ -26,7 +26,7 @@ from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.wrap.events import ProcessLog
-from aotgaudi.wrap.exercise import Feature, Room
+from aotgaudi.wrap.exercise import Feature, ServerLimits
 from aotgaudi.wrap.launch_machine import Device, Installed
 from aotgaudi.wrap.starts import Indices
 from aotgaudi.wrap.witness import ENTRY_POINT
@@ -84,7 +84,7 @@ class Flags:
     download_dir: str | None = None
     address: Address = field(default_factory=Address)
     world: Mapping[str, int] = field(default_factory=dict)
-    room: Room = field(default_factory=Room)
+    room: ServerLimits = field(default_factory=ServerLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from aotgaudi.wrap.adapters.vllm import ANY_ADDRESS, KINDS, LEFT_OUT, LIBRARY_RO
 from aotgaudi.wrap.exercise import (
     NUM_TOKEN_IDS,
     Feature,
-    Room,
+    ServerLimits,
     completion,
     generation,
     pooling,
@@ -172,7 +172,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
             "data_parallel": one_integer(flags, "dp-size", 1),
             "nodes": one_integer(flags, "nnodes", 1),
         },
-        room=Room(
+        room=ServerLimits(
             max_model_len=context or None,
             max_num_seqs=running or None,
             max_num_batched_tokens=int(chunk) if chunk.isdigit() else None,  # -1: prompts are not cut.

@@ -36,7 +36,7 @@ from aotgaudi.wrap.adapters.base import (
 )
 from aotgaudi.wrap.exercise import (
     Feature,
-    Room,
+    ServerLimits,
     adapter_names,
     adapters,
     generation,
@@ -160,7 +160,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
             "data_parallel": one_integer(flags, "data-parallel-size", 1),
             "nodes": one_integer(flags, "nnodes", 1),
         },
-        room=Room(
+        room=ServerLimits(
             max_model_len=_tokens(flags, "max-model-len"),
             max_num_seqs=_tokens(flags, "max-num-seqs"),
             max_num_batched_tokens=_tokens(flags, "max-num-batched-tokens"),

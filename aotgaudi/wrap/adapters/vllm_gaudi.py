@@ -39,7 +39,7 @@ from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
 from aotgaudi.wrap.adapters.base import SHAPES_FOLDER, Flags, Phase, Shapes, flag_words
 from aotgaudi.wrap.adapters.vllm import KINDS, LEFT_OUT, ROOTS, VLLM, max_logprobs, refuse, settings
-from aotgaudi.wrap.exercise import Room, sampler_batches, start_batches
+from aotgaudi.wrap.exercise import ServerLimits, sampler_batches, start_batches
 from aotgaudi.wrap.launch_machine import Installed
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _shapes(spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed
         word = environ.get(name, value).strip().lower()
         if word != value and not {word, value} <= FALSE_WORDS:
             raise SpecError(name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed")
-    room = Room(max_model_len=found.spec.limits.max_model_len)
+    room = ServerLimits(max_model_len=found.spec.limits.max_model_len)
     sizes = sorted({size for size, _, _ in found.decode})
     situation = situation_of(found.spec, max_logprobs(given))
     widths = () if situation is None else situation.logprob_widths

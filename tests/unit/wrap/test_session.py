@@ -16,7 +16,7 @@ from aotgaudi.wrap.adapters.base import Address
 from aotgaudi.wrap.client import Answer
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileRules
-from aotgaudi.wrap.launch import Found, describe, find_server
+from aotgaudi.wrap.launch import ServerCommand, describe, find_server
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
 from tests.guests_here import Here
@@ -104,7 +104,7 @@ def test_a_server_that_cannot_be_started_is_one_sentence(root: Path) -> None:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Found:
+def found(tmp_path: Path) -> ServerCommand:
     here = Here(tmp_path / "here", {"VLLM_IMAGE_TAG": "v1", "VLLM_API_KEY": "topsecret"})
     here.install("vllm", "0.32.0+cpu")
     here.install("torch", "2.13.0+cpu")
@@ -119,7 +119,9 @@ def sandbox(tmp_path: Path) -> Sandbox:
     return Sandbox(tmp_path / "place")
 
 
-def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, sandbox: Sandbox) -> None:
+def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(
+    found: ServerCommand, sandbox: Sandbox
+) -> None:
     launch = describe(found, root=str(sandbox.root))
     plan = plan_for(found, launch, sandbox, "cold")
     link_model(found, launch, sandbox)
@@ -132,7 +134,7 @@ def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found
 
 
 def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
-    found: Found, sandbox: Sandbox
+    found: ServerCommand, sandbox: Sandbox
 ) -> None:
     sealed = describe(found, root=str(sandbox.root))
     words = ("vllm", "serve", "org/name")
@@ -146,7 +148,9 @@ def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
     assert (sandbox.root / "model").is_symlink()
 
 
-def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, sandbox: Sandbox) -> None:
+def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(
+    found: ServerCommand, sandbox: Sandbox
+) -> None:
     words = ("vllm", "serve", "org/name")
     of_hub = replace(found, words=words, flags=found.adapter.read(words[2:], {}), is_local=False)
     sealed = describe(of_hub, root=str(sandbox.root))
@@ -157,9 +161,11 @@ def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found
     assert not (sandbox.root / "model").is_symlink()
 
 
-def test_variables_that_the_server_hashes_are_as_in_the_launch(found: Found, sandbox: Sandbox) -> None:
+def test_variables_that_the_server_hashes_are_as_in_the_launch(
+    found: ServerCommand, sandbox: Sandbox
+) -> None:
     sealed = describe(found, root=str(sandbox.root))
-    elsewhere = Found(
+    elsewhere = ServerCommand(
         adapter=found.adapter,
         interpreter=found.interpreter,
         words=found.words,
@@ -175,7 +181,7 @@ def test_variables_that_the_server_hashes_are_as_in_the_launch(found: Found, san
     assert "VLLM_IMAGE_TAG" not in plan_for(elsewhere, bare, sandbox, "load").environment
 
 
-def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox: Sandbox) -> None:
+def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: ServerCommand, sandbox: Sandbox) -> None:
     sealed = {"cache/vllm/model": Digest.of(b"x")}
     plan = plan_for(
         found,
@@ -193,7 +199,7 @@ def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox
     assert not plan.rules.is_left_out("cache/vllm/other")
 
 
-def test_a_home_that_holds_captured_files_is_the_servers(found: Found, sandbox: Sandbox) -> None:
+def test_a_home_that_holds_captured_files_is_the_servers(found: ServerCommand, sandbox: Sandbox) -> None:
     launch = describe(found, root=str(sandbox.root))
 
     assert plan_for(found, launch, sandbox, "load").environment["HOME"] == found.environ["HOME"]
@@ -203,7 +209,7 @@ def test_a_home_that_holds_captured_files_is_the_servers(found: Found, sandbox: 
     )
 
 
-def test_repairs_are_those_of_the_launch(found: Found, sandbox: Sandbox) -> None:
+def test_repairs_are_those_of_the_launch(found: ServerCommand, sandbox: Sandbox) -> None:
     assert plan_for(found, describe(found, root=str(sandbox.root)), sandbox, "load").repairs == (
         "vllm.finalize-loading",
     )

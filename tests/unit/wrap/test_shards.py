@@ -27,7 +27,7 @@ def test_each_shard_runs_once_and_one_that_fails_is_named(monkeypatch: pytest.Mo
             raise CaptureError(failing[number])
 
     monkeypatch.setattr(capture, "build_shard", build_shard)
-    order, store = cast("capture.Order", "order"), cast("Store", "store")
+    order, store = cast("capture.CaptureRequest", "order"), cast("Store", "store")
     shards = [Shard(number, 3, {}, "") for number in (1, 2, 3)]
 
     with pytest.raises(CaptureError) as caught:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges
-from aotgaudi.wrap.verdict import AnswerDigests, NotWarm, Seen, Undecided, Warm, judge
+from aotgaudi.wrap.verdict import AnswerDigests, NotWarm, Observation, Undecided, Warm, judge
 from tests.unit.wrap.logs import CLEAN, EXPECTED, HOOKS, answer, event, history, loads, process, seen, warm
 
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler", stack="inductor.py:1")
@@ -274,7 +274,7 @@ def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> No
     )
 
 
-def replaced(by: ProcessLog | None, *, lives: bool) -> Seen:
+def replaced(by: ProcessLog | None, *, lives: bool) -> Observation:
     """A process of the server became another program."""
     old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
     processes = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}

@@ -175,22 +175,7 @@ def test_a_key_of_the_api_is_there_for_whoever_asks_and_shown_nowhere(here: Here
     )
 
 
-COMMAND_WORDS = [
-    "vllm",
-    "serve",
-    "tiny",
-    "-m",
-    SERVER,
-    "python",
-    "env",
-    "A=b",
-    "--model",
-    "-tp",
-    "--port",
-    "{",
-    "--x=",
-    "-",
-]
+COMMAND_WORDS = f"vllm serve tiny -m {SERVER} python env A=b --model -tp --port {{ --x= -".split()
 
 
 @given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
