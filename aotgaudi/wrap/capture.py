@@ -209,13 +209,13 @@ def _shared(request: CaptureRequest, store: Store, progress: Progress) -> tuple[
     if sharding.runs:
         build_shards(request, missing, store, progress)
     progress.begin(counted(sharding.num, "shard"))
-    rows = [row for row in (find_unproven(store, shard.key) for shard in shards) if row is not None]
-    if len(rows) < len(shards):
-        names = ", ".join(shard.name for shard in shards if find_unproven(store, shard.key) is None)
+    rows = {shard.name: find_unproven(store, shard.key) for shard in shards}
+    lacking = ", ".join(name for name, row in rows.items() if row is None)
+    if lacking:
         raise CaptureError(
-            f"the store has no record of the shards {names} (build capture --shard I/N runs one)"
+            f"the store has no record of the shards {lacking} (build capture --shard I/N runs one)"
         )
-    made = union(rows, request.given)
+    made = union((row for row in rows.values() if row is not None), request.given)
     progress.end(f"{len(missing)} run; {len(made)} files")
     kind_of = request.found.adapter.kind_of
     given = [

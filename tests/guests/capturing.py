@@ -83,6 +83,12 @@ class Bench:
     def words(self, *more: str) -> tuple[str, ...]:
         return (sys.executable, str(SERVER), "serve", str(self.model), "--port", str(free_port()), *more)
 
+    def command(self, *options: str, out: str = "out") -> list[str]:
+        """``aotgaudi build capture`` of the plain server."""
+        places = {"-o": self.folder / out, "--root": self.root, "--store": self.folder / "store"}
+        words = [word for name, path in places.items() for word in (name, str(path))]
+        return ["build", "capture", *words, *options, "--", *self.words()]
+
     def found(self, *more: str, **environ: str) -> ServerCommand:
         return find_server(self.words(*more), {**self.environ, **environ})
 

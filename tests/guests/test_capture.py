@@ -34,12 +34,11 @@ from aotgaudi.store.store import Store
 from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters import fake
 from aotgaudi.wrap.capture import Built, build_capture
-from aotgaudi.wrap.capture_records import UnprovenRow, capture_key, find_capture, find_unproven, unproven_key
+from aotgaudi.wrap.capture_records import UnprovenRow, capture_key, find_unproven, unproven_key
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.launch import weights_stamp
 from aotgaudi.wrap.prove import RunResult, prove
-from aotgaudi.wrap.restore import restore
 from tests.guests.capturing import Bench, processes_of
 from tests.guests.fake import Fake as GuestLaunch
 from tests.guests.running import Runs
@@ -127,6 +126,9 @@ def test_what_is_sealed_was_proved(bench: Bench, built: Built, receipt: CaptureR
     assert [row.pattern for row in receipt.left_out] == ["*.lock"]
     assert built.row.cold_counts["process"] >= 2
     assert built.row.places["root"] > 0
+    assert (
+        find_unproven(bench.store, unproven_key(built.bundle.launch, weights_stamp(bench.model)).hex) is None
+    )
 
 
 def test_a_build_leaves_nothing_running_and_nothing_in_its_place(bench: Bench, built: Built) -> None:
@@ -218,30 +220,6 @@ def test_a_fault_of_ours_in_a_build_is_not_called_a_log_that_cannot_be_written(
         fresh.build()
     (log,) = (fresh.folder / "store" / "logs").iterdir()
     assert log.stat().st_mode & 0o777 == 0o600
-
-
-def test_a_changed_flag_is_another_launch(bench: Bench, built: Built) -> None:
-    other = bench.order("--max-model-len", "256")
-
-    assert other.launch.id != built.bundle.launch.id
-    assert find_capture(bench.store, capture_key(other.launch).hex) is None
-
-
-def test_no_cold_run_is_left_when_a_capture_is_there(bench: Bench, built: Built) -> None:
-    stamp = weights_stamp(bench.model)
-    assert find_unproven(bench.store, unproven_key(built.bundle.launch, stamp).hex) is None
-
-
-def test_what_is_restored_is_what_the_server_left(
-    bench: Bench, built: Built, receipt: CaptureReceipt
-) -> None:
-    into = bench.folder / "restored"
-    into.mkdir(mode=0o700)
-
-    restore(built.bundle, into)
-
-    found = {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}
-    assert found == {file.path for file in receipt.files}
 
 
 PROOFS = {
@@ -460,17 +438,8 @@ def test_a_destination_that_is_not_ours_is_refused_before_anything_is_run(fresh:
 
 def _kill_while_it_builds(bench: Bench, seconds: float) -> None:
     """Starts a build in a process of its own, and kills that after so long."""
-    command = [sys.executable, "-m", "aotgaudi", "build", "capture", "--exercise", bench.level]
-    command += [
-        "-o",
-        str(bench.folder / "out"),
-        "--root",
-        str(bench.root),
-        "--store",
-        str(bench.folder / "store"),
-    ]
     build = subprocess.Popen(
-        [*command, "--", *bench.words()],
+        [sys.executable, "-m", "aotgaudi", *bench.command("--exercise", bench.level)],
         env=bench.environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -564,11 +533,9 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
     for name, value in bench.environ.items():
         monkeypatch.setenv(name, value)
     generate_key(bench.folder / "key")
-    places = ["--root", str(bench.root), "--store", str(bench.folder / "store")]
-    command = ["build", "capture", "-o", str(bench.folder / "signed"), *places]
-    command += ["--sign-key", str(bench.folder / "key")]
+    key = ("--sign-key", str(bench.folder / "key"))
 
-    told = CliRunner().invoke(cli, [*command, "--", *bench.words()])
+    told = CliRunner().invoke(cli, bench.command(*key, out="signed"))
 
     assert told.exit_code == 0, told.output
     launch, gap, start, sealed = told.output.splitlines()
@@ -583,7 +550,7 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
         r"sealed     .*/signed: \d+ files, 0\.1 MB, signed \(captured before; nothing was run\)",
         sealed,
     )
-    document = json.loads(CliRunner().invoke(cli, [*command, "--json", "--", *bench.words()]).stdout)
+    document = json.loads(CliRunner().invoke(cli, bench.command(*key, "--json", out="signed")).stdout)
     assert document["launch_id"] == built.bundle.launch.id
     assert (document["is_new"], document["num_files"]) == (False, len(built.row.objects))
 
@@ -654,25 +621,10 @@ def test_what_a_launch_switches_on_is_captured_and_proved_and_told_apart_where_i
 def test_the_owners_requests_are_sealed_and_captured(fresh: Bench) -> None:
     own = fresh.folder / "own.jsonl"
     own.write_text('{"custom_id": "b", "url": "/v1/embeddings", "body": {"input": "Rome"}}\n')
-    words = [*fresh.words(), "--max-num-batched-tokens", "600"]
+    options = ("--exercise", "smoke", "--exercise", str(own))
+    command = [*fresh.command(*options), "--max-num-batched-tokens", "600"]
 
-    result = CliRunner().invoke(
-        cli,
-        [
-            *(
-                "build",
-                "capture",
-                "--exercise",
-                "smoke",
-                "--exercise",
-                str(own),
-                "-o",
-                str(fresh.folder / "out"),
-            ),
-            *("--root", str(fresh.root), "--store", str(fresh.folder / "store"), "--", *words),
-        ],
-        env=fresh.environ,
-    )
+    result = CliRunner().invoke(cli, command, env=fresh.environ)
 
     assert result.exit_code == 0, result.output
     bundle = open_bundle(fresh.folder / "out")
