@@ -133,48 +133,26 @@ def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(
     assert plan.address.port == 8123
 
 
-def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
-    found: ServerCommand, sandbox: Sandbox
-) -> None:
-    sealed = describe(found, root=str(sandbox.root))
-    words = ("vllm", "serve", "org/name")
-    flags = found.adapter.read(words[2:], {})
-    of_hub = replace(found, words=words, flags=flags, is_local=False)
-
-    link_model(of_hub, sealed, sandbox)
-    plan = plan_for(of_hub, sealed, sandbox, "load")
-
-    assert plan.words == ("vllm", "serve", f"{sandbox.root}/model", "--served-model-name", "org/name")
-    assert (sandbox.root / "model").is_symlink()
-
-
-def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(
-    found: ServerCommand, sandbox: Sandbox
+@pytest.mark.parametrize("is_aliased", [True, False])
+def test_a_model_of_the_hub_is_seen_by_the_alias_only_where_the_build_saw_it_so(
+    found: ServerCommand, sandbox: Sandbox, is_aliased: bool
 ) -> None:
     words = ("vllm", "serve", "org/name")
     of_hub = replace(found, words=words, flags=found.adapter.read(words[2:], {}), is_local=False)
-    sealed = describe(of_hub, root=str(sandbox.root))
+    sealed = describe(found if is_aliased else of_hub, root=str(sandbox.root))
+    aliased = ("vllm", "serve", f"{sandbox.root}/model", "--served-model-name", "org/name")
 
     link_model(of_hub, sealed, sandbox)
 
-    assert plan_for(of_hub, sealed, sandbox, "load").words == words
-    assert not (sandbox.root / "model").is_symlink()
+    assert plan_for(of_hub, sealed, sandbox, "load").words == (aliased if is_aliased else words)
+    assert (sandbox.root / "model").is_symlink() is is_aliased
 
 
 def test_variables_that_the_server_hashes_are_as_in_the_launch(
     found: ServerCommand, sandbox: Sandbox
 ) -> None:
     sealed = describe(found, root=str(sandbox.root))
-    elsewhere = ServerCommand(
-        adapter=found.adapter,
-        interpreter=found.interpreter,
-        words=found.words,
-        flags=found.flags,
-        installed=found.installed,
-        model=found.model,
-        is_local=True,
-        environ={**found.environ, "VLLM_IMAGE_TAG": "v2"},
-    )
+    elsewhere = replace(found, environ={**found.environ, "VLLM_IMAGE_TAG": "v2"})
 
     assert plan_for(elsewhere, sealed, sandbox, "load").environment["VLLM_IMAGE_TAG"] == "v1"
     bare = sealed.model_copy(update={"place": sealed.place.model_copy(update={"variables": {}})})

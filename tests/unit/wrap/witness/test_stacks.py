@@ -43,35 +43,11 @@ def test_a_deep_stack_keeps_the_frames_that_are_no_compilers() -> None:
     assert told[6].endswith(" server")
 
 
-@pytest.mark.parametrize(
-    "name", ["--api-key", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "password", "VLLM_API_KEY"]
-)
-def test_names_of_secrets(name: str) -> None:
-    assert is_secret(name)
-
-
-_WORDS = [
-    "api",
-    "key",
-    "keys",
-    "hf",
-    "token",
-    "tokens",
-    "secret",
-    "password",
-    "passphrase",
-    "bearer",
-    "access",
-    "id",
-    "max",
-    "num",
-    "tokenizer",
-    "mode",
-]
+_WORDS = "api key keys hf token tokens secret password passphrase bearer access id max num tokenizer mode"
 
 
 @given(
-    name=st.lists(st.sampled_from(_WORDS), min_size=1, max_size=4),
+    name=st.lists(st.sampled_from(_WORDS.split()), min_size=1, max_size=4),
     sep=st.sampled_from("_-."),
     is_upper=st.booleans(),
 )
@@ -102,22 +78,11 @@ def test_secrets_are_not_told() -> None:
         "HF_TOKEN=ghi",
         "--tokenizer",
         "x",
-        b"\xff",
     ]
 
-    told = told_arguments(argv)
+    told = told_arguments([*argv, b"\xff"])
 
-    assert told[:9] == [
-        "vllm",
-        "serve",
-        "--api-key",
-        "***",
-        "***",
-        "--hf-token=***",
-        "HF_TOKEN=***",
-        "--tokenizer",
-        "x",
-    ]
+    assert " ".join(told[:9]) == "vllm serve --api-key *** *** --hf-token=*** HF_TOKEN=*** --tokenizer x"
 
 
 def test_long_words_are_cut() -> None:

@@ -34,7 +34,7 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", pythons())
 def test_a_process_says_hello_and_goodbye(guest: Guest, python: str) -> None:
-    guest.run("pass", python=python)
+    guest.run("aotgaudi_witness.register()", python=python)  # A second time, which changes nothing.
 
     hello, bye = guest.events()
     assert (hello["e"], bye["e"]) == ("hello", "bye")
@@ -49,12 +49,6 @@ def test_without_the_variable_nothing_happens(guest: Guest) -> None:
     guest.run(code, AOTGAUDI_WITNESS="")
 
     assert guest.files() == []
-
-
-def test_registering_again_changes_nothing(guest: Guest) -> None:
-    guest.run("aotgaudi_witness.register(); aotgaudi_witness.register()")
-
-    assert [event["e"] for event in guest.events()] == ["hello", "bye"]
 
 
 def test_a_witness_that_cannot_begin_leaves_the_guest_alone(guest: Guest) -> None:
@@ -150,7 +144,7 @@ def test_a_compiler_is_refused_where_nothing_may_compile(guest: Guest) -> None:
     assert guest.events("process")[0]["what"] == "compiler"
 
 
-@pytest.mark.parametrize("state", ["c", "m", "e", "v", "f"])
+@pytest.mark.parametrize("state", ["m", "v"])
 def test_a_compiler_runs_where_it_is_only_reported(guest: Guest, state: str) -> None:
     guest.state.write_text(state)
 
