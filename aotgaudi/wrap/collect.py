@@ -33,7 +33,7 @@ from aotgaudi.commands.variables import is_secret, is_secret_key, secret_values
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.machine import in_threads
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.session import OUTSIDE
+from aotgaudi.wrap.session import UNCAPTURED
 
 MIN_SECRET_BYTES = 6
 """Shorter values occur by chance in many files."""
@@ -166,7 +166,7 @@ def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
             secret, or changed while it was read. Names the file.
         StoreError: A file cannot be read, or the store cannot be written to.
     """
-    reasons = {**dict(rules.left_out), **OUTSIDE}
+    reasons = {**dict(rules.left_out), **UNCAPTURED}
     patterns = [(pattern, re.compile(fnmatch.translate(pattern))) for pattern in reasons]
     paths, strays, left_out = [], [], dict[str, str]()
     for path in (path for top in _TOPS for path in _walk(here, top)):
@@ -203,7 +203,7 @@ def _walk(here: Path, top: str) -> Iterator[str]:
 
 
 def _is_volatile(here: Path, path: str) -> bool:
-    """Whether a path is that of a socket or a FIFO. Raises CaptureError unless all others are files in the sandbox."""
+    """Whether a path is that of a socket or a FIFO. Raises CaptureError for what is no file in the sandbox either."""
     mode = (here / path).lstat().st_mode
     if stat.S_ISLNK(mode):
         target = Path(os.path.realpath(here / path))

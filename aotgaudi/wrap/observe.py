@@ -71,7 +71,7 @@ class Observer:
 
     def history(self) -> tuple[tuple[str, Finding], ...]:
         """Returns all that processes did, with the process, in order of time. Files that changed are not among it."""
-        unreported = self._session.outside()
+        unreported = self._session.unreported()
         rules, is_watched = self._session.plan.rules, self._session.files().is_watched
         logs = self._session.log.processes.values()
         return tuple(findings_of(logs, unreported, rules, is_watched=is_watched))
@@ -94,7 +94,7 @@ class Observer:
         return now - self._first_file < _CAUSE_SECONDS
 
     def _unreported(self) -> list[Finding]:
-        found = self._session.outside()
+        found = self._session.unreported()
         new, self._num_unreported = found[self._num_unreported :], len(found)
         return [finding for _, finding in new]
 

@@ -52,7 +52,7 @@ SETTLE_SECONDS = 10.0
 """How long processes may take to confirm that they have reported everything. They look four times a second."""
 _POLL_SECONDS = 0.05
 
-OUTSIDE: Mapping[str, str] = {
+UNCAPTURED: Mapping[str, str] = {
     "home/*": "a server's home is that of its user again when it serves",
     "tmp/tmp*": "a temporary file of one run",
     "tmp/pymp-*": "what processes of one run shared",
@@ -99,7 +99,7 @@ def plan_for(
         left_out: Patterns of files that may appear there in addition to the adapter's.
     """
     adapter, root = found.adapter, sandbox.root
-    patterns = (*(pattern for pattern, _ in adapter.left_out), *OUTSIDE, *left_out)
+    patterns = (*(pattern for pattern, _ in adapter.left_out), *UNCAPTURED, *left_out)
     established = _established(found, launch)
     environment = adapter.environment(root, phase, established)
     if any(path.startswith("home/") for path in sealed):
@@ -169,7 +169,7 @@ class Session:
         self._compared = FileChanges(is_watched=self._watcher is not None)
         self._started, self._began = time.monotonic(), time.time()
         self._compilers = Compilers()
-        self._outside: dict[str, Finding] = {}
+        self._unreported: dict[str, Finding] = {}
         self._passed, self._searched_at = frozenset[str](), 0.0
         try:
             self.child = Child(
@@ -284,17 +284,17 @@ class Session:
             files=files,
             phase=self.phase if phase is None else phase,
             answers=self._answers,
-            outside=self.outside(),
+            unreported=self.unreported(),
         )
 
-    def outside(self) -> tuple[tuple[str, Finding], ...]:
+    def unreported(self) -> tuple[tuple[str, Finding], ...]:
         """Returns what the server's processes did without an agent's report, with the process, in the order of discovery."""
         starts = self.child.programs.take()
         self.log.read()  # Read after `take`: an agent reports a program before it starts.
         for start in self._compilers.among(starts, self._is_told):
             words = printable(" ".join(start.words))
             self._find(start.pid, "process", f"a compiler was run: {words}")
-        return tuple((name.partition(":")[0], one) for name, one in self._outside.items())
+        return tuple((name.partition(":")[0], one) for name, one in self._unreported.items())
 
     def _is_told(self, start: ProgramStart) -> bool:
         """Whether the agent of a program's parent, or of its process before the exec, reported a compiler of that name."""
@@ -317,7 +317,7 @@ class Session:
 
     def _find(self, pid: int, what: What, text: str) -> None:
         finding = Finding(what, PHASES.get(self.phase, "live"), text)
-        self._outside.setdefault(f"process {pid}: {text}", finding)
+        self._unreported.setdefault(f"process {pid}: {text}", finding)
 
     def files(self, *, passing_seconds: float = PASSING_SECONDS) -> FileChanges:
         """Returns how files changed since the start, by inotify and by the comparisons that were made.

@@ -218,7 +218,7 @@ class Observation:
         files: How files changed. They must be compared after the processes have confirmed the phase.
         phase: The state byte that every process must have confirmed.
         answers: The digests of the answers to the warm-up requests; None if none were sent.
-        outside: What processes did without an agent's report, with the process.
+        unreported: What processes did without an agent's report, with the process.
     """
 
     processes: Mapping[str, ProcessLog]
@@ -227,7 +227,7 @@ class Observation:
     files: FileChanges
     phase: str
     answers: tuple[AnswerDigests, ...] | None = None
-    outside: tuple[tuple[str, Finding], ...] = ()
+    unreported: tuple[tuple[str, Finding], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ def findings_of(
 
 def _doings(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     """Yields what the server did, but files last, because the first sentence should name the cause."""
-    found = findings_of(logs, seen.outside, seen.rules, is_watched=seen.files.is_watched)
+    found = findings_of(logs, seen.unreported, seen.rules, is_watched=seen.files.is_watched)
     for title, finding in sorted(found, key=lambda row: row[1].what == "file"):
         yield Reason(f"{title}: {finding}", finding.exit_code)
 
@@ -350,7 +350,7 @@ def _of_files(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]
     events = [event for log in logs for event in log.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
     has_compiled = any(event.kind == "process" and event.text("what") == "compiler" for event in events)
-    has_compiled |= any(finding.what == "process" for _, finding in seen.outside)
+    has_compiled |= any(finding.what == "process" for _, finding in seen.unreported)
     for path in seen.files.added:
         if path in written or has_compiled:
             yield Reason(f"{path} was added to the cache")

@@ -37,7 +37,7 @@ def test_a_policy_says_which_phases_count() -> None:
 
 def test_what_no_agent_reported_is_found_once() -> None:
     session = FakeSession({})
-    session.outside = lambda: (("process 7", Finding("process", "load", "a compiler was run")),)  # type: ignore[method-assign]
+    session.unreported = lambda: (("process 7", Finding("process", "load", "a compiler was run")),)  # type: ignore[method-assign]
     observer = Observer(session)  # type: ignore[arg-type]
 
     assert [str(one) for one in observer.poll()] == ["a compiler was run"]

@@ -88,7 +88,7 @@ class FakeSession:
         if self.failure is not None:
             raise self.failure
 
-    def outside(self) -> tuple[tuple[str, Finding], ...]:
+    def unreported(self) -> tuple[tuple[str, Finding], ...]:
         return ()
 
     def take_new(self) -> list[Event]:
