@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,7 +56,6 @@ from aotgaudi.wrap.prove import (
     prove,
     proved_by,
 )
-from aotgaudi.wrap.sandbox import Sandbox
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
@@ -306,12 +304,7 @@ def _started(
     Returns what the server left and what it did.
     """
     try:
-        with build_run(
-            context,
-            files,
-            before=partial(_put, {} if files else request.given),
-            between=lambda sandbox: request.found.adapter.settle(sandbox.root),
-        ) as (ran, sandbox):
+        with build_run(context, files, given=request.given) as (ran, sandbox):
             _require_agents(ran, context)
             found = collect(sandbox.root, context.rules, context.objects)
     except EndedEarlyError as early:
@@ -331,17 +324,6 @@ def _started(
         places=dict(found.places),
     )
     return row, ran
-
-
-def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
-    """Writes the files that the launch needs. Raises StoreError."""
-    for name, text in given.items():
-        path = sandbox.root / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise store_error("write", path, error) from error
 
 
 def _require_agents(ran: RunResult, context: BuildContext) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, Union, cast
 
 from pydantic import Field
 
@@ -38,8 +38,10 @@ from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.source_digest import sha256_source
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.witness import SITE
+
+if TYPE_CHECKING:  # Commands that only look records up need not import it.
+    from aotgaudi.wrap.launch import ServerCommand
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 MAX_SHARDS = 1024

@@ -219,11 +219,11 @@ def describe(
         SpecError: the model's files cannot be read.
         TargetError: the machine lacks the device that the server is for.
     """
-    adapter, flags = found.adapter, found.flags
+    adapter, flags, installed = found.adapter, found.flags, found.installed
     known = tuple(sorted(repair.id for repair in adapter.repairs))
     if isinstance(asked, str):
         asked = exercise(asked, features_of(found))
-    target = adapter.target(found.installed)
+    target = adapter.target(installed)
     defaults = adapter.defaults(target.backend)
     return Launch(
         guest=adapter.name,
@@ -235,13 +235,18 @@ def describe(
         },
         variables=adapter.variable_rules.keyed(found.environ),
         model=identify(os.path.abspath(found.model) if found.is_local else flags.model, found.model),
-        software=found.installed.software(compiler_version(found.environ)),
+        software={
+            "python": installed.python,
+            "libc": installed.libc,
+            "compiler": compiler_version(found.environ),
+            **installed.distributions,
+        },
         target=target,
         world=world(flags.world),
         place=Place(
             root=root,
-            prefix=found.installed.prefix,
-            site_packages=found.installed.site_packages,
+            prefix=installed.prefix,
+            site_packages=installed.site_packages,
             variables=adapter.variable_rules.conditions(found.environ),
         ),
         exercise=asked,

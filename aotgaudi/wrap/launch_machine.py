@@ -45,10 +45,6 @@ class Installed(ForeignValue):
     distributions: dict[str, str] = Field(default_factory=dict)
     names: tuple[str, ...] = ()
 
-    def software(self, compiler: str) -> dict[str, str]:
-        """Returns the software of a launch, given the version that the C++ compiler prints."""
-        return {"python": self.python, "libc": self.libc, "compiler": compiler, **self.distributions}
-
 
 def installed_of(asking: Asking) -> Installed:
     """Returns an interpreter's answer. Raises TargetError for an answer that cannot be read."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from aotgaudi.bundle.capture_receipt import (
     require_distinct,
 )
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.errors import CaptureError, counted
+from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.capture_records import UnprovenRow, builder_versions
@@ -148,15 +148,12 @@ class EndedEarlyError(Exception):
 
 @contextmanager
 def build_run(
-    context: BuildContext,
-    files: Sequence[CapturedFile] = (),
-    *,
-    before: Callable[[Sandbox], object] = lambda _: None,
-    between: Callable[[Sandbox], object] = lambda _: None,
+    context: BuildContext, files: Sequence[CapturedFile] = (), *, given: Mapping[str, str] | None = None
 ) -> Iterator[tuple[RunResult, Sandbox]]:
     """Starts the server with only `files` in its caches. After it has ended, yields what it did, and its sandbox.
 
-    It is refused nothing. `before` is called before the server starts, `between` after it has ended.
+    It is refused nothing. A cold run has `given`, path below the root -> text of the files that the launch needs, which are
+    written if there are no `files`. Its caches are put in order afterwards.
 
     Raises:
         EndedEarlyError: The server failed.
@@ -164,19 +161,33 @@ def build_run(
         SpecError, UntrustedError, StoreError: The sandbox cannot be used, or has no room.
     """
     phase: Phase = "measure" if files else "cold"
+    adapter, launch = context.found.adapter, context.launch
     needed = sum(file.digest.size_bytes for file in files)
     with open_sandbox(context.root, needed_bytes=needed) as sandbox:
         if files:
             restore_files(files, Source(context.objects.path, "the capture", "build it again"), sandbox.root)
-        link_model(context.found, context.launch, sandbox)
-        before(sandbox)
+        link_model(context.found, launch, sandbox)
         sealed = {file.path: file.digest for file in files}
-        plan = plan_for(context.found, context.launch, sandbox, phase, sealed=sealed)
-        for step in () if files else context.found.adapter.build_steps(context.launch):
-            _run_step(context, plan, sandbox, step)
+        plan = plan_for(context.found, launch, sandbox, phase, sealed=sealed)
+        if not files:
+            _put(given or {}, sandbox)
+            for step in adapter.build_steps(launch):
+                _run_step(context, plan, sandbox, step)
         ran = _run(context, plan, sandbox, phase)
-        between(sandbox)
+        if given is not None:
+            adapter.settle(sandbox.root)
         yield ran, sandbox
+
+
+def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
+    """Writes the files that the launch needs. Raises StoreError."""
+    for name, text in given.items():
+        path = sandbox.root / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise store_error("write", path, error) from error
 
 
 def _run(context: BuildContext, plan: Plan, sandbox: Sandbox, phase: Phase) -> RunResult:
