@@ -12,7 +12,7 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.adapters.vllm import VLLM
-from aotgaudi.wrap.launch import Found, describe, find_server
+from aotgaudi.wrap.launch import ServerCommand, describe, find_server
 
 RECORD = "vllm/__init__.py,sha256=abc,12\nvllm/_C.abi3.so,sha256=def,345\n../../../bin/vllm,sha256=ghi,200\n"
 CONFIG = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64}
@@ -65,7 +65,7 @@ class Here:
         (path / "model.safetensors").write_bytes(b"weights")
         return path
 
-    def find(self, *words: object, **environ: str) -> Found:
+    def find(self, *words: object, **environ: str) -> ServerCommand:
         """Finds the guest of a command."""
         return find_server([str(word) for word in words], {**self.environ, **environ}, self.folder)
 

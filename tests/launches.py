@@ -7,7 +7,7 @@ from typing import Any
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, world
 from aotgaudi.digest import Digest
-from aotgaudi.wrap.exercise import Room, exercise, generation
+from aotgaudi.wrap.exercise import ServerLimits, exercise, generation
 
 WORDS = ("/opt/venv/bin/vllm", "serve", "/models/tiny", "--max-model-len", "512", "--port", "8000")
 
@@ -29,7 +29,7 @@ def a_launch(**changes: Any) -> Launch:
             site_packages="/opt/venv/lib/python3.12/site-packages",
             variables={"VLLM_IMAGE_TAG": "v7"},
         ),
-        "exercise": exercise("smoke", generation(Room())),
+        "exercise": exercise("smoke", generation(ServerLimits())),
         "repairs": ("vllm.finalize-loading",),
     }
     return Launch(**{**members, **changes})

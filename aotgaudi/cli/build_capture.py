@@ -22,11 +22,11 @@ from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.spec.parse import load_spec
-from aotgaudi.wrap.capture import READY_SECONDS, Built, Order, build_capture, build_shard, shaped_command
+from aotgaudi.wrap.capture import READY_SECONDS, Built, CaptureRequest, build_capture, build_shard
+from aotgaudi.wrap.capture_records import MAX_SHARDS, Sharding, parse_shard
 from aotgaudi.wrap.exercise import LEVELS, read_requests
-from aotgaudi.wrap.launch import Found, describe
+from aotgaudi.wrap.launch import ServerCommand, describe, shaped_command
 from aotgaudi.wrap.sandbox import DEFAULT_ROOT
-from aotgaudi.wrap.shards import MAX_SHARDS, Sharding, parse_shard
 
 _SHOWN_RESIDUALS = 3
 
@@ -145,7 +145,7 @@ def capture(
     )
     display.line("launch", _launch_line(found, launch))
     store = place.open()
-    order = Order(
+    order = CaptureRequest(
         found=found,
         launch=launch,
         out=output or Path(),
@@ -169,7 +169,7 @@ def capture(
     display.line("sealed", _sealed_line(built, signing))
 
 
-def _show(display: CaptureDisplay, found: Found, launch: Launch, built: Built) -> None:
+def _show(display: CaptureDisplay, found: ServerCommand, launch: Launch, built: Built) -> None:
     """Writes what there is to say about a capture."""
     for repair in found.adapter.repairs:
         if repair.id in launch.repairs:
@@ -187,14 +187,14 @@ def _show(display: CaptureDisplay, found: Found, launch: Launch, built: Built) -
         display.line("remote", remote_line(built.remote))
 
 
-def _launch_line(found: Found, launch: Launch) -> str:
+def _launch_line(found: ServerCommand, launch: Launch) -> str:
     version = next((v.partition(" ")[0] for n, v in launch.software.items() if n == launch.guest), "")
     config = next(iter(launch.model.files.values()))
     name = " ".join(filter(None, (launch.guest, version)))
     return (
         f"{name} ({launch.target.backend}), {counted(len(launch.flags), 'flag')},"
         f" {counted(len(launch.variables), 'variable')},"
-        f" model {found.flags.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
+        f" model {found.flags.address.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
     )
 
 

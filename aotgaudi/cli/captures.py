@@ -12,9 +12,15 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.cli.store_options import StorePlace
 from aotgaudi.errors import NotWarmError, SpecError, counted
 from aotgaudi.wrap.capture_records import capture_key, find_capture
-from aotgaudi.wrap.explain import CaptureDifference, capture_difference, explain_run
 from aotgaudi.wrap.launch import describe_here
-from aotgaudi.wrap.launch_comparison import Comparison, Difference, compare
+from aotgaudi.wrap.launch_comparison import (
+    CaptureDifference,
+    Comparison,
+    Difference,
+    capture_difference,
+    compare,
+)
+from aotgaudi.wrap.observe import explain_run
 
 Told = tuple[dict[str, Any], list[str], int]
 

@@ -15,8 +15,8 @@ import click
 from aotgaudi.cli.options import FiniteRange, option, options_of, path_option
 from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
 from aotgaudi.server.options import Observability
-from aotgaudi.wrap.interpreter import Asking, begin
 from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile, Policy, RunOptions, parse_listen
+from aotgaudi.wrap.starts import Asking, begin
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy

@@ -13,43 +13,49 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt
-from aotgaudi.bundle.launch import Launch, WarmUp, WarmUpLevel, WarmUpRequest
+from aotgaudi.bundle.capture_receipt import CapturedFile
+from aotgaudi.bundle.launch import Launch
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
-from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
+from aotgaudi.gaudi.live_graphs import LiveGraphs
 from aotgaudi.share.remote_cache import Sharing, Traffic
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.adapters.base import SandboxRoot, Shapes
-from aotgaudi.wrap.build_run import EndedEarlyError, Progress, Ran, Setting, build_run, describe_counts
 from aotgaudi.wrap.capture_records import (
     CaptureRow,
     RowT,
+    Shard,
+    Sharding,
     UnprovenRow,
-    builder_versions,
     capture_key,
     find_capture,
     find_unproven,
     read_documents,
     record_capture,
     record_unproven,
+    shards_of,
+    union,
     unproven_key,
 )
 from aotgaudi.wrap.collect import MIN_SECRET_BYTES, Rules, Secret, collect, require_public, secrets_of
-from aotgaudi.wrap.exercise import exercise, not_exercised
-from aotgaudi.wrap.launch import Found, features_of, find_server, weights_stamp
-from aotgaudi.wrap.prove import Cold, Proved, prove, proved_by
-from aotgaudi.wrap.sandbox import Sandbox
-from aotgaudi.wrap.shards import Shard, Sharding, shards_of, union
+from aotgaudi.wrap.launch import ServerCommand, weights_stamp
+from aotgaudi.wrap.prove import (
+    BuildContext,
+    EndedEarlyError,
+    Progress,
+    Proved,
+    RunResult,
+    build_run,
+    describe_counts,
+    prove,
+    proved_by,
+)
 
 _WAIT_SECONDS = 0.5
 READY_SECONDS = 3600.0
@@ -67,7 +73,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Order:
+class CaptureRequest:
     """What to build.
 
     Attributes:
@@ -80,7 +86,7 @@ class Order:
         live_graphs: Whether traffic compiles graphs of a kind although all was captured.
     """
 
-    found: Found
+    found: ServerCommand
     launch: Launch
     out: Path
     signing: Signing | None = None
@@ -90,8 +96,10 @@ class Order:
     live_graphs: tuple[LiveGraphs, ...] = ()
 
 
-def build_capture(order: Order, store: Store, progress: Progress, sharing: Sharing | None = None) -> Built:
-    """Makes `order.out` a proved capture of the launch and returns it.
+def build_capture(
+    request: CaptureRequest, store: Store, progress: Progress, sharing: Sharing | None = None
+) -> Built:
+    """Makes `request.out` a proved capture of the launch and returns it.
 
     Looks for it in `store`, and then at the remote of `sharing`, before it runs the server.
 
@@ -100,8 +108,8 @@ def build_capture(order: Order, store: Store, progress: Progress, sharing: Shari
         SpecError, UntrustedError: The sandbox cannot be used.
         StoreError: The store or the bundle cannot be written to.
     """
-    refuse_foreign(order.out)
-    key = capture_key(order.launch).hex
+    refuse_foreign(request.out)
+    key = capture_key(request.launch).hex
     with store.in_use(), ExitStack() as ends:
         row, remote = find_capture(store, key), None
         num_here = int(row is not None)
@@ -114,11 +122,11 @@ def build_capture(order: Order, store: Store, progress: Progress, sharing: Shari
         if row is None:
             store.require_writable()
             row, is_new = _once(
-                store, key, find_capture, lambda: _build(order, store, progress, key), progress
+                store, key, find_capture, lambda: _build(request, store, progress, key), progress
             )
         if remote is not None:
             remote.upload(key, row)
-        bundle = _seal(order, store, row)
+        bundle = _seal(request, store, row)
         return Built(bundle, row, is_new, None if remote is None else remote.finish(num_here))
 
 
@@ -144,38 +152,38 @@ def _once(
         time.sleep(_WAIT_SECONDS)
 
 
-def _build(order: Order, store: Store, progress: Progress, key: str) -> CaptureRow:
+def _build(request: CaptureRequest, store: Store, progress: Progress, key: str) -> CaptureRow:
     started = time.monotonic()
-    unproven = unproven_key(order.launch, weights_stamp(order.found.model)).hex
-    shared = _shared(order, store, progress)
+    unproven = unproven_key(request.launch, weights_stamp(request.found.model)).hex
+    shared = _shared(request, store, progress)
     with _log(store, key) as log:
-        rules = _rules(order, progress)
-        setting = _setting(order, store, log, progress, rules)
-        cold, proved = _cold(order, setting, rules, store, unproven, shared)
+        context = _context(request, store, log, progress)
+        cold, proved = _cold(request, context, store, unproven, shared)
         if proved is None:
             try:
-                proved = _proof(setting, rules, cold)
+                proved = _proof(context, cold)
             except CaptureError:
                 store.actions.discard(unproven)  # The next build starts anew, whatever went wrong.
                 raise
-    row = _record(order, store, key, cold, proved, time.monotonic() - started)
+    row = _record(request, store, key, cold, proved, time.monotonic() - started)
     store.actions.discard(unproven)
     return row
 
 
-def build_shard(order: Order, number: int, num: int, store: Store, progress: Progress) -> UnprovenRow:
-    """Runs shard `number`, from 1 to `num`, and returns its record. Seals nothing and ignores `order.out`.
+def build_shard(
+    request: CaptureRequest, number: int, num: int, store: Store, progress: Progress
+) -> UnprovenRow:
+    """Runs shard `number`, from 1 to `num`, and returns its record. Seals nothing and ignores `request.out`.
 
     Raises like `build_capture`.
     """
-    shard = shards_of(order.found, order.launch, order.given, num)[number - 1]
+    shard = shards_of(request.found, request.launch, request.given, num)[number - 1]
 
     def run() -> UnprovenRow:
         store.require_writable()
         with _log(store, shard.key) as log:
-            rules = _rules(order, progress)
-            setting = replace(_setting(order, store, log, progress, rules), asks=False)
-            row, _ = _started(replace(order, given=shard.files), setting, rules, f"shard {shard.name}")
+            context = replace(_context(request, store, log, progress), asks=False)
+            row, _ = _started(replace(request, given=shard.files), context, f"shard {shard.name}")
         record_unproven(store, shard.key, row)
         return row
 
@@ -186,36 +194,36 @@ def build_shard(order: Order, number: int, num: int, store: Store, progress: Pro
     return row
 
 
-def _shared(order: Order, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
-    """Returns the files that the shards of `order` left and those that the launch needs. Runs shards that have no record.
+def _shared(request: CaptureRequest, store: Store, progress: Progress) -> tuple[CapturedFile, ...]:
+    """Returns the files that the shards of `request` left and those that the launch needs. Runs shards that have no record.
 
     Returns nothing if there are no shards.
     """
-    sharding = order.sharding
+    sharding = request.sharding
     if sharding is None:
         return ()
-    shards = shards_of(order.found, order.launch, order.given, sharding.num)
+    shards = shards_of(request.found, request.launch, request.given, sharding.num)
     missing = [shard for shard in shards if find_unproven(store, shard.key) is None]
     if sharding.runs:
-        build_shards(order, missing, store, progress)
+        build_shards(request, missing, store, progress)
     progress.begin(counted(sharding.num, "shard"))
-    rows = [row for row in (find_unproven(store, shard.key) for shard in shards) if row is not None]
-    if len(rows) < len(shards):
-        names = ", ".join(shard.name for shard in shards if find_unproven(store, shard.key) is None)
+    rows = {shard.name: find_unproven(store, shard.key) for shard in shards}
+    lacking = ", ".join(name for name, row in rows.items() if row is None)
+    if lacking:
         raise CaptureError(
-            f"the store has no record of the shards {names} (build capture --shard I/N runs one)"
+            f"the store has no record of the shards {lacking} (build capture --shard I/N runs one)"
         )
-    made = union(rows, order.given)
+    made = union((row for row in rows.values() if row is not None), request.given)
     progress.end(f"{len(missing)} run; {len(made)} files")
-    kind_of = order.found.adapter.kind_of
+    kind_of = request.found.adapter.kind_of
     given = [
         CapturedFile(path=path, digest=store.objects.put_bytes(text.encode()), kind=kind_of(path))
-        for path, text in order.given.items()
+        for path, text in request.given.items()
     ]
     return tuple(sorted((*made, *given), key=lambda file: file.path))
 
 
-def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: Progress) -> None:
+def build_shards(request: CaptureRequest, shards: Sequence[Shard], store: Store, progress: Progress) -> None:
     """Runs `shards` one after another, since they have one root.
 
     Raises like `build_shard`, but CaptureError only after all have run, with what each one that failed said.
@@ -223,7 +231,7 @@ def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: 
     failed: list[str] = []
     for shard in shards:
         try:
-            build_shard(order, shard.number, shard.num, store, progress)
+            build_shard(request, shard.number, shard.num, store, progress)
         except CaptureError as error:
             failed.append(f"  shard {shard.name}: {error}")
     if failed:
@@ -231,38 +239,39 @@ def build_shards(order: Order, shards: Sequence[Shard], store: Store, progress: 
         raise CaptureError("\n".join([f"{counted(len(failed), 'shard')} failed{others}:", *failed]))
 
 
-def _setting(order: Order, store: Store, log: IO[Any], progress: Progress, rules: Rules) -> Setting:
-    root = Path(order.launch.place.root)
-    return Setting(
-        order.found, order.launch, root, store.objects, log, order.ready_seconds, progress, rules.secrets
-    )
-
-
-def _rules(order: Order, progress: Progress) -> Rules:
-    secrets = _secrets(order)
-    require_public(order.launch.dumps(), "launch", secrets)
+def _context(request: CaptureRequest, store: Store, log: IO[Any], progress: Progress) -> BuildContext:
+    secrets = _secrets(request)
+    require_public(request.launch.dumps(), "launch", secrets)
     for secret in secrets:
         if not secret.is_searched:
             progress.warn(
                 f"{secret.name} has fewer than {MIN_SECRET_BYTES} bytes, so no file is searched for it"
             )
-    adapter, place = order.found.adapter, order.launch.place
-    return Rules(
-        left_out=adapter.left_out,
-        kind_of=adapter.kind_of,
-        secrets=secrets,
-        places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
+    adapter, place = request.found.adapter, request.launch.place
+    return BuildContext(
+        request.found,
+        request.launch,
+        Path(place.root),
+        store.objects,
+        log,
+        request.ready_seconds,
+        progress,
+        Rules(
+            left_out=adapter.left_out,
+            kind_of=adapter.kind_of,
+            secrets=secrets,
+            places={"root": place.root, "site_packages": place.site_packages, "prefix": place.prefix},
+        ),
     )
 
 
-def _secrets(order: Order) -> tuple[Secret, ...]:
-    return secrets_of(order.found.environ, order.found.words, order.launch.words)
+def _secrets(request: CaptureRequest) -> tuple[Secret, ...]:
+    return secrets_of(request.found.environ, request.found.words, request.launch.words)
 
 
 def _cold(
-    order: Order,
-    setting: Setting,
-    rules: Rules,
+    request: CaptureRequest,
+    context: BuildContext,
     store: Store,
     key: str,
     shared: tuple[CapturedFile, ...],
@@ -271,14 +280,14 @@ def _cold(
 
     The run begins with the files that shards left. If it needs nothing else, it is also the proof.
     """
-    progress = setting.progress
+    progress = context.progress
     progress.begin("1 cold")
     row = find_unproven(store, key)
     if row is not None:
         progress.end(f"done before, by a build that was stopped in its proof: {len(row.files)} files")
         return row, None
-    row, ran = _started(order, setting, rules, f"cold run of {_label(order.launch)}", shared)
-    proved = proved_by(setting, shared, ran) if shared else None
+    row, ran = _started(request, context, f"cold run of {_label(request.launch)}", shared)
+    proved = proved_by(context, shared, ran, row) if shared else None
     if proved is None:
         record_unproven(store, key, row)
     alone = "" if proved is None else "; the shards' files are all that it takes, so this is the proof"
@@ -288,25 +297,20 @@ def _cold(
 
 
 def _started(
-    order: Order, setting: Setting, rules: Rules, label: str, files: tuple[CapturedFile, ...] = ()
-) -> tuple[UnprovenRow, Ran]:
+    request: CaptureRequest, context: BuildContext, label: str, files: tuple[CapturedFile, ...] = ()
+) -> tuple[UnprovenRow, RunResult]:
     """Starts the server with `files` in its caches, or if there are none with what the launch needs. Refuses nothing.
 
     Returns what the server left and what it did.
     """
     try:
-        with build_run(
-            setting,
-            files,
-            before=partial(_put, {} if files else order.given),
-            between=lambda sandbox: order.found.adapter.settle(sandbox.root),
-        ) as (ran, sandbox):
-            _require_agents(ran, setting)
-            found = collect(sandbox.root, rules, setting.objects)
+        with build_run(context, files, given=request.given) as (ran, sandbox):
+            _require_agents(ran, context)
+            found = collect(sandbox.root, context.rules, context.objects)
     except EndedEarlyError as early:
         raise CaptureError(early.cause) from early
     for path in found.strays[:3]:
-        setting.progress.warn(f"{path} was written to the server's home, which is not captured")
+        context.progress.warn(f"{path} was written to the server's home, which is not captured")
     if not found.files:
         raise CaptureError("the server left nothing in its caches: there is nothing to capture")
     row = UnprovenRow(
@@ -322,18 +326,7 @@ def _started(
     return row, ran
 
 
-def _put(given: Mapping[str, str], sandbox: Sandbox) -> None:
-    """Writes the files that the launch needs. Raises StoreError."""
-    for name, text in given.items():
-        path = sandbox.root / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise store_error("write", path, error) from error
-
-
-def _require_agents(ran: Ran, setting: Setting) -> None:
+def _require_agents(ran: RunResult, context: BuildContext) -> None:
     """Raises CaptureError if there was no agent, or not every hook. Otherwise the proof would fail, one start later."""
     processes = ran.seen.processes.values()
     if not processes:
@@ -341,8 +334,8 @@ def _require_agents(ran: Ran, setting: Setting) -> None:
             "no process of the server has an agent: its Python ignored PYTHONPATH"
             " (start it without -E, -I or -S, and leave PYTHONPATH alone)"
         )
-    adapter = setting.found.adapter
-    roles = adapter.roles(setting.launch)
+    adapter = context.found.adapter
+    roles = adapter.roles(context.launch)
     for process in processes:
         for hook in adapter.hooks if process.role in roles else ():
             if process.hooks.get(hook, False) is False:
@@ -352,40 +345,26 @@ def _require_agents(ran: Ran, setting: Setting) -> None:
                 )
 
 
-def _proof(setting: Setting, rules: Rules, cold: UnprovenRow) -> Proved:
-    setting.progress.begin("2 proof")
-    first = Cold(cold.answers, cold.saved)
-    proved = prove(setting, rules, cold.files, first)
-    saved = sum(first.artifacts.values()) or proved.num_loaded
-    added = len(proved.files) - len(cold.files)
+def _proof(context: BuildContext, cold: UnprovenRow) -> Proved:
+    context.progress.begin("2 proof")
+    proved = prove(context, cold)
+    counts = proved.receipt.proof.counts
+    saved = sum(cold.artifacts.values()) or counts["loads"]
+    added = len(proved.receipt.files) - len(cold.files)
     more = f"; {added} files more than the first start left" if added else ""
-    setting.progress.end(
-        f"ready in {proved.ready_seconds:.0f} s, {proved.proof.counts['requests']} requests; {describe_counts({})},"
-        f" 0 new files, {proved.num_loaded} of {saved} artifacts loaded{more}"
+    context.progress.end(
+        f"ready in {proved.ready_seconds:.0f} s, {counts['requests']} requests; {describe_counts({})},"
+        f" 0 new files, {counts['loads']} of {saved} artifacts loaded{more}"
     )
     return proved
 
 
 def _record(
-    order: Order, store: Store, key: str, cold: UnprovenRow, proved: Proved, build_seconds: float
+    request: CaptureRequest, store: Store, key: str, cold: UnprovenRow, proved: Proved, build_seconds: float
 ) -> CaptureRow:
-    launch = order.launch
-    receipt = CaptureReceipt(
-        manifest_id=launch.id,
-        target=launch.target,
-        builder=builder_versions(),
-        files=proved.files,
-        left_out=cold.left_out,
-        expected=proved.expected,
-        factors={name: dict(values) for name, values in proved.factors.items()},
-        proof=proved.proof,
-        residuals=proved.residuals,
-        repairs=launch.repairs,
-        not_exercised=not_exercised(features_of(order.found), launch.exercise),
-        live_graphs=order.live_graphs,
-        start=proved.start if launch.exercise.requests else None,
-    )
-    require_public(receipt.dumps(), "receipt", _secrets(order))
+    launch = request.launch
+    receipt = proved.receipt.model_copy(update={"live_graphs": request.live_graphs})
+    require_public(receipt.dumps(), "receipt", _secrets(request))
     row = CaptureRow(
         label=f"capture of {_label(launch)}",
         launch=store.objects.put_bytes(launch.dumps()),
@@ -400,13 +379,13 @@ def _record(
     return record_capture(store, key, row)
 
 
-def _seal(order: Order, store: Store, row: CaptureRow) -> Bundle:
-    """Seals a recorded capture. If the model lies in another directory here, the launch of `order` names it."""
+def _seal(request: CaptureRequest, store: Store, row: CaptureRow) -> Bundle:
+    """Seals a recorded capture. If the model lies in another directory here, the launch of `request` names it."""
     launch, receipt = read_documents(store, row)
-    if launch.model.name != order.launch.model.name:
-        launch = order.launch
-    pack_bundle(launch.dumps(), launch.id, receipt, store.objects, order.out, order.signing)
-    return open_bundle(order.out)
+    if launch.model.name != request.launch.model.name:
+        launch = request.launch
+    pack_bundle(launch.dumps(), launch.id, receipt, store.objects, request.out, request.signing)
+    return open_bundle(request.out)
 
 
 def _label(launch: Launch) -> str:
@@ -433,49 +412,3 @@ def _log(store: Store, key: str) -> Iterator[IO[Any]]:
 
 def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
-
-
-@dataclass(frozen=True)
-class Shaped:
-    """A command with what ``--shapes`` adds. `shapes` is None without that option."""
-
-    found: Found
-    shapes: Shapes | None = None
-
-    @property
-    def manifest_id(self) -> str | None:
-        """The manifest of the shapes, if there are any."""
-        return None if self.shapes is None else self.shapes.manifest_id
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Path below the sandbox's root -> text of files that must exist before the cold run."""
-        return {} if self.shapes is None else self.shapes.files
-
-    def live_graphs(self, asked: WarmUp) -> tuple[LiveGraphs, ...]:
-        """Returns whether traffic compiles graphs of a kind although the shapes are captured; nothing without shapes."""
-        rows = () if self.shapes is None else self.shapes.live_graphs
-        return rows if asked.level == "shapes" else unrequested(rows, f"--exercise {asked.level}")
-
-    def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
-        """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""
-        requests = () if self.shapes is None else self.shapes.requests
-        return exercise(level, features_of(self.found), shapes=requests, own=own)
-
-
-def shaped_command(
-    words: Sequence[str], environ: Mapping[str, str], spec: BuildSpec | None, root: Path
-) -> Shaped:
-    """Returns the server that a command starts, with the shapes of `spec` if there is one.
-
-    Raises:
-        SpecError: The command cannot be wrapped, the server takes no shapes, or `spec` is for another command.
-        CoverageError: The server would meet shapes that `spec` does not have.
-        TargetError: The server's interpreter does not run.
-    """
-    if spec is None:
-        return Shaped(find_server(words, environ))
-    found = find_server(words, environ, is_whole=False)
-    shapes = found.adapter.shapes(spec, found.flags, found.environ, found.installed)
-    more = shapes.environ(environ, SandboxRoot(str(root)))
-    return Shaped(find_server((*words, *shapes.words), more), shapes)

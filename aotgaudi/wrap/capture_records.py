@@ -13,12 +13,19 @@ A key contains the launch's key and the conditions under which the files were ma
 but a capture's files contain the root, the interpreter's prefix and the rest of `Launch.conditions`, so a build elsewhere
 makes another capture. The path of a model's directory is no condition: the server sees an alias, so no file contains the
 path.
+
+A shard is a server that warms up a slice of the shapes: it gets the files of its slice, and no requests. A shard that died
+is run again alone, one with a record is not run again, and containers that share a store run shards at the same time
+(``--shard I/N``, then ``--merge``). The capture's cold run begins with the files of all shards. It warms up all shapes, gets
+all requests, and compiles what no shard compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, TypeVar, Union, cast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar, Union, cast
 
 from pydantic import Field
 
@@ -27,13 +34,18 @@ from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, LeftOu
 from aotgaudi.bundle.launch import Launch, load_launch
 from aotgaudi.digest import Digest, Key, canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Value, load_document
-from aotgaudi.errors import ManifestError
+from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.source_digest import sha256_source
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.store import Store
 from aotgaudi.wrap.witness import SITE
 
+if TYPE_CHECKING:  # Commands that only look records up need not import it.
+    from aotgaudi.wrap.launch import ServerCommand
+
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_SHARDS = 1024
+"""Limits the damage of a typing error."""
 
 
 class CaptureRow(Value):
@@ -90,6 +102,20 @@ class UnprovenRow(Value):
     def digests(self) -> Iterator[Digest]:
         """Yields every object that the row names."""
         yield from (file.digest for file in self.files)
+
+    @property
+    def artifacts(self) -> dict[str, int]:
+        """The number of whole artifacts of each kind that were saved (``num_aot_artifacts_saved``).
+
+        Torch's counts of its own caches (``autograd_cache_saved``) are left out, because loading a whole artifact skips
+        them.
+        """
+        ending = "_saved"
+        return {
+            name.removesuffix(ending): number
+            for name, number in self.saved.items()
+            if name.endswith(f"_artifacts{ending}")
+        }
 
 
 RowT = TypeVar("RowT", bound=Union[CaptureRow, UnprovenRow])
@@ -181,3 +207,63 @@ def _conditions(launch: Launch) -> list[tuple[str, str]]:
         for name, value in conditions
         if not (name == "model.name" and launch.is_aliased)
     ]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of `num` shards, counted from 1: the files that its server gets, and the key of its record."""
+
+    number: int
+    num: int
+    files: Mapping[str, str]
+    key: str
+
+    @property
+    def name(self) -> str:
+        """``2/3``."""
+        return f"{self.number}/{self.num}"
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """How a cold run is shared.
+
+    Attributes:
+        num: How many shards there are.
+        runs: Whether shards without a record in the store are run.
+    """
+
+    num: int
+    runs: bool
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Returns I and N of ``I/N``. Raises SpecError."""
+    number, _, num = text.partition("/")
+    if number.isdecimal() and num.isdecimal() and 1 <= int(number) <= int(num) <= MAX_SHARDS:
+        return int(number), int(num)
+    raise SpecError("--shard", f"is {text!r}", f"I/N, such as 1/4, with N up to {MAX_SHARDS}")
+
+
+def shards_of(found: ServerCommand, launch: Launch, files: Mapping[str, str], num: int) -> tuple[Shard, ...]:
+    """Returns the shards of a launch with `files` for its shapes. Raises SpecError if they cannot be cut into `num`."""
+    slices = found.adapter.slices(files, num)
+    return tuple(
+        Shard(number, num, given, shard_key(launch, given).hex) for number, given in enumerate(slices, 1)
+    )
+
+
+def union(rows: Iterable[UnprovenRow], given: Iterable[str]) -> tuple[CapturedFile, ...]:
+    """Returns by path the files of all rows, except those at the paths `given`.
+
+    Several shards may have made the same graph with different bytes (K-13). So files that belong together by name, such as a
+    recipe and its metadata, come from one row: the first that has any of them.
+    """
+    left_out, owners = frozenset(given), dict[str, int]()
+    files: dict[str, CapturedFile] = {}
+    for number, row in enumerate(rows):
+        for file in row.files:
+            stem = str(PurePosixPath(file.path).with_suffix(""))
+            if file.path not in left_out and owners.setdefault(stem, number) == number:
+                files[file.path] = file
+    return tuple(files[path] for path in sorted(files))

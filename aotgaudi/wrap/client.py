@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,7 @@ from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.wrap.adapters.base import Address
 from aotgaudi.wrap.events import printable
 
 _HEALTH_PATH = "/health"
@@ -47,25 +48,6 @@ class WrappedServerError(AotGaudiError):
     def __init__(self, message: str, exit_code: int = 1, request_id: str | None = None) -> None:
         self.exit_code, self.request_id = exit_code, request_id
         super().__init__(message)
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a server listens, and what its clients must know.
-
-    Attributes:
-        host: The host, as a client on this machine reaches it.
-        port: The port.
-        uds: The unix socket that it listens on instead of a port, as we see it.
-        served_name: The model's name in requests.
-        authorization: The value of the ``Authorization`` header; empty for none. Never shown.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    served_name: str = ""
-    authorization: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from aotgaudi.commands.variables import is_secret, is_secret_key, secret_values
 from aotgaudi.errors import CaptureError, store_error
 from aotgaudi.machine import in_threads
 from aotgaudi.store.cas import ObjectStore
-from aotgaudi.wrap.session import OUTSIDE
+from aotgaudi.wrap.session import UNCAPTURED
 
 MIN_SECRET_BYTES = 6
 """Shorter values occur by chance in many files."""
@@ -166,8 +166,18 @@ def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
             secret, or changed while it was read. Names the file.
         StoreError: A file cannot be read, or the store cannot be written to.
     """
-    found = _Found(rules.left_out)
-    paths = [path for top in _TOPS for path in _walk(here, top, found)]
+    reasons = {**dict(rules.left_out), **UNCAPTURED}
+    patterns = [(pattern, re.compile(fnmatch.translate(pattern))) for pattern in reasons]
+    paths, strays, left_out = [], [], dict[str, str]()
+    for path in (path for top in _TOPS for path in _walk(here, top)):
+        fitting = next((pattern for pattern, expression in patterns if expression.match(path)), None)
+        if fitting is not None:
+            left_out[fitting] = reasons[fitting]
+            strays += [path] if fitting == f"{_HOME}/*" else []
+        elif _is_volatile(here, path):
+            left_out[path] = _VOLATILE
+        else:
+            paths.append(path)
     if len(paths) > MAX_FILES:
         raise CaptureError(
             f"the server left {len(paths)} files in its caches, at most {MAX_FILES} are captured"
@@ -179,64 +189,31 @@ def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
     for _, holds in rows:
         places.update(holds)
     files = sorted((file for file, _ in rows), key=lambda file: file.path)
-    return Collected(tuple(files), found.rows(), dict(places), tuple(found.strays))
+    rows_left_out = (LeftOut(pattern=pattern, reason=reason) for pattern, reason in sorted(left_out.items()))
+    return Collected(tuple(files), tuple(rows_left_out), dict(places), tuple(strays))
 
 
-class _Found:
-    """The patterns that leave files out, and the ones that did."""
-
-    def __init__(self, left_out: Iterable[tuple[str, str]]) -> None:
-        reasons = {**dict(left_out), **OUTSIDE}
-        self._patterns = [
-            (pattern, reason, re.compile(fnmatch.translate(pattern))) for pattern, reason in reasons.items()
-        ]
-        self._used: dict[str, str] = {}
-        self.strays: list[str] = []
-
-    def leaves_out(self, path: str) -> bool:
-        for pattern, reason, expression in self._patterns:
-            if expression.match(path):
-                self._used[pattern] = reason
-                if pattern == f"{_HOME}/*":
-                    self.strays.append(path)
-                return True
-        return False
-
-    def note(self, path: str, reason: str) -> None:
-        self._used[path] = reason
-
-    def rows(self) -> tuple[LeftOut, ...]:
-        return tuple(
-            LeftOut(pattern=pattern, reason=reason) for pattern, reason in sorted(self._used.items())
-        )
-
-
-def _walk(here: Path, top: str, found: _Found) -> Iterator[str]:
-    """Yields the paths of files, relative to `here`. Raises CaptureError and StoreError."""
+def _walk(here: Path, top: str) -> Iterator[str]:
+    """Yields the paths of files and links, relative to `here`. Raises StoreError."""
     for parent, directories, names in os.walk(here / top, onerror=_raise):
         directories.sort()
         links = [name for name in directories if os.path.islink(os.path.join(parent, name))]
         for name in sorted((*names, *links)):
-            path = os.path.relpath(os.path.join(parent, name), here)
-            if not found.leaves_out(path) and _is_file(here, path, found):
-                yield path
+            yield os.path.relpath(os.path.join(parent, name), here)
 
 
-def _is_file(here: Path, path: str, found: _Found) -> bool:
-    """Whether a path is captured, as a regular file or a link to one in the sandbox."""
+def _is_volatile(here: Path, path: str) -> bool:
+    """Whether a path is that of a socket or a FIFO. Raises CaptureError for what is no file in the sandbox either."""
     mode = (here / path).lstat().st_mode
-    if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode):
-        found.note(path, _VOLATILE)
-        return False
     if stat.S_ISLNK(mode):
         target = Path(os.path.realpath(here / path))
         if not target.is_file() or not target.is_relative_to(os.path.realpath(here)):
             raise CaptureError(
                 f"{path} is a link that leads out of the server's caches: what it leads to would not be there"
             )
-    elif not stat.S_ISREG(mode):
+    elif not (stat.S_ISREG(mode) or stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)):
         raise CaptureError(f"{path} is neither a file nor a directory, and cannot be captured")
-    return True
+    return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
 def _require_names(paths: Iterable[str]) -> None:

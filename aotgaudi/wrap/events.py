@@ -17,13 +17,12 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.commands.variables import without_credentials
 from aotgaudi.errors import shortened
 from aotgaudi.files import open_descriptor
@@ -114,34 +113,6 @@ class ProcessLog:
         """The artifacts that this process has loaded: ``KIND:NAME`` -> how often."""
         loaded = (event for event in self.events if event.kind == "loaded")
         return Counter(f"{event.text('what')}:{event.text('name')}" for event in loaded)
-
-
-def expected_of(
-    processes: Iterable[ProcessLog],
-    *,
-    roles: Mapping[str, int],
-    hooks: tuple[str, ...],
-    counted: Collection[str],
-    zeros: Iterable[str],
-) -> Expected:
-    """Returns what the processes of a proof run show about every warm start, except the answers.
-
-    Args:
-        processes: All of them.
-        roles: Role -> how many processes must have an agent.
-        hooks: What must be hooked in them.
-        counted: The server's counters that must repeat their values, unless these are 0.
-        zeros: The counters that must be 0.
-    """
-    loads: Counter[str] = Counter()
-    counters: Counter[str] = Counter()
-    for process in processes:
-        loads.update(process.loads)
-        counters.update({name: value for name, value in process.counters.items() if name in counted})
-    seen = {name: value for name, value in counters.items() if value}
-    return Expected(
-        loads=dict(loads), counters={**dict.fromkeys(zeros, 0), **seen}, roles=dict(roles), hooks=hooks
-    )
 
 
 def hashed_factors(processes: Iterable[ProcessLog]) -> dict[str, dict[str, str]]:

@@ -54,7 +54,7 @@ _LINE = 'lines like {"url": "/v1/completions", "body": {"prompt": "..."}}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class ServerLimits:
     """What a server has room for, by its flags. A value is None if the flags leave it to the model or the memory."""
 
     max_model_len: int | None = None
@@ -184,7 +184,7 @@ def _parameters(request: WarmUpRequest) -> frozenset[str]:
 
 
 def generation(
-    room: Room, refused: Collection[str] = (), fatal: Mapping[str, str] = MappingProxyType({})
+    room: ServerLimits, refused: Collection[str] = (), fatal: Mapping[str, str] = MappingProxyType({})
 ) -> Iterator[Feature]:
     """Yields the features of every server that generates text.
 
@@ -207,13 +207,13 @@ def generation(
     yield _chunked(room)
 
 
-def _fewer(logprobs: int, room: Room) -> int:
+def _fewer(logprobs: int, room: ServerLimits) -> int:
     """Returns `logprobs`, or the most that the server allows."""
     return logprobs if room.max_logprobs is None else min(logprobs, room.max_logprobs)
 
 
 def sampler_batches(
-    sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()
+    sizes: Iterable[int], room: ServerLimits, logprobs: Iterable[int] = ()
 ) -> Iterator[WarmUpRequest]:
     """Yields a batch of each kind of sampling, in each of these sizes: without log-probabilities, and with each number.
 
@@ -241,7 +241,7 @@ def sampler_batches(
             )
 
 
-def _greedy(num: int, room: Room) -> dict[str, JsonValue]:
+def _greedy(num: int, room: ServerLimits) -> dict[str, JsonValue]:
     """Returns a request that is long enough for `num` of them to run at the same time."""
     more = 2 * _MAX_TOKENS
     most = room.max_model_len or num + more + _SHORT_TOKENS
@@ -267,13 +267,23 @@ def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool)
             for num_seeded in sorted({1, size - num_greedy}) if has_seeds else (0,):
                 num_plain = size - num_greedy - num_seeded
                 mix = f"{num_greedy} greedy, {num_plain} random, {num_seeded} with seeds"
-                yield WarmUpRequest(
-                    name=f"batch of {size}: {mix}{kind}{_width_of(greedy)}",
-                    path=COMPLETIONS,
-                    body=random if num_plain else seeded,
-                    copies=num_plain or num_seeded,
-                    beside=(*[greedy] * num_greedy, *[seeded] * (num_seeded if num_plain else 0)),
-                )
+                name = f"batch of {size}: {mix}{kind}{_width_of(greedy)}"
+                yield _mixed(name, [random] * num_plain, [seeded] * num_seeded, [greedy] * num_greedy)
+
+
+Bodies = list[dict[str, JsonValue]]
+
+
+def _mixed(name: str, plain: Bodies, seeded: Bodies, greedy: Bodies) -> WarmUpRequest:
+    """Returns a batch of equal random requests, of equal ones with seeds, and of greedy ones."""
+    body, *others = plain or seeded
+    return WarmUpRequest(
+        name=name,
+        path=COMPLETIONS,
+        body=body,
+        copies=1 + len(others),
+        beside=(*greedy, *(seeded if plain else ())),
+    )
 
 
 _MIXES: tuple[tuple[int, dict[str, JsonValue]], ...] = (
@@ -287,7 +297,9 @@ _CUTS: tuple[dict[str, JsonValue], ...] = ({}, {"top_k": 5}, {"top_p": 0.9}, {"t
 and min-p, `TopKTopPSampler.forward` on top-k and top-p (vllm/v1/sample/sampler.py, ops/topk_topp_sampler.py, 0.26.0)."""
 
 
-def start_batches(sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()) -> Iterator[WarmUpRequest]:
+def start_batches(
+    sizes: Iterable[int], room: ServerLimits, logprobs: Iterable[int] = ()
+) -> Iterator[WarmUpRequest]:
     """Yields the batches by which a start brings a compiled sampler into the state that `sampler_batches` left in the build.
 
     A function that Dynamo has cut in a size, because of a seed, stays cut: then all batches of this size are computed by the
@@ -306,15 +318,12 @@ def start_batches(sizes: Iterable[int], room: Room, logprobs: Iterable[int] = ()
             num_greedy, tail = mixes[index % len(mixes)]
             more = {**tail, **_CUTS[index % len(_CUTS)], **widths[index % len(widths)]}
             random: dict[str, JsonValue] = {**greedy, "temperature": 0.8, **more}
-            num_plain = num - num_greedy - 1
-            seeded: dict[str, JsonValue] = {**random, "seed": 1}
             names = ", ".join(["a seed", *["greedy"] * num_greedy, *(f"{key} {more[key]}" for key in more)])
-            yield WarmUpRequest(
-                name=f"batch that is padded to {size}: {names}",
-                path=COMPLETIONS,
-                body=random if num_plain else seeded,
-                copies=num_plain or 1,
-                beside=(*[greedy] * num_greedy, *([seeded] if num_plain else ())),
+            yield _mixed(
+                f"batch that is padded to {size}: {names}",
+                [random] * (num - num_greedy - 1),
+                [{**random, "seed": 1}],
+                [greedy] * num_greedy,
             )
 
 
@@ -374,7 +383,7 @@ def _truncations() -> dict[str, dict[str, JsonValue]]:
     return found
 
 
-def _chunked(room: Room) -> Feature:
+def _chunked(room: ServerLimits) -> Feature:
     name, tokens, longest = "prompts in chunks", room.max_num_batched_tokens, room.max_model_len
     if longest is None or tokens is None:
         missing = "--max-num-batched-tokens" if tokens is None else "--max-model-len"
@@ -384,12 +393,12 @@ def _chunked(room: Room) -> Feature:
     return Feature(name, requests_of(name, {"chunked_prompt": token_prompt(num_tokens)}) if fits else ())
 
 
-def _long(room: Room) -> int:
+def _long(room: ServerLimits) -> int:
     """Returns the length of a prompt that needs a larger step and still fits together with its answer."""
     return max(1, min(_LONG_TOKENS, (room.max_model_len or _LONG_TOKENS * 2) - 2 * _MAX_TOKENS))
 
 
-def pooling(kind: str, room: Room) -> Iterator[Feature]:
+def pooling(kind: str, room: ServerLimits) -> Iterator[Feature]:
     """Yields the features of a server that generates no text.
 
     `kind` is ``embed``, ``classify``, ``score`` (of pairs), or another kind, whose requests we do not know.
@@ -410,22 +419,6 @@ def adapters(names: Sequence[str]) -> Feature:
     beside = [one for name in names[:1] for one in requests_of("a LoRA adapter", {"adapter": name})]
     gap = "" if names else "no adapter is named by --lora-modules"
     return Feature("LoRA adapters", (*each, *beside), gap)
-
-
-def drafts() -> Feature:
-    """Returns the feature of a server that drafts tokens: a prompt that repeats itself, so that drafts are accepted."""
-    name = "speculative decoding"
-    return Feature(name, requests_of(name, {"repetition": token_prompt(6) * 6}))
-
-
-def tools() -> Feature:
-    """Returns the feature of a server that chooses tools."""
-    return Feature("tools", requests_of("tools"))
-
-
-def images() -> Feature:
-    """Returns the feature of a server whose model takes images: two sizes."""
-    return Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112")
 
 
 class _Line(ForeignValue):

@@ -99,9 +99,7 @@ class Metrics(Collector):
         self._registry.register(self)
 
     def set(self, name: str, value: float, *labels: str) -> None:
-        """Sets a gauge. Raises KeyError if the metric is not in `METRICS`, ValueError for labels other than its own."""
-        if len(labels) != len(METRICS[name].labels):
-            raise ValueError(f"{name} has the labels {METRICS[name].labels}")
+        """Sets a gauge of `METRICS`, for values of its labels."""
         with self._lock:
             self._values[name][labels] = float(value)
 

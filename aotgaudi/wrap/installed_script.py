@@ -1,7 +1,7 @@
 """A script for a server's interpreter: prints as JSON what is installed there, from metadata alone.
 
 It uses the standard library only and runs on Python 3.9 and later. No module imports it: its text is given to ``python -I
--c``, with the question (see `interpreter.question_of`) as the only argument.
+-c``, with the question (see `starts.question_of`) as the only argument.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pydantic import JsonValue
 
@@ -30,18 +30,22 @@ from aotgaudi.bundle.launch import (
     Place,
     WarmUp,
     WarmUpLevel,
+    WarmUpRequest,
     world,
 )
 from aotgaudi.commands.starts import assignments
-from aotgaudi.commands.variables import hugging_face_home, is_secret, text_of, without_credentials
+from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
-from aotgaudi.wrap.adapters.base import Flags, ServerKind, as_sealed
+from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
+from aotgaudi.wrap.adapters.base import Flags, ServerKind, Shapes, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
-from aotgaudi.wrap.interpreter import Asking, question_of
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
-from aotgaudi.wrap.starts import SERVERS, find_start, working_directory
+from aotgaudi.wrap.starts import SERVERS, Asking, find_start, question_of, working_directory
+
+if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not import its modules.
+    from aotgaudi.spec.build_spec import BuildSpec
 
 KEYED_FILES: Mapping[str, str] = MappingProxyType(
     {
@@ -61,7 +65,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ServerCommand:
     """A parsed command that starts a server.
 
     Attributes:
@@ -101,7 +105,7 @@ def find_server(
     *,
     is_whole: bool = True,
     asking: Asking | None = None,
-) -> Found:
+) -> ServerCommand:
     """Returns the server that a command starts. Runs only the interpreter, to ask what it has installed.
 
     Args:
@@ -128,7 +132,7 @@ def find_server(
     adapter = started if variant is None else server_kind(variant)
     if is_whole:
         adapter.require_witnessed(flags, start.environ)
-    return Found(
+    return ServerCommand(
         adapter=adapter,
         interpreter=question.interpreter,
         words=tuple(words),
@@ -140,6 +144,52 @@ def find_server(
     )
 
 
+@dataclass(frozen=True)
+class Shaped:
+    """A command with what ``--shapes`` adds. `shapes` is None without that option."""
+
+    found: ServerCommand
+    shapes: Shapes | None = None
+
+    @property
+    def manifest_id(self) -> str | None:
+        """The manifest of the shapes, if there are any."""
+        return None if self.shapes is None else self.shapes.manifest_id
+
+    @property
+    def files(self) -> Mapping[str, str]:
+        """Path below the sandbox's root -> text of files that must exist before the cold run."""
+        return {} if self.shapes is None else self.shapes.files
+
+    def live_graphs(self, asked: WarmUp) -> tuple[LiveGraphs, ...]:
+        """Returns whether traffic compiles graphs of a kind although the shapes are captured; nothing without shapes."""
+        rows = () if self.shapes is None else self.shapes.live_graphs
+        return rows if asked.level == "shapes" else unrequested(rows, f"--exercise {asked.level}")
+
+    def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
+        """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""
+        requests = () if self.shapes is None else self.shapes.requests
+        return exercise(level, features_of(self.found), shapes=requests, own=own)
+
+
+def shaped_command(
+    words: Sequence[str], environ: Mapping[str, str], spec: BuildSpec | None, root: Path
+) -> Shaped:
+    """Returns the server that a command starts, with the shapes of `spec` if there is one.
+
+    Raises:
+        SpecError: The command cannot be wrapped, the server takes no shapes, or `spec` is for another command.
+        CoverageError: The server would meet shapes that `spec` does not have.
+        TargetError: The server's interpreter does not run.
+    """
+    if spec is None:
+        return Shaped(find_server(words, environ))
+    found = find_server(words, environ, is_whole=False)
+    shapes = found.adapter.shapes(spec, found.flags, found.environ, found.installed)
+    more = shapes.environ(environ, root)
+    return Shaped(find_server((*words, *shapes.words), more), shapes)
+
+
 def public_words(words: Sequence[str], flags: Flags, adapter: ServerKind) -> tuple[str, ...]:
     """Returns a complete command without its secrets."""
     found = adapter.starts_at(words)
@@ -149,13 +199,12 @@ def public_words(words: Sequence[str], flags: Flags, adapter: ServerKind) -> tup
 
 
 def describe(
-    found: Found,
+    found: ServerCommand,
     *,
     root: str,
     asked: WarmUp | WarmUpLevel = "sampler",
     repairs: tuple[str, ...] | None = None,
     manifest_id: str | None = None,
-    like: Launch | None = None,
 ) -> Launch:
     """Returns the launch of a command.
 
@@ -165,41 +214,40 @@ def describe(
         asked: the warm-up requests, or their level. To compare with a sealed launch, pass the sealed requests.
         repairs: ids of the repairs in force; None means all that the adapter has.
         manifest_id: the manifest that decides the shapes, if any.
-        like: a sealed launch to compare with. What counts there counts here, because an earlier version may have counted
-            more.
 
     Raises:
         SpecError: the model's files cannot be read.
         TargetError: the machine lacks the device that the server is for.
     """
-    adapter, flags = found.adapter, found.flags
-    rules = adapter.variable_rules
+    adapter, flags, installed = found.adapter, found.flags, found.installed
     known = tuple(sorted(repair.id for repair in adapter.repairs))
     if isinstance(asked, str):
         asked = exercise(asked, features_of(found))
-    target = adapter.target(found.installed)
-    sealed = {} if like is None else like.variables
-    names = (name for name in sealed if name in found.environ)
+    target = adapter.target(installed)
+    defaults = adapter.defaults(target.backend)
     return Launch(
         guest=adapter.name,
         words=public_words(found.words, flags, adapter),
-        flags=_keyed_flags(
-            adapter, flags.values, target.backend, frozenset() if like is None else like.flags
-        ),
-        variables={**{name: text_of(found.environ[name]) for name in names}, **rules.keyed(found.environ)},
-        model=identify(
-            os.path.abspath(found.model) if found.is_local else flags.model,
-            found.model,
-            {} if like is None else like.model.files,
-        ),
-        software=found.installed.software(compiler_version(found.environ)),
+        flags={
+            name: value
+            for name, value in flags.values.items()
+            if name not in adapter.neutral_flags and not (name in defaults and value == defaults[name])
+        },
+        variables=adapter.variable_rules.keyed(found.environ),
+        model=identify(os.path.abspath(found.model) if found.is_local else flags.model, found.model),
+        software={
+            "python": installed.python,
+            "libc": installed.libc,
+            "compiler": compiler_version(found.environ),
+            **installed.distributions,
+        },
         target=target,
         world=world(flags.world),
         place=Place(
             root=root,
-            prefix=found.installed.prefix,
-            site_packages=found.installed.site_packages,
-            variables=rules.conditions(found.environ),
+            prefix=installed.prefix,
+            site_packages=installed.site_packages,
+            variables=adapter.variable_rules.conditions(found.environ),
         ),
         exercise=asked,
         repairs=known if repairs is None else repairs,
@@ -207,26 +255,13 @@ def describe(
     )
 
 
-def features_of(found: Found) -> tuple[Feature, ...]:
+def features_of(found: ServerCommand) -> tuple[Feature, ...]:
     """Returns what to ask a launch so that it compiles everything that it serves."""
     config: Mapping[str, JsonValue] = {}
     with contextlib.suppress(OSError, ValueError, SpecError, RecursionError):
         read = json.loads(read_regular(found.model / _CONFIGS[0], _LARGEST_BYTES))
         config = read if isinstance(read, dict) else {}
     return found.adapter.features(found.flags, config, found.adapter.device(found.installed))
-
-
-def _keyed_flags(
-    adapter: ServerKind, values: Mapping[str, JsonValue], device: str, always: Collection[str]
-) -> dict[str, JsonValue]:
-    """Returns the flags that count: neither neutral ones nor those that repeat a default. Flags in `always` count anyway."""
-    defaults = adapter.defaults(device)
-
-    def counts(name: str, value: JsonValue) -> bool:
-        is_default = name in defaults and value == defaults[name]
-        return name in always or not (name in adapter.neutral_flags or is_default)
-
-    return {name: value for name, value in values.items() if counts(name, value)}
 
 
 def describe_here(
@@ -236,7 +271,7 @@ def describe_here(
     *,
     root: str | None = None,
     asking: Asking | None = None,
-) -> tuple[Found, Launch]:
+) -> tuple[ServerCommand, Launch]:
     """Returns the server that a command starts on this machine, and its launch, for comparison with a sealed one.
 
     Args:
@@ -258,7 +293,6 @@ def describe_here(
         asked=sealed.exercise,
         repairs=sealed.repairs,
         manifest_id=sealed.manifest_id,
-        like=sealed,
     )
 
 
@@ -287,28 +321,20 @@ def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
     )
 
 
-def identify(name: str, directory: Path, like: Mapping[str, Digest] = MappingProxyType({})) -> ModelIdentity:
-    """Returns the identity of a model. Each file of `like` counts, and may be named by the digest of its bytes.
-
-    Raises SpecError if the model has no configuration, or if a file cannot be read.
-    """
+def identify(name: str, directory: Path) -> ModelIdentity:
+    """Returns the identity of a model. Raises SpecError if it has no configuration, or if a file cannot be read."""
     try:
         files = {str(path.relative_to(directory)): path for path in _keyed_files(directory)}
-        files |= {path: directory / path for path in like if (directory / path).is_file()}
     except OSError as error:
         raise SpecError(str(directory), f"cannot be read: {error.strerror}", "a model's directory") from error
     if not any(config in files for config in _CONFIGS):
         raise SpecError(str(directory), f"has no {_CONFIGS[0]}", "a model's directory, whole")
-    digests = {
-        path: _digest(read_regular(file, _LARGEST_BYTES), like.get(path)) for path, file in files.items()
-    }
+    digests = {path: _digest(read_regular(file, _LARGEST_BYTES)) for path, file in files.items()}
     return ModelIdentity(name=name, files=dict(sorted(digests.items())))
 
 
-def _digest(data: bytes, sealed: Digest | None) -> Digest:
+def _digest(data: bytes) -> Digest:
     """Returns the digest of a JSON document's canonical form, since servers hash its content; else that of the bytes."""
-    if sealed == Digest.of(data):
-        return sealed
     try:
         return Digest.of(canonical_json(json.loads(data)))
     except (ValueError, RecursionError):  # It is no JSON, or has no canonical form (NaN).

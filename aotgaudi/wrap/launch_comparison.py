@@ -8,7 +8,7 @@ possible, and otherwise named.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aotgaudi.bundle.bundle import Bundle
@@ -16,8 +16,8 @@ from aotgaudi.bundle.launch import Launch
 from aotgaudi.commands.variables import VariableRules
 from aotgaudi.digest import differing
 from aotgaudi.errors import AotGaudiError, NotWarmError, TargetError, shortened
-from aotgaudi.wrap.launch import Found
-from aotgaudi.wrap.launch_machine import NOT_THERE, satisfies
+from aotgaudi.wrap.launch import ServerCommand, server_kind
+from aotgaudi.wrap.launch_machine import satisfies
 
 _OF_MACHINE = ("software.", "target.", "guest", "place.")
 _ROOT, _MODEL = "place.root", "model.name"
@@ -38,7 +38,7 @@ class Checked:
     """
 
     bundle: Bundle
-    found: Found
+    found: ServerCommand
     here: Launch
     why_cold: str
 
@@ -144,15 +144,7 @@ def _features(features: Sequence[str], others: Sequence[str]) -> str:
 
 
 def _differences(sealed: dict[str, str], here: dict[str, str]) -> tuple[Difference, ...]:
-    found = (Difference(*row) for row in differing(sealed, here))
-    return tuple(one for one in found if not _is_unknown_then(one.name, sealed, here))
-
-
-def _is_unknown_then(name: str, sealed: dict[str, str], here: dict[str, str]) -> bool:
-    """Whether an earlier version sealed this, which recorded only a compiler's version, and no code that runs at startup."""
-    then, now = (side.get("software.compiler", NOT_THERE) for side in (sealed, here))
-    is_newer = name == "software.compiler" or name.startswith("software.startup ")
-    return is_newer and now.startswith(f"{then} (")
+    return tuple(Difference(*row) for row in differing(sealed, here))
 
 
 def _can_be_established(one: Difference, sealed: Launch, rules: VariableRules) -> bool:
@@ -166,3 +158,44 @@ def _can_be_established(one: Difference, sealed: Launch, rules: VariableRules) -
         return one.name == _ROOT or sealed.is_aliased
     variable = rules.hashed.get(one.name.removeprefix("variable."))
     return one.name.startswith("variable.") and variable is not None and not variable.is_of_pod
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureDifference:
+    """How capture B differs from capture A.
+
+    Attributes:
+        launches: The components and conditions that differ.
+        added, removed, changed: Paths of files, sorted. `changed` files have other bytes.
+    """
+
+    launches: Comparison
+    added: tuple[str, ...]
+    removed: tuple[str, ...]
+    changed: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether anything differs."""
+        launches = self.launches
+        return bool(launches.components or launches.unmet or launches.established or self.num_files)
+
+    @property
+    def num_files(self) -> int:
+        """How many files differ."""
+        return len(self.added) + len(self.removed) + len(self.changed)
+
+
+def capture_difference(old: Bundle, new: Bundle) -> CaptureDifference:
+    """Returns the differences between two bundles of captures. Raises SpecError if one holds programs."""
+    before, after = _files(old), _files(new)
+    rules = server_kind(old.launch.guest).variable_rules
+    return CaptureDifference(
+        launches=compare(old.launch, new.launch, rules),
+        added=tuple(sorted(after.keys() - before.keys())),
+        removed=tuple(sorted(before.keys() - after.keys())),
+        changed=tuple(sorted(path for path in before.keys() & after.keys() if before[path] != after[path])),
+    )
+
+
+def _files(bundle: Bundle) -> Mapping[str, str]:
+    return {file.path: str(file.digest) for file in bundle.require_capture().files}

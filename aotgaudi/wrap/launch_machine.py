@@ -18,7 +18,7 @@ from aotgaudi.backends.inductor.probe import cpu_features, levels_within
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.document import ForeignValue, first_problem
 from aotgaudi.errors import TargetError
-from aotgaudi.wrap.interpreter import Asking
+from aotgaudi.wrap.starts import Asking
 
 NOT_THERE = "none"
 """The version of a compiler that is missing."""
@@ -44,10 +44,6 @@ class Installed(ForeignValue):
     site_packages: str
     distributions: dict[str, str] = Field(default_factory=dict)
     names: tuple[str, ...] = ()
-
-    def software(self, compiler: str) -> dict[str, str]:
-        """Returns the software of a launch, given the version that the C++ compiler prints."""
-        return {"python": self.python, "libc": self.libc, "compiler": compiler, **self.distributions}
 
 
 def installed_of(asking: Asking) -> Installed:
@@ -104,25 +100,10 @@ _TOOL_SECONDS = 20
 
 _DEVICES: tuple[tuple[str, Device], ...] = (("cpu", "cpu"), ("rocm", "rocm"), ("cu", "cuda"), ("nv", "cuda"))
 """Beginnings of what builds are called -> their device (``cpu``, ``rocm7.0``, ``cu130``, NVIDIA's ``nv25.06``)."""
-_OTHER_DEVICES = frozenset(
-    {
-        *(
-            "ascend",
-            "empty",
-            "gaudi",
-            "gcu",
-            "hpu",
-            "maca",
-            "metal",
-            "mlu",
-            "mps",
-            "musa",
-            "neuron",
-            "neuronx",
-        ),
-        *("npu", "rbln", "spyre", "tpu", "xla", "xpu"),
-    }
-)
+_OTHER_DEVICES_TEXT = """
+    ascend empty gaudi gcu hpu maca metal mlu mps musa neuron neuronx npu rbln spyre tpu xla xpu
+    """
+_OTHER_DEVICES = frozenset(_OTHER_DEVICES_TEXT.split())
 """What builds are called that are for devices which we do not know, or for none."""
 
 

@@ -91,7 +91,6 @@ def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> 
         raise store_error("restore into", into, error) from error
     try:
         _require_private(into, descriptor, files)
-        _require_room(into, descriptor, files)
         tree = _Tree(into, descriptor)
         try:
             _restore(files, source, tree)
@@ -127,18 +126,6 @@ def _has_private(descriptor: int, name: str) -> bool:
 def _is_private(status: os.stat_result) -> bool:
     is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     return is_ours and stat.S_IMODE(status.st_mode) == _PRIVATE_MODE
-
-
-def _require_room(into: Path, descriptor: int, files: Iterable[CapturedFile]) -> None:
-    status = os.fstatvfs(descriptor)
-    block_bytes = status.f_frsize
-    needed_bytes = sum(-(-file.digest.size_bytes // block_bytes) * block_bytes for file in files)
-    free_bytes = status.f_bavail * block_bytes
-    if needed_bytes > free_bytes:
-        raise StoreError(
-            f"there is no room for {needed_bytes} bytes at {into}: {free_bytes} are free"
-            " (use another root, or a larger tmpfs)"
-        )
 
 
 def _restore(files: Iterable[CapturedFile], source: Source, tree: _Tree) -> None:

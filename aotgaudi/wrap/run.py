@@ -65,6 +65,6 @@ def run(options: RunOptions) -> int:
     """
     with Signals() as signals:
         checked = check(options)  # 1 and 2
-        from aotgaudi.wrap.restored_start import start  # Only here, so that a refusal need not wait for it.
+        from aotgaudi.wrap.supervise import start  # Only here, so that a refusal need not wait for it.
 
         return start(options, checked, signals)  # 3 to 5

@@ -11,7 +11,7 @@ from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.errors import SpecError
 
 if TYPE_CHECKING:
-    from aotgaudi.wrap.interpreter import Asking
+    from aotgaudi.wrap.starts import Asking
 
 OnCompile = Literal["report", "exit"]
 

@@ -31,8 +31,9 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -41,7 +42,7 @@ from aotgaudi.child import python_command
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.files import own_directory
 from aotgaudi.store.access import belongs_to_root, replaceable_in
-from aotgaudi.wrap.output import Relay
+from aotgaudi.wrap.events import printable
 from aotgaudi.wrap.process_tree import GOODBYE, ProcessTree, adopt_orphans, send
 from aotgaudi.wrap.programs import ProgramWatch
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
@@ -59,6 +60,8 @@ _MAX_ROOT_BYTES = _MAX_SOCKET_BYTES - _SOCKET_NAME_BYTES
 _WAIT_SECONDS, _RETRY_SECONDS = 15.0, 0.1
 """How long the reaper of a killed run may take to end what is left of it."""
 _SPARE_BYTES = 64 << 20
+_TAIL_BYTES = 1 << 16
+_DRAIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,30 +76,22 @@ class Sandbox:
     root: Path
     descriptor: int | None = None
 
-    def folder(self, name: str) -> Path:
-        """Returns the path of one of its folders or files."""
-        return self.root / name
-
     @property
     def mark(self) -> str:
         """The assignment in the environment of every process of the server."""
         return f"{MARK}={self.root}"
 
-    @property
-    def state(self) -> Path:
-        """The path of the file with the state byte."""
-        return self.root / "state"
-
     def set_state(self, byte: str) -> None:
         """Tells the agents the phase. Raises StoreError."""
+        path = self.root / "state"
         try:
-            descriptor = os.open(self.state, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 os.pwrite(descriptor, byte.encode("ascii"), 0)
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise store_error("write to", self.state, error) from error
+            raise store_error("write to", path, error) from error
 
 
 @contextlib.contextmanager
@@ -294,10 +289,11 @@ class Child:
             adopt_orphans()
         self.programs = ProgramWatch()
         self._relay = Relay(2) if output is None else None
-        asker = self.programs.descriptor
+        asker = self.programs.descriptor  # The socket by which the kernel asks us about programs.
+        shim = python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(asker), "--", bare=True)
         try:
             self._process = subprocess.Popen(
-                [*_exec_shim(asker), *words],
+                [*shim, *words],
                 env={**environment, MARK: str(sandbox.root)},
                 start_new_session=True,
                 pass_fds=(asker,),
@@ -378,14 +374,6 @@ def exit_code(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _exec_shim(asker: int) -> list[str]:
-    """Returns the words to put in front of a command, so that it runs as our child.
-
-    The kernel asks us about its programs through the socket `asker`.
-    """
-    return python_command("aotgaudi.wrap.exec_shim", str(os.getpid()), str(asker), "--", bare=True)
-
-
 def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         python_command("aotgaudi.wrap.process_tree", str(leader), sandbox.mark, str(termination_seconds)),
@@ -396,3 +384,43 @@ def _start_reaper(leader: int, sandbox: Sandbox, termination_seconds: float) -> 
         pass_fds=() if sandbox.descriptor is None else (sandbox.descriptor,),
         bufsize=0,
     )
+
+
+def last_line(tail: bytes, secrets: Iterable[bytes] = ()) -> str:
+    """Returns the last line of an output without `secrets`; empty if the output is empty."""
+    for secret in secrets:
+        tail = tail.replace(secret, b"***")
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    return printable(lines[-1].strip()) if lines else ""
+
+
+def tail_of(path: Path) -> bytes:
+    """Returns the end of a log. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read()
+
+
+class Relay(threading.Thread):
+    """Copies what is written to `writer` byte by byte, and keeps the end of it. Ends when all writers have closed."""
+
+    def __init__(self, to: int) -> None:
+        super().__init__(name="aotgaudi-output", daemon=True)
+        self._reader, self.writer = os.pipe()
+        self._to, self._tail = to, b""
+
+    def run(self) -> None:
+        """Copies everything. If our own output is gone, it keeps reading, so that the server does not block."""
+        while piece := os.read(self._reader, _TAIL_BYTES):
+            self._tail = (self._tail + piece)[-_TAIL_BYTES:]
+            try:
+                while piece:
+                    piece = piece[os.write(self._to, piece) :]
+            except OSError:
+                continue
+        os.close(self._reader)
+
+    def last_line(self) -> str:
+        """Returns the last line, once the writers have closed or after a short wait."""
+        self.join(_DRAIN_SECONDS)
+        return last_line(self._tail)

@@ -29,15 +29,15 @@ from typing import IO, Any
 from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
-from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
-from aotgaudi.wrap.client import Address, HealthProbe, WrappedServerError, ask, require_free
+from aotgaudi.wrap.adapters.base import Address, Phase
+from aotgaudi.wrap.client import HealthProbe, WrappedServerError, ask, require_free
 from aotgaudi.wrap.events import EventLog, printable
 from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
-from aotgaudi.wrap.launch import Found
+from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 from aotgaudi.wrap.sandbox import Child, Sandbox
-from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Seen, What, is_settled
+from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Observation, What, is_settled
 from aotgaudi.wrap.witness import write_agent
 
 _log = logging.getLogger(__name__)
@@ -51,10 +51,8 @@ AGENT = "witness/agent.zip"
 SETTLE_SECONDS = 10.0
 """How long processes may take to confirm that they have reported everything. They look four times a second."""
 _POLL_SECONDS = 0.05
-_OF_AGENT = frozenset({"AOTGAUDI_WITNESS_ALLOWED", "AOTGAUDI_WITNESS_ROLE"})
-"""Variables of another run's agents, which would mislead this run's agents."""
 
-OUTSIDE: Mapping[str, str] = {
+UNCAPTURED: Mapping[str, str] = {
     "home/*": "a server's home is that of its user again when it serves",
     "tmp/tmp*": "a temporary file of one run",
     "tmp/pymp-*": "what processes of one run shared",
@@ -82,7 +80,7 @@ class Plan:
 
 
 def plan_for(
-    found: Found,
+    found: ServerCommand,
     launch: Launch,
     sandbox: Sandbox,
     phase: Phase,
@@ -100,28 +98,22 @@ def plan_for(
         sealed: The files below the root, by path.
         left_out: Patterns of files that may appear there in addition to the adapter's.
     """
-    adapter, root, flags = found.adapter, SandboxRoot(str(sandbox.root)), found.flags
-    patterns = (*(pattern for pattern, _ in adapter.left_out), *OUTSIDE, *left_out)
+    adapter, root = found.adapter, sandbox.root
+    patterns = (*(pattern for pattern, _ in adapter.left_out), *UNCAPTURED, *left_out)
     established = _established(found, launch)
-    environment = adapter.environment(root, phase, established).applied(established)
+    environment = adapter.environment(root, phase, established)
     if any(path.startswith("home/") for path in sealed):
-        environment["HOME"] = root.home
+        environment["HOME"] = str(root / "home")
     return Plan(
-        words=adapter.command(found.words, flags, root, is_aliased=launch.is_aliased),
+        words=adapter.command(found.words, found.flags, root, is_aliased=launch.is_aliased),
         environment=environment,
-        address=Address(
-            host=flags.host,
-            port=flags.port,
-            uds=flags.uds,
-            served_name=flags.served_name,
-            authorization=flags.authorization,
-        ),
-        rules=FileRules(sandbox.root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
+        address=found.flags.address,
+        rules=FileRules(root, sealed=sealed, left_out=tuple(dict.fromkeys(patterns))),
         repairs=launch.repairs,
     )
 
 
-def _established(found: Found, launch: Launch) -> dict[str, str]:
+def _established(found: ServerCommand, launch: Launch) -> dict[str, str]:
     """Returns the command's environment, with hashed variables as in the launch, except those of the pod."""
     hashed = found.adapter.variable_rules.hashed
     ours = {name for name, rule in hashed.items() if not rule.is_of_pod}
@@ -129,11 +121,11 @@ def _established(found: Found, launch: Launch) -> dict[str, str]:
     return {**kept, **{name: value for name, value in launch.place.variables.items() if name in ours}}
 
 
-def link_model(found: Found, launch: Launch, sandbox: Sandbox) -> None:
+def link_model(found: ServerCommand, launch: Launch, sandbox: Sandbox) -> None:
     """Makes the alias of the model's directory, if the server of `launch` uses it. Raises StoreError."""
     if not launch.is_aliased:
         return
-    link = sandbox.folder("model")
+    link = sandbox.root / "model"
     try:
         os.symlink(os.path.abspath(found.model), link)
     except OSError as error:
@@ -163,7 +155,7 @@ class Session:
         """
         require_free(plan.address)
         self.sandbox, self.phase = sandbox, phase
-        self.log = EventLog(sandbox.folder("events"))
+        self.log = EventLog(sandbox.root / "events")
         self._answers: tuple[AnswerDigests, ...] | None = None
         try:
             archive = write_agent(sandbox.root / AGENT)
@@ -177,7 +169,7 @@ class Session:
         self._compared = FileChanges(is_watched=self._watcher is not None)
         self._started, self._began = time.monotonic(), time.time()
         self._compilers = Compilers()
-        self._outside: dict[str, Finding] = {}
+        self._unreported: dict[str, Finding] = {}
         self._passed, self._searched_at = frozenset[str](), 0.0
         try:
             self.child = Child(
@@ -271,7 +263,7 @@ class Session:
                 return False
             time.sleep(_POLL_SECONDS)
 
-    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Observation:
         """Returns everything that is known now.
 
         Args:
@@ -285,24 +277,24 @@ class Session:
             self._find_libraries(living)
         files = self.files(passing_seconds=0.0 if compares else PASSING_SECONDS)
         self.log.read()  # Last: a process reports a file, or its end, before we can see either.
-        return Seen(
+        return Observation(
             processes=dict(self.log.processes),
             alive=living,
             rules=self.plan.rules,
             files=files,
             phase=self.phase if phase is None else phase,
             answers=self._answers,
-            outside=self.outside(),
+            unreported=self.unreported(),
         )
 
-    def outside(self) -> tuple[tuple[str, Finding], ...]:
+    def unreported(self) -> tuple[tuple[str, Finding], ...]:
         """Returns what the server's processes did without an agent's report, with the process, in the order of discovery."""
         starts = self.child.programs.take()
         self.log.read()  # Read after `take`: an agent reports a program before it starts.
         for start in self._compilers.among(starts, self._is_told):
             words = printable(" ".join(start.words))
             self._find(start.pid, "process", f"a compiler was run: {words}")
-        return tuple((name.partition(":")[0], one) for name, one in self._outside.items())
+        return tuple((name.partition(":")[0], one) for name, one in self._unreported.items())
 
     def _is_told(self, start: ProgramStart) -> bool:
         """Whether the agent of a program's parent, or of its process before the exec, reported a compiler of that name."""
@@ -325,7 +317,7 @@ class Session:
 
     def _find(self, pid: int, what: What, text: str) -> None:
         finding = Finding(what, PHASES.get(self.phase, "live"), text)
-        self._outside.setdefault(f"process {pid}: {text}", finding)
+        self._unreported.setdefault(f"process {pid}: {text}", finding)
 
     def files(self, *, passing_seconds: float = PASSING_SECONDS) -> FileChanges:
         """Returns how files changed since the start, by inotify and by the comparisons that were made.
@@ -371,13 +363,14 @@ class Session:
     def _environment(self) -> dict[str, str]:
         root, before = self.sandbox.root, self.plan.environment.get("PYTHONPATH", "")
         environment = {
-            **{name: value for name, value in self.plan.environment.items() if name not in _OF_AGENT},
+            **self.plan.environment,
             "PYTHONPATH": os.pathsep.join(filter(None, (str(root / AGENT), before))),
             "AOTGAUDI_WITNESS": str(root / "events"),
             "AOTGAUDI_WITNESS_ROOTS": json.dumps([str(root / top) for top in self.plan.rules.cache_tops]),
             "AOTGAUDI_WITNESS_STATE": str(root / "state"),
             "AOTGAUDI_WITNESS_REPAIRS": ",".join(self.plan.repairs),
         }
+        environment.pop("AOTGAUDI_WITNESS_ALLOWED", None)  # Another run's would mislead this run's agents.
         if self.plan.rules.has_sealed:
             environment["AOTGAUDI_WITNESS_ALLOWED"] = str(root / "allowed")
         return environment
@@ -385,6 +378,6 @@ class Session:
     def _write_allowed(self) -> None:
         """Writes the sealed paths, as the server sees them."""
         lines = sorted(str(self.sandbox.root / path) for path in self.plan.rules.sealed)
-        self.sandbox.folder("allowed").write_text(
+        (self.sandbox.root / "allowed").write_text(
             "".join(f"{line}\n" for line in lines), "utf-8", "surrogateescape"
         )

@@ -1,4 +1,6 @@
-"""The life of a wrapped server under supervision: started, warmed up, judged, and counted as long as it serves.
+"""Steps 3 to 5 of a run (`aotgaudi.wrap.run`): restores the sealed files, and starts and supervises the server.
+
+The server is warmed up, judged, and counted as long as it serves.
 
 ::
 
@@ -19,27 +21,34 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from aotgaudi.bundle.capture_receipt import Expected
-from aotgaudi.bundle.launch import WarmUpRequest
+from aotgaudi.bundle.capture_receipt import Expected, StartCost
+from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.errors import AotGaudiError, CorruptError, NotWarmError
-from aotgaudi.gaudi.live_graphs import LiveGraphs
+from aotgaudi.gaudi.live_graphs import not_closed
+from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.client import HealthProbe, WrappedServerError
+from aotgaudi.wrap.exercise import adapter_names, with_adapters
 from aotgaudi.wrap.file_watch import FileChanges
-from aotgaudi.wrap.http import Metrics
-from aotgaudi.wrap.observe import Observer, ObserverPolicy
-from aotgaudi.wrap.run_options import Policy
-from aotgaudi.wrap.session import SETTLE_SECONDS, STATE_BYTES, Session
+from aotgaudi.wrap.http import Answers, HttpServer, Metrics
+from aotgaudi.wrap.launch import ServerCommand
+from aotgaudi.wrap.launch_comparison import Checked
+from aotgaudi.wrap.observe import Observer
+from aotgaudi.wrap.restore import restore
+from aotgaudi.wrap.run_options import Policy, RunOptions
+from aotgaudi.wrap.sandbox import open_sandbox
+from aotgaudi.wrap.session import SETTLE_SECONDS, STATE_BYTES, Session, link_model, plan_for
 from aotgaudi.wrap.signals import ENDING, Signals
 from aotgaudi.wrap.verdict import (
     EXIT_BYTES,
     ONLY_FILES,
     Finding,
     NotWarm,
+    Observation,
     Reason,
-    Seen,
     Undecided,
     Verdict,
     Warm,
@@ -54,13 +63,12 @@ _LIVE_LOOK_SECONDS = 5.0
 """How old the list of living processes in a report may be."""
 _LIVE_SECONDS, _COMPARED_BYTES_PER_SECOND = 30.0, 50e6
 """How long one turn may take. A comparison of all files adds the time to read them from a slow disk."""
-_POLICY = ObserverPolicy(left_out=frozenset({"cold"}))
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Expectation:
     """What a server is judged by.
 
     Attributes:
@@ -68,18 +76,12 @@ class Case:
         requests: The warm-up requests to send again; empty for none.
         why_cold: Why it starts cold, in one sentence.
         about: What the report says about the capture.
-        residuals: Work that no file can save, so that even a warm server does it.
-        not_exercised: The features that had no warm-up requests, so that their first request may compile.
-        live_graphs: Whether traffic compiles graphs of a kind although all was captured.
     """
 
     expected: Expected | None
     requests: Sequence[WarmUpRequest] = ()
     why_cold: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
-    residuals: Sequence[str] = ()
-    not_exercised: Sequence[str] = ()
-    live_graphs: Sequence[LiveGraphs] = ()
 
 
 def refusal(reasons: Sequence[Reason]) -> AotGaudiError:
@@ -110,10 +112,10 @@ class Snapshot:
     not_ready: str = "the server is starting"
     verdict: Verdict = _STARTING
     recent: Sequence[Finding] = ()
-    seen: Seen | None = None
+    seen: Observation | None = None
     has_program_watch: bool = False
 
-    def report(self, case: Case, compilations: Mapping[str, int]) -> dict[str, Any]:
+    def report(self, case: Expectation, compilations: Mapping[str, int]) -> dict[str, Any]:
         """Returns the answer to ``GET /report``."""
         verdict, seen = self.verdict, self.seen
         processes = () if seen is None else seen.processes.values()
@@ -127,9 +129,6 @@ class Snapshot:
             "reasons": [reason.text for reason in verdict.reasons] if isinstance(verdict, NotWarm) else [],
             "waiting_for": list(verdict.waiting_for) if isinstance(verdict, Undecided) else [],
             "why_cold": case.why_cold,
-            "residuals": list(case.residuals),
-            "not_exercised": list(case.not_exercised),
-            "live_graphs": [row.model_dump() for row in case.live_graphs],
             "compilations": dict(compilations),
             "findings": [f"{one.phase}: {one.what}: {one}" for one in self.recent],
             "processes": [
@@ -166,7 +165,7 @@ class Supervisor:
     """Supervises one server. `run` is for the main thread. Any thread may call `not_ready`, `not_live` and `report`."""
 
     def __init__(
-        self, session: Session, case: Case, policy: Policy, metrics: Metrics, signals: Signals
+        self, session: Session, case: Expectation, policy: Policy, metrics: Metrics, signals: Signals
     ) -> None:
         self._session, self._case, self._policy = session, case, policy
         self._metrics, self._signals = metrics, signals
@@ -176,8 +175,8 @@ class Supervisor:
         self._turned = time.monotonic()
         self._asked_to_end: float | None = None
         self._health = HealthProbe(session.plan.address)
-        self._observer = Observer(session, _POLICY)
-        self._seen: Seen | None = None
+        self._observer = Observer(session, left_out=frozenset({"cold"}))
+        self._seen: Observation | None = None
         self._looked_at = 0.0
         self._snapshot = Snapshot()
         num_bytes = sum(digest.size_bytes for digest in session.plan.rules.sealed.values())
@@ -405,7 +404,7 @@ class Supervisor:
             self._verdict = judge(self._look(compares=compares), self._case.expected)
         return self._verdict
 
-    def _look(self, *, compares: bool = False) -> Seen:
+    def _look(self, *, compares: bool = False) -> Observation:
         self._looked_at = time.monotonic()
         self._seen = self._session.look(phase=STATE_BYTES["live"], compares=compares)
         return self._seen
@@ -447,18 +446,15 @@ class Supervisor:
         self._stage = "live"
 
     def _count_processes(self) -> None:
-        expected = self._case.expected
-        wanted = sum(expected.roles.values()) if expected is not None else 0
-        roles = expected.roles if expected is not None else {}
-        present = sum(one.role in roles for one in self._session.log.processes.values())
+        expected = self._case.expected or Expected()
+        logs = self._session.log.processes.values()
+        wanted, present = sum(expected.roles.values()), sum(one.role in expected.roles for one in logs)
         states = {"expected": wanted, "present": present, "blind": max(0, wanted - present)}
-        loads = sum(sum(one.loads.values()) for one in self._session.log.processes.values())
         for state, number in states.items():
             self._metrics.set("aotgaudi_witness_processes", number, state)
-        self._metrics.set(
-            "aotgaudi_guest_artifacts", sum(expected.loads.values()) if expected else 0, "expected"
-        )
-        self._metrics.set("aotgaudi_guest_artifacts", loads, "loaded")
+        loaded = sum(sum(one.loads.values()) for one in logs)
+        for state, number in {"expected": sum(expected.loads.values()), "loaded": loaded}.items():
+            self._metrics.set("aotgaudi_guest_artifacts", number, state)
 
     def _ended(self, status: int) -> int:
         """Returns the exit code of a server that ended. Raises if it failed before it was ready, or was not warm."""
@@ -486,3 +482,76 @@ class Supervisor:
         loaded = sum(sum(one.loads.values()) for one in processes)
         wanted = sum(expected.loads.values())
         return f", with {loaded} of {wanted} artifacts loaded"
+
+
+def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
+    """Restores, starts and supervises a server until it ends. Returns its exit code. Raises like `run.run`."""
+    bundle, why_cold = checked.bundle, checked.why_cold
+    receipt = bundle.require_capture()
+    labels = {"launch": receipt.manifest_id, "bundle": str(bundle.path)}
+    metrics = Metrics()
+    metrics.set("aotgaudi_verify_seconds", time.monotonic() - options.began)
+    metrics.set("aotgaudi_guest_residuals", len(receipt.residuals))
+    metrics.set("aotgaudi_capture_info", 1, *labels.values())
+    restoring = Answers(
+        not_ready=lambda: "the sealed files are being restored",
+        not_live=lambda: "",
+        report=lambda: {"stage": "restoring"},
+        metrics=metrics,
+        notes={"not_exercised": receipt.not_exercised, "not_closed": not_closed(receipt.live_graphs)},
+    )
+    with (
+        HttpServer(options.listen, restoring) as server,
+        open_sandbox(Path(checked.here.place.root), needed_bytes=receipt.num_bytes) as sandbox,
+    ):
+        _log.info("http://%s:%d: /ready /live /metrics /report", options.listen.host, server.port)
+        if not why_cold:
+            restored = restore(bundle, sandbox.root)
+            metrics.set("aotgaudi_restore_seconds", restored.seconds)
+            _log.info("%d files, %d bytes, verified and restored in %.2f s", *astuple(restored))
+        link_model(checked.found, checked.launch, sandbox)
+        asked = _asked_here(bundle.launch, checked.found, receipt.start)
+        if receipt.start is not None and options.exercises and not why_cold:
+            _log.info("a start sends %s", receipt.start)
+        answers = tuple(one for index, one in enumerate(receipt.expected.answers) if index in asked)
+        case = Expectation(
+            expected=None if why_cold else receipt.expected.model_copy(update={"answers": answers}),
+            requests=tuple(asked.values()) if options.exercises else (),
+            why_cold=why_cold,
+            about={**labels, **receipt.model_dump(include={"residuals", "not_exercised", "live_graphs"})},
+        )
+        phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
+        sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}
+        left_out = tuple(one.pattern for one in receipt.left_out)
+        plan = plan_for(checked.found, checked.launch, sandbox, phase, sealed=sealed, left_out=left_out)
+        signals.hold()
+        with Session(
+            plan,
+            sandbox,
+            phase=STATE_BYTES[phase],
+            adopts=True,
+            termination_seconds=options.policy.termination_seconds,
+        ) as session:
+            supervisor = Supervisor(session, case, options.policy, metrics, signals)
+            server.answer_by(
+                replace(
+                    restoring,
+                    not_ready=supervisor.not_ready,
+                    not_live=supervisor.not_live,
+                    report=supervisor.report,
+                )
+            )
+            return supervisor.run()
+
+
+def _asked_here(sealed: Launch, found: ServerCommand, cost: StartCost | None) -> dict[int, WarmUpRequest]:
+    """Returns the sealed requests that a start sends, in the form in which they are sent here, by position."""
+    start = found.adapter.starts_at(sealed.words)
+    words = sealed.words if start is None else sealed.words[start[1] :]
+    then, now = (
+        adapter_names(values.get("lora-modules", []))
+        for values in (found.adapter.read(words, {}).values, found.flags.values)
+    )
+    asks_all = cost is None or cost.asks_all
+    asked = with_adapters(sealed.exercise.requests, then, now)
+    return {index: request for index, request in asked.items() if asks_all or request.at_start}

@@ -53,15 +53,7 @@ to. ``load``: something that is not sealed was loaded. ``refused``: the agent re
 FindingPhase = Literal["cold", "load", "exercise", "live"]
 
 PHASES: Mapping[str, FindingPhase] = MappingProxyType(
-    {
-        "c": "cold",
-        "l": "load",
-        "m": "load",
-        "e": "exercise",
-        "v": "live",
-        "f": "live",
-        "s": "live",
-    }
+    {"c": "cold", "l": "load", "m": "load", "e": "exercise", "v": "live", "f": "live"}
 )
 """State byte -> the phase in metrics."""
 
@@ -135,8 +127,7 @@ def _causes(event: Event) -> Iterator[Cause]:
             yield Cause(printable(str(one.get("id", ""))), printable(line, _MAX_LINE))
 
 
-def _process(event: Event, rules: FileRules) -> Finding | None:
-    del rules
+def _process(event: Event, _: FileRules) -> Finding | None:
     if event.text("what") != "compiler":
         return None
     return _finding(event, "process", f"a compiler was run: {event.text('argv')}")
@@ -149,8 +140,7 @@ def _write(event: Event, rules: FileRules) -> Finding | None:
     return _finding(event, "file", f"{path} was opened for writing")
 
 
-def _refused(event: Event, rules: FileRules) -> Finding:
-    del rules
+def _refused(event: Event, _: FileRules) -> Finding:
     path = event.text("path")
     code = EXIT_BYTES if path else EXIT_NOT_WARM
     return _finding(event, "refused", f"refused: {path or event.text('argv')}: {event.text('why')}", code)
@@ -162,30 +152,26 @@ def _load(event: Event, rules: FileRules) -> Finding | None:
     return _finding(event, "load", f"{event.path} was loaded, and is not of the bundle", EXIT_BYTES)
 
 
-def _compile(event: Event, rules: FileRules) -> Finding | None:
+def _compile(event: Event, _: FileRules) -> Finding | None:
     """Returns a finding, except for Numba before the server is live: no file holds what Numba compiles."""
-    del rules
     kind = event.text("what")
     if kind == "numba" and PHASES.get(event.phase, "live") != "live":
         return None
     return _finding(event, _COMPILES.get(kind, "compile"), f"{kind} compiled {event.text('name')}")
 
 
-def _generate(event: Event, rules: FileRules) -> Finding:
-    del rules
+def _generate(event: Event, _: FileRules) -> Finding:
     return _finding(event, "generate", f"{event.text('what')} generated code again for {event.text('name')}")
 
 
-def _trace(event: Event, rules: FileRules) -> Finding | None:
+def _trace(event: Event, _: FileRules) -> Finding | None:
     """Returns a finding only for a live server. Before that it may trace, which is what the warm-up requests are for."""
-    del rules
     if PHASES.get(event.phase, "live") != "live":
         return None
     return _finding(event, "trace", f"{event.text('name')} was traced")
 
 
-def _fault(event: Event, rules: FileRules) -> Finding:
-    del rules
+def _fault(event: Event, _: FileRules) -> Finding:
     return _finding(event, "unknown", f"its agent failed at {event.text('hook')}: {event.text('error')}")
 
 
@@ -222,7 +208,7 @@ _WORKERS = ("Worker", "EngineCore", "APIServer")
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """Everything that is known of a server at one moment.
 
     Attributes:
@@ -232,7 +218,7 @@ class Seen:
         files: How files changed. They must be compared after the processes have confirmed the phase.
         phase: The state byte that every process must have confirmed.
         answers: The digests of the answers to the warm-up requests; None if none were sent.
-        outside: What processes did without an agent's report, with the process.
+        unreported: What processes did without an agent's report, with the process.
     """
 
     processes: Mapping[str, ProcessLog]
@@ -241,7 +227,7 @@ class Seen:
     files: FileChanges
     phase: str
     answers: tuple[AnswerDigests, ...] | None = None
-    outside: tuple[tuple[str, Finding], ...] = ()
+    unreported: tuple[tuple[str, Finding], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +263,7 @@ ONLY_FILES = Undecided(("a comparison of the files",))
 Verdict = Union[Warm, NotWarm, Undecided]
 
 
-def judge(seen: Seen, expected: Expected) -> Verdict:
+def judge(seen: Observation, expected: Expected) -> Verdict:
     """Returns the verdict. Pure: equal arguments give equal verdicts."""
     logs = [before(log, seen.phase) for log in seen.processes.values()]
     against = [
@@ -333,14 +319,14 @@ def findings_of(
     return [*((title, finding) for _, title, finding in sorted(rows, key=lambda row: row[0])), *unreported]
 
 
-def _doings(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+def _doings(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     """Yields what the server did, but files last, because the first sentence should name the cause."""
-    found = findings_of(logs, seen.outside, seen.rules, is_watched=seen.files.is_watched)
+    found = findings_of(logs, seen.unreported, seen.rules, is_watched=seen.files.is_watched)
     for title, finding in sorted(found, key=lambda row: row[1].what == "file"):
         yield Reason(f"{title}: {finding}", finding.exit_code)
 
 
-def _lost(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+def _lost(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     for log in logs:
         if log.num_unreadable:
             yield Reason(f"{log.title}: {log.num_unreadable} of its events cannot be read")
@@ -359,12 +345,12 @@ def _unhooked(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Reason
                 yield Reason(f"{log.title}: {hook} could not be watched")
 
 
-def _of_files(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[Reason]:
+def _of_files(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[Reason]:
     """Yields changes of files. An added file is foreign if no server process opened it for writing and no compiler ran."""
     events = [event for log in logs for event in log.events]
     written = {seen.rules.relative(event.path) for event in events if event.kind == "write"}
     has_compiled = any(event.kind == "process" and event.text("what") == "compiler" for event in events)
-    has_compiled |= any(finding.what == "process" for _, finding in seen.outside)
+    has_compiled |= any(finding.what == "process" for _, finding in seen.unreported)
     for path in seen.files.added:
         if path in written or has_compiled:
             yield Reason(f"{path} was added to the cache")
@@ -387,7 +373,7 @@ def _silent(logs: Sequence[ProcessLog], phase: str) -> Iterator[str]:
             yield f"{log.title} to confirm that its report is complete"
 
 
-def _replaced(logs: Sequence[ProcessLog], seen: Seen) -> Iterator[str]:
+def _replaced(logs: Sequence[ProcessLog], seen: Observation) -> Iterator[str]:
     """Yields living processes that announced another program. If that is Python again, it begins a new event file."""
     latest: dict[int, int] = {}
     for name, log in seen.processes.items():
@@ -456,7 +442,7 @@ def _of_counters(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[Rea
             yield Reason(f"the server's own counter {name} is {counters[name]}, the build saw {number}")
 
 
-def _of_answers(seen: Seen, expected: Expected) -> Iterator[Reason]:
+def _of_answers(seen: Observation, expected: Expected) -> Iterator[Reason]:
     if seen.answers is None:
         return
     if len(seen.answers) != len(expected.answers):

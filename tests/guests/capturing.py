@@ -12,9 +12,10 @@ from typing import IO, Any
 
 from aotgaudi.bundle.launch import WarmUpLevel
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.build_run import Setting
-from aotgaudi.wrap.capture import Built, Order, build_capture
-from aotgaudi.wrap.launch import Found, describe, find_server
+from aotgaudi.wrap.capture import Built, CaptureRequest, build_capture
+from aotgaudi.wrap.collect import Rules
+from aotgaudi.wrap.launch import ServerCommand, describe, find_server
+from aotgaudi.wrap.prove import BuildContext
 from tests.ports import free_port
 
 SERVER = Path(__file__).with_name("fake_server.py")
@@ -82,24 +83,34 @@ class Bench:
     def words(self, *more: str) -> tuple[str, ...]:
         return (sys.executable, str(SERVER), "serve", str(self.model), "--port", str(free_port()), *more)
 
-    def found(self, *more: str, **environ: str) -> Found:
+    def command(self, *options: str, out: str = "out") -> list[str]:
+        """``aotgaudi build capture`` of the plain server."""
+        places = {"-o": self.folder / out, "--root": self.root, "--store": self.folder / "store"}
+        words = [word for name, path in places.items() for word in (name, str(path))]
+        return ["build", "capture", *words, *options, "--", *self.words()]
+
+    def found(self, *more: str, **environ: str) -> ServerCommand:
         return find_server(self.words(*more), {**self.environ, **environ})
 
-    def order(self, *more: str, out: str = "out", **environ: str) -> Order:
+    def order(self, *more: str, out: str = "out", **environ: str) -> CaptureRequest:
         found = self.found(*more, **environ)
         launch = describe(found, root=str(self.root), asked=self.level)
-        return Order(found=found, launch=launch, out=self.folder / out, ready_seconds=self.ready_seconds)
+        return CaptureRequest(
+            found=found, launch=launch, out=self.folder / out, ready_seconds=self.ready_seconds
+        )
 
     def build(self, *more: str, out: str = "out", **environ: str) -> Built:
         return build_capture(self.order(*more, out=out, **environ), self.store, self.told)
 
     @contextmanager
-    def setting(self, **environ: str) -> Iterator[Setting]:
+    def setting(self, **environ: str) -> Iterator[BuildContext]:
         order = self.order(**environ)
         log: IO[Any]
         with (self.folder / "log").open("wb") as log:
-            yield Setting(
-                order.found, order.launch, self.root, self.store.objects, log, self.ready_seconds, self.told
+            adapter, objects = order.found.adapter, self.store.objects
+            rules = Rules(left_out=adapter.left_out, kind_of=adapter.kind_of)
+            yield BuildContext(
+                order.found, order.launch, self.root, objects, log, self.ready_seconds, self.told, rules
             )
 
 

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from aotgaudi.bundle.launch import WarmUp
-from aotgaudi.wrap.client import Address
-from aotgaudi.wrap.exercise import Room, exercise, generation
-from aotgaudi.wrap.file_watch import FileRules
-from aotgaudi.wrap.session import Plan
-
 SERVER = Path(__file__).with_name("fake_server.py")
-LEFT_OUT = ("*.lock",)
 
 
 def make_model(folder: Path, **config: object) -> Path:
@@ -23,10 +15,6 @@ def make_model(folder: Path, **config: object) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "fake", **config}))
     return folder
-
-
-def smoke() -> WarmUp:
-    return exercise("smoke", generation(Room()))
 
 
 @dataclass(frozen=True)
@@ -43,22 +31,6 @@ class Fake:
         return (
             *(sys.executable, str(SERVER), "serve", str(self.model)),
             *("--port", str(self.port), "--served-model-name", "m", *self.flags),
-        )
-
-    def plan(self, root: Path, *, phase: str, rules: FileRules | None = None) -> Plan:
-        environment = {
-            "PATH": os.defpath,
-            "FAKE_CACHE_ROOT": str(root / "cache"),
-            "TMPDIR": str(root / "tmp"),
-            "FAKE_FAULTS": ",".join(self.faults),
-        }
-        if phase == "l":
-            environment["FAKE_FORCE_LOAD"] = "1"
-        return Plan(
-            words=self.words,
-            environment=environment,
-            address=Address(port=self.port, served_name="m"),
-            rules=rules or FileRules(root, left_out=LEFT_OUT),
         )
 
     def but(self, *faults: str) -> Fake:

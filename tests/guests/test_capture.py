@@ -31,18 +31,14 @@ from aotgaudi.cli.main import cli
 from aotgaudi.errors import CaptureError, SpecError, StoreError, store_error
 from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.store.store import Store
-from aotgaudi.wrap import build_run as build_run_module
 from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters import fake
-from aotgaudi.wrap.build_run import Ran
 from aotgaudi.wrap.capture import Built, build_capture
-from aotgaudi.wrap.capture_records import capture_key, find_capture, find_unproven, unproven_key
-from aotgaudi.wrap.collect import Rules
+from aotgaudi.wrap.capture_records import UnprovenRow, capture_key, find_unproven, unproven_key
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.launch import weights_stamp
-from aotgaudi.wrap.prove import Cold, Proved, prove
-from aotgaudi.wrap.restore import restore
+from aotgaudi.wrap.prove import RunResult, prove
 from tests.guests.capturing import Bench, processes_of
 from tests.guests.fake import Fake as GuestLaunch
 from tests.guests.running import Runs
@@ -75,8 +71,17 @@ def fresh(folder: Path) -> Bench:
     return Bench(folder)
 
 
-def cold_of(receipt: CaptureReceipt) -> Cold:
-    return Cold(receipt.expected.answers, {"vllm.num_aot_artifacts_saved": 1})
+def cold_of(receipt: CaptureReceipt, **changes: object) -> UnprovenRow:
+    row = UnprovenRow(
+        label="",
+        files=receipt.files,
+        left_out=(),
+        answers=receipt.expected.answers,
+        saved={"vllm.num_aot_artifacts_saved": 1},
+        cold_seconds=1.0,
+        cold_counts={},
+    )
+    return row.model_copy(update=changes)
 
 
 class Counted:
@@ -89,9 +94,10 @@ class Counted:
         return {name: value for name, value in self._counters.items() if name.endswith(suffix)}
 
 
-def test_what_torchs_own_caches_saved_need_not_be_looked_up_again() -> None:
+def test_what_torchs_own_caches_saved_need_not_be_looked_up_again(receipt: CaptureReceipt) -> None:
     """A real vLLM loads its artifact whole, and asks torch's caches for nothing that is in it."""
-    cold = Cold((), {"vllm.num_aot_artifacts_saved": 1, "torch.aot_autograd.autograd_cache_saved": 2})
+    saved = {"vllm.num_aot_artifacts_saved": 1, "torch.aot_autograd.autograd_cache_saved": 2}
+    cold = cold_of(receipt, saved=saved)
 
     def missing(**counters: int) -> list[str]:
         ran = Counted({f"vllm.{name}": value for name, value in counters.items()})
@@ -120,6 +126,9 @@ def test_what_is_sealed_was_proved(bench: Bench, built: Built, receipt: CaptureR
     assert [row.pattern for row in receipt.left_out] == ["*.lock"]
     assert built.row.cold_counts["process"] >= 2
     assert built.row.places["root"] > 0
+    assert (
+        find_unproven(bench.store, unproven_key(built.bundle.launch, weights_stamp(bench.model)).hex) is None
+    )
 
 
 def test_a_build_leaves_nothing_running_and_nothing_in_its_place(bench: Bench, built: Built) -> None:
@@ -176,10 +185,10 @@ def test_what_every_start_does_again_is_in_the_receipt(
 ) -> None:
     monkeypatch.setattr(fake, "FAKE", replace(fake.FAKE, residuals=lambda _: ("graphs are captured",)))
     with bench.setting() as setting:
-        proved = prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
+        proved = prove(setting, cold_of(receipt))
 
     assert receipt.residuals == ()
-    assert proved.residuals == ("graphs are captured",)
+    assert proved.receipt.residuals == ("graphs are captured",)
 
 
 def test_what_is_traced_or_compiled_in_memory_in_a_warm_start_is_told_once() -> None:
@@ -213,30 +222,6 @@ def test_a_fault_of_ours_in_a_build_is_not_called_a_log_that_cannot_be_written(
     assert log.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_changed_flag_is_another_launch(bench: Bench, built: Built) -> None:
-    other = bench.order("--max-model-len", "256")
-
-    assert other.launch.id != built.bundle.launch.id
-    assert find_capture(bench.store, capture_key(other.launch).hex) is None
-
-
-def test_no_cold_run_is_left_when_a_capture_is_there(bench: Bench, built: Built) -> None:
-    stamp = weights_stamp(bench.model)
-    assert find_unproven(bench.store, unproven_key(built.bundle.launch, stamp).hex) is None
-
-
-def test_what_is_restored_is_what_the_server_left(
-    bench: Bench, built: Built, receipt: CaptureReceipt
-) -> None:
-    into = bench.folder / "restored"
-    into.mkdir(mode=0o700)
-
-    restore(built.bundle, into)
-
-    found = {str(path.relative_to(into)) for path in into.rglob("*") if path.is_file()}
-    assert found == {file.path for file in receipt.files}
-
-
 PROOFS = {
     "silent-miss": "Worker.* generate .*generated code again",
     "compile-at-start": "Worker.* process .*a compiler was run: ",
@@ -258,7 +243,7 @@ MORE_PROOFS = {
 
 def _refused(fault: str, why: str, bench: Bench, receipt: CaptureReceipt) -> None:
     with bench.setting(FAKE_FAULTS=fault) as setting, pytest.raises(CaptureError, match=why) as error:
-        prove(setting, _rules(setting.found.adapter), receipt.files, cold_of(receipt))
+        prove(setting, cold_of(receipt))
 
     assert error.value.exit_code == 6
     assert "nothing was sealed" in str(error.value)
@@ -335,19 +320,14 @@ def test_whatever_else_a_second_start_does_is_no_proof(
     _refused(fault, MORE_PROOFS[fault], bench, receipt)
 
 
-def _rules(guest: object) -> Rules:
-    return Rules(left_out=guest.left_out, kind_of=guest.kind_of)  # type: ignore[attr-defined]
-
-
 def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receipt: CaptureReceipt) -> None:
     """A kernel is taken away, as if the first start had not come to it: the second one makes it, the third needs nothing."""
     fewer = tuple(file for file in receipt.files if not file.path.endswith(("logprobs.so", "logprobs.cpp")))
     assert len(fewer) == len(receipt.files) - 2
 
     with bench.setting() as setting:
-        proved = prove(setting, _rules(setting.found.adapter), fewer, cold_of(receipt))
+        proved = prove(setting, cold_of(receipt, files=fewer)).receipt
 
-    assert isinstance(proved, Proved)
     assert [file.path for file in proved.files] == [file.path for file in receipt.files]
     assert proved.proof.counts == EXACT
 
@@ -355,14 +335,14 @@ def test_what_a_second_start_adds_is_added_and_proved_again(bench: Bench, receip
 def test_what_is_seen_only_once_the_server_has_ended_is_no_proof_either(
     bench: Bench, receipt: CaptureReceipt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    look = build_run_module._Watch.look
+    look = prove_module._Watch.look
 
-    def look_late(watch: build_run_module._Watch) -> None:
+    def look_late(watch: prove_module._Watch) -> None:
         if watch._session.child.poll() is not None:
             look(watch)
 
     monkeypatch.setattr(prove_module, "MAX_ADDITIONS", 0)
-    monkeypatch.setattr(build_run_module._Watch, "look", look_late)
+    monkeypatch.setattr(prove_module._Watch, "look", look_late)
     _refused("builds-by-script", PROOFS["builds-by-script"], bench, receipt)
 
 
@@ -371,7 +351,7 @@ def test_what_is_never_done_adding_is_given_up(
 ) -> None:
     starts = []
 
-    def run_twice_at_most(setting: object, rules: object, held: object, answers: object) -> object:
+    def run_twice_at_most(setting: object, held: object, cold: object) -> object:
         starts.append(len(held))  # type: ignore[arg-type]
         more = receipt.files[0].model_copy(update={"path": f"cache/more{len(starts)}"})
         return prove_module._Failure((), ("cache/more was added to the cache",), (more,))
@@ -381,7 +361,7 @@ def test_what_is_never_done_adding_is_given_up(
         bench.setting() as setting,
         pytest.raises(CaptureError, match="although what it added was captured; nothing was sealed"),
     ):
-        prove(setting, _rules(setting.found.adapter), receipt.files, Cold(()))
+        prove(setting, cold_of(receipt))
     assert [count - starts[0] for count in starts] == [0, 1]
 
 
@@ -433,7 +413,7 @@ def test_two_builds_of_one_launch_at_once_run_it_once(fresh: Bench) -> None:
 def test_a_build_that_is_stopped_in_its_proof_goes_on_from_the_draft(
     fresh: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> Ran:
+    def stopped(*_: object) -> RunResult:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
@@ -458,17 +438,8 @@ def test_a_destination_that_is_not_ours_is_refused_before_anything_is_run(fresh:
 
 def _kill_while_it_builds(bench: Bench, seconds: float) -> None:
     """Starts a build in a process of its own, and kills that after so long."""
-    command = [sys.executable, "-m", "aotgaudi", "build", "capture", "--exercise", bench.level]
-    command += [
-        "-o",
-        str(bench.folder / "out"),
-        "--root",
-        str(bench.root),
-        "--store",
-        str(bench.folder / "store"),
-    ]
     build = subprocess.Popen(
-        [*command, "--", *bench.words()],
+        [sys.executable, "-m", "aotgaudi", *bench.command("--exercise", bench.level)],
         env=bench.environ,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -562,11 +533,9 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
     for name, value in bench.environ.items():
         monkeypatch.setenv(name, value)
     generate_key(bench.folder / "key")
-    places = ["--root", str(bench.root), "--store", str(bench.folder / "store")]
-    command = ["build", "capture", "-o", str(bench.folder / "signed"), *places]
-    command += ["--sign-key", str(bench.folder / "key")]
+    key = ("--sign-key", str(bench.folder / "key"))
 
-    told = CliRunner().invoke(cli, [*command, "--", *bench.words()])
+    told = CliRunner().invoke(cli, bench.command(*key, out="signed"))
 
     assert told.exit_code == 0, told.output
     launch, gap, start, sealed = told.output.splitlines()
@@ -581,14 +550,14 @@ def test_the_command_says_what_was_sealed_and_runs_nothing_again(
         r"sealed     .*/signed: \d+ files, 0\.1 MB, signed \(captured before; nothing was run\)",
         sealed,
     )
-    document = json.loads(CliRunner().invoke(cli, [*command, "--json", "--", *bench.words()]).stdout)
+    document = json.loads(CliRunner().invoke(cli, bench.command(*key, "--json", out="signed")).stdout)
     assert document["launch_id"] == built.bundle.launch.id
     assert (document["is_new"], document["num_files"]) == (False, len(built.row.objects))
 
 
 def test_another_server_on_the_port_is_not_taken_for_ours(fresh: Bench) -> None:
     order = fresh.order()
-    port = order.found.flags.port
+    port = order.found.flags.address.port
     with (
         socket.create_server(("127.0.0.1", port)),
         pytest.raises(SpecError, match=f"--port {port}: is in use"),
@@ -652,25 +621,10 @@ def test_what_a_launch_switches_on_is_captured_and_proved_and_told_apart_where_i
 def test_the_owners_requests_are_sealed_and_captured(fresh: Bench) -> None:
     own = fresh.folder / "own.jsonl"
     own.write_text('{"custom_id": "b", "url": "/v1/embeddings", "body": {"input": "Rome"}}\n')
-    words = [*fresh.words(), "--max-num-batched-tokens", "600"]
+    options = ("--exercise", "smoke", "--exercise", str(own))
+    command = [*fresh.command(*options), "--max-num-batched-tokens", "600"]
 
-    result = CliRunner().invoke(
-        cli,
-        [
-            *(
-                "build",
-                "capture",
-                "--exercise",
-                "smoke",
-                "--exercise",
-                str(own),
-                "-o",
-                str(fresh.folder / "out"),
-            ),
-            *("--root", str(fresh.root), "--store", str(fresh.folder / "store"), "--", *words),
-        ],
-        env=fresh.environ,
-    )
+    result = CliRunner().invoke(cli, command, env=fresh.environ)
 
     assert result.exit_code == 0, result.output
     bundle = open_bundle(fresh.folder / "out")

@@ -11,8 +11,8 @@ import pytest
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.errors import CaptureError
 from aotgaudi.store.store import Store
-from aotgaudi.wrap.capture import Built, Order, build_capture, shaped_command
-from aotgaudi.wrap.launch import describe
+from aotgaudi.wrap.capture import Built, CaptureRequest, build_capture
+from aotgaudi.wrap.launch import describe, shaped_command
 from tests.environment import ROOT
 from tests.guests.capturing import Told
 from tests.guests_here import Here
@@ -58,7 +58,7 @@ def build(here: Here, **environ: str) -> Built:
         (*words, "--port", str(free_port())), {**os.environ, **settings, **environ}, None, here.folder / "r"
     )
     launch = describe(given.found, root=str(here.folder / "r"), asked=given.asked("smoke"))
-    order = Order(given.found, launch, here.folder / "out", ready_seconds=120)
+    order = CaptureRequest(given.found, launch, here.folder / "out", ready_seconds=120)
     return build_capture(order, Store.open(here.folder / "store"), Told())
 
 

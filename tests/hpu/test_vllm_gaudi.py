@@ -36,12 +36,11 @@ from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import capture, exercise
 from aotgaudi.wrap.adapters import vllm_gaudi
-from aotgaudi.wrap.capture import Built, Order, Shaped, build_capture, build_shard, shaped_command
-from aotgaudi.wrap.capture_records import UnprovenRow
-from aotgaudi.wrap.launch import describe
+from aotgaudi.wrap.capture import Built, CaptureRequest, build_capture, build_shard
+from aotgaudi.wrap.capture_records import Sharding, UnprovenRow
+from aotgaudi.wrap.launch import Shaped, describe, shaped_command
 from aotgaudi.wrap.run import run
 from aotgaudi.wrap.run_options import Listen, Policy, RunOptions
-from aotgaudi.wrap.shards import Sharding
 from tests.environment import ROOT
 from tests.guests.capturing import Told
 from tests.guests_here import Here
@@ -107,7 +106,7 @@ class Bench:
         words = self.words(free_port())
         return shaped_command(words, self.environ(environ), self.spec, self.folder / "r")
 
-    def order(self, **environ: str) -> Order:
+    def order(self, **environ: str) -> CaptureRequest:
         given = self.shaped(**environ)
         launch = describe(
             given.found,
@@ -116,7 +115,7 @@ class Bench:
             manifest_id=given.manifest_id,
         )
         ready = self.ready_seconds
-        return Order(
+        return CaptureRequest(
             given.found,
             launch,
             self.folder / "out",
@@ -356,7 +355,7 @@ def test_shards_are_run_and_their_union_is_proved(
     order = replace(order, sharding=Sharding(3, runs=True))
     asked: list[int] = []
 
-    def dying(order: Order, number: int, *rest: Any) -> UnprovenRow:
+    def dying(order: CaptureRequest, number: int, *rest: Any) -> UnprovenRow:
         asked.append(number)
         if number == 2:  # Its server finds no module.
             order = replace(

@@ -7,10 +7,11 @@ the value expects. Another server takes an adapter, a row of `starts.SERVERS`, a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import JsonValue
@@ -24,8 +25,8 @@ from aotgaudi.commands.words import CommandReader
 from aotgaudi.document import Sha256, Value
 from aotgaudi.errors import SpecError
 from aotgaudi.gaudi.live_graphs import LiveGraphs
-from aotgaudi.wrap.events import ProcessLog, expected_of
-from aotgaudi.wrap.exercise import Feature, Room
+from aotgaudi.wrap.events import ProcessLog
+from aotgaudi.wrap.exercise import Feature, ServerLimits
 from aotgaudi.wrap.launch_machine import Device, Installed
 from aotgaudi.wrap.starts import Indices
 from aotgaudi.wrap.witness import ENTRY_POINT
@@ -42,25 +43,23 @@ SHAPES_FOLDER = "cache/shapes"
 """The folder for files of shapes, relative to a sandbox's root. They are captured and restored with the caches."""
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxRoot:
-    """The root directory of one run's sandbox, as the server sees it."""
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens, and what its clients must know.
 
-    root: str
+    Attributes:
+        host: the host, as a client on this machine reaches it.
+        port: the port.
+        uds: the unix socket that it listens on instead of a port, as we see it.
+        served_name: the model's name in requests.
+        authorization: the value of the ``Authorization`` header; empty for none. A secret: never store or show it.
+    """
 
-    def below(self, *parts: str) -> str:
-        """Returns a path below the root."""
-        return str(PurePosixPath(self.root, *parts))
-
-    @property
-    def home(self) -> str:
-        """``HOME`` during a build, so that caches which the adapter does not know are found."""
-        return self.below("home")
-
-    @property
-    def model(self) -> str:
-        """A link to the model's directory. The server sees and hashes this path."""
-        return self.below("model")
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    served_name: str = ""
+    authorization: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +72,9 @@ class Flags:
         words: the command's words without secrets.
         revision: of the model on the hub.
         download_dir: where the server keeps models from the hub.
-        host: where a client on this machine reaches the server.
-        port: the server's port.
-        uds: the unix socket that the server listens on instead of a port.
-        served_name: the model's name in requests.
+        address: where the server listens.
         world: number of ranks by the names of `launch.WORLD`; absent names mean 1.
         room: how long a sequence may be, and how many the server takes.
-        authorization: the value of the ``Authorization`` header; "" for none. A secret: never store it.
     """
 
     values: Mapping[str, JsonValue]
@@ -87,26 +82,9 @@ class Flags:
     words: tuple[str, ...]
     revision: str | None = None
     download_dir: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    uds: str | None = None
-    served_name: str = ""
+    address: Address = field(default_factory=Address)
     world: Mapping[str, int] = field(default_factory=dict)
-    room: Room = field(default_factory=Room)
-    authorization: str = field(default="", repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """How a server's environment differs from ours."""
-
-    set: Mapping[str, str]
-    unset: tuple[str, ...] = ()
-
-    def applied(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Returns `environ` with these changes."""
-        kept = {name: value for name, value in environ.items() if name not in self.unset}
-        return {**kept, **self.set}
+    room: ServerLimits = field(default_factory=ServerLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +129,12 @@ class Shapes(Value):
     requests: tuple[WarmUpRequest, ...] = ()
     live_graphs: tuple[LiveGraphs, ...] = ()
 
-    def environ(self, environ: Mapping[str, str], root: SandboxRoot) -> dict[str, str]:
+    def environ(self, environ: Mapping[str, str], root: Path) -> dict[str, str]:
         """Returns `environ` with the variables added, for a sandbox at `root`."""
         return {
             **environ,
             **self.variables,
-            **{name: root.below(path) for name, path in self.paths.items()},
+            **{name: str(root / path) for name, path in self.paths.items()},
         }
 
 
@@ -213,7 +191,7 @@ class ServerKind:
     refuse: Callable[[Flags, Mapping[str, str]], None]
     variable_rules: VariableRules
     cache_roots: Mapping[str, str]
-    settings: Callable[[SandboxRoot, Phase, Mapping[str, str]], Mapping[str, str | None]]
+    settings: Callable[[Path, Phase, Mapping[str, str]], Mapping[str, str | None]]
     left_out: tuple[tuple[str, str], ...]
     kinds: tuple[tuple[str, FileKind], ...]
     repairs: tuple[Repair, ...]
@@ -243,27 +221,21 @@ class ServerKind:
             )
         self.refuse(flags, environ)
 
-    def roots(self, root: SandboxRoot) -> dict[str, str]:
-        """Returns the variables that name the server's caches, each with a path below the sandbox's root."""
-        return {name: root.below(below) for name, below in self.cache_roots.items()}
-
-    def environment(self, root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> Environment:
-        """Returns the server's environment in a phase, without the agent's variables.
+    def environment(self, root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str]:
+        """Returns `environ` as the server gets it in a phase, without the agent's variables.
 
         LOGNAME is fixed, because torch puts the user's name into a path. In the build, home is in the sandbox; the hub's
         cache stays where the user has it.
         """
-        values = {**self.roots(root), "LOGNAME": "aotgaudi"}
+        values: dict[str, str | None] = {name: str(root / path) for name, path in self.cache_roots.items()}
+        values["LOGNAME"] = "aotgaudi"
         if phase == "cold":
-            values |= {"HOME": root.home, "XDG_CACHE_HOME": root.below("home", ".cache")}
+            values |= {"HOME": str(root / "home"), "XDG_CACHE_HOME": str(root / "home/.cache")}
             values["HF_HOME"] = hugging_face_home(environ)
-        settings = self.settings(root, phase, environ)
-        values |= {name: value for name, value in settings.items() if value is not None}
-        return Environment(values, tuple(name for name, value in settings.items() if value is None))
+        changed = {**environ, **values, **self.settings(root, phase, environ)}
+        return {name: value for name, value in changed.items() if value is not None}
 
-    def command(
-        self, words: Sequence[str], flags: Flags, root: SandboxRoot, *, is_aliased: bool
-    ) -> tuple[str, ...]:
+    def command(self, words: Sequence[str], flags: Flags, root: Path, *, is_aliased: bool) -> tuple[str, ...]:
         """Returns the complete command to run.
 
         Args:
@@ -277,7 +249,7 @@ class ServerKind:
             return tuple(words)
         found = self.starts_at(words)
         after = len(words) if found is None else found[1]
-        renamed = self.reader.renamed(words[after:], self.model_flag, flags.model, root.model)
+        renamed = self.reader.renamed(words[after:], self.model_flag, flags.model, str(root / "model"))
         served = () if "served-model-name" in flags.values else ("--served-model-name", flags.model)
         return (*words[:after], *renamed, *served)
 
@@ -287,8 +259,14 @@ class ServerKind:
 
     def expected(self, launch: Launch, processes: Iterable[ProcessLog]) -> Expected:
         """Returns what every warm start must show, except the answers, from what the processes reported in the proof."""
-        roles = self.roles(launch)
-        return expected_of(processes, roles=roles, hooks=self.hooks, counted=self.counted, zeros=self.zeros)
+        loads: Counter[str] = Counter()
+        counters = Counter(dict.fromkeys(self.zeros, 0))
+        for process in processes:
+            loads.update(process.loads)
+            counters.update({n: v for n, v in process.counters.items() if n in self.counted and v})
+        return Expected(
+            loads=dict(loads), counters=dict(counters), roles=self.roles(launch), hooks=self.hooks
+        )
 
     def shapes(
         self, spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed: Installed | None = None

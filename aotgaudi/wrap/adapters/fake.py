@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from aotgaudi.commands.variables import Hashed, VariableRules
 from aotgaudi.commands.words import one_integer
-from aotgaudi.wrap.adapters.base import Phase, SandboxRoot
+from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.launch_machine import find_target
 from aotgaudi.wrap.starts import find_fake
@@ -25,7 +26,7 @@ _NEUTRAL: Mapping[str, str] = {
 }
 
 
-def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+def _settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
     return {"FAKE_FORCE_LOAD": None if phase in ("cold", "measure") else "1"}
 
 

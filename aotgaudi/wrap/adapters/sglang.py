@@ -13,6 +13,7 @@ prompt (the prefix cache would take the prefix away).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -23,9 +24,9 @@ from aotgaudi.commands.variables import VariableRules, by_name
 from aotgaudi.commands.words import Arity, CommandReader, one_integer, one_text
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.wrap.adapters.base import (
+    Address,
     Flags,
     Phase,
-    SandboxRoot,
     ServerKind,
     Shapes,
     captures_graphs,
@@ -36,7 +37,7 @@ from aotgaudi.wrap.adapters.vllm import ANY_ADDRESS, KINDS, LEFT_OUT, LIBRARY_RO
 from aotgaudi.wrap.exercise import (
     NUM_TOKEN_IDS,
     Feature,
-    Room,
+    ServerLimits,
     completion,
     generation,
     pooling,
@@ -159,17 +160,19 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         words=read.public_words(),
         revision=one_text(flags, "revision") or None,
         download_dir=one_text(flags, "download-dir") or None,
-        host=ANY_ADDRESS.get(host, host),
-        port=one_integer(flags, "port", 30000),
-        served_name=one_text(flags, "served-model-name") or model,
-        authorization=f"Bearer {key}" if key else "",
+        address=Address(
+            host=ANY_ADDRESS.get(host, host),
+            port=one_integer(flags, "port", 30000),
+            served_name=one_text(flags, "served-model-name") or model,
+            authorization=f"Bearer {key}" if key else "",
+        ),
         world={
             "tensor_parallel": one_integer(flags, "tp-size", 1),
             "pipeline_parallel": one_integer(flags, "pp-size", 1),
             "data_parallel": one_integer(flags, "dp-size", 1),
             "nodes": one_integer(flags, "nnodes", 1),
         },
-        room=Room(
+        room=ServerLimits(
             max_model_len=context or None,
             max_num_seqs=running or None,
             max_num_batched_tokens=int(chunk) if chunk.isdigit() else None,  # -1: prompts are not cut.
@@ -200,7 +203,7 @@ def _refuse(flags: Flags, environ: Mapping[str, str]) -> None:
             raise SpecError(f"--{name}", "cannot be wrapped", "it is asked over HTTP, from this machine")
 
 
-def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+def _settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
     """Returns the variables of a phase.
 
     A build compiles DeepGEMM's kernels for every number of tokens. A start from captured files skips that: the captured set

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from pydantic import JsonValue
 
@@ -25,25 +26,24 @@ from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, on
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.gaudi.live_graphs import DEFAULT_MAX_LOGPROBS
 from aotgaudi.wrap.adapters.base import (
+    Address,
     Flags,
     Phase,
     Repair,
-    SandboxRoot,
     ServerKind,
     captures_graphs,
     with_agent,
 )
 from aotgaudi.wrap.exercise import (
     Feature,
-    Room,
+    ServerLimits,
     adapter_names,
     adapters,
-    drafts,
     generation,
-    images,
     pooling,
     pooling_kind,
-    tools,
+    requests_of,
+    token_prompt,
 )
 from aotgaudi.wrap.launch_machine import Device, Installed, device_of, find_target
 
@@ -107,22 +107,13 @@ _REFUSED_VARIABLES: Mapping[str, str] = {
     "VLLM_DISABLE_COMPILE_CACHE": "nothing is kept that could be captured or loaded",
     "VLLM_USE_RUST_FRONTEND": "the front end is a process that loads no plugin, so nothing of it can be watched",
 }
-ACTED_ON = frozenset(
-    {
-        *(
-            "model",
-            "revision",
-            "download-dir",
-            "served-model-name",
-            "config",
-            "max-model-len",
-            "max-num-seqs",
-        ),
-        *("host", "port", "uds", "headless", "api-server-count"),
-        *("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size", "nnodes"),
-        *("distributed-executor-backend", "data-parallel-backend"),
-    }
-)
+_ACTED_ON = """
+    model revision download-dir served-model-name config max-model-len max-num-seqs
+    host port uds headless api-server-count
+    tensor-parallel-size pipeline-parallel-size data-parallel-size nnodes
+    distributed-executor-backend data-parallel-backend
+    """
+ACTED_ON = frozenset(_ACTED_ON.split())
 """Flags whose values we act on."""
 
 _DRAFTED = ("speculative-config", "spec-method", "spec-model", "speculative-model")
@@ -156,23 +147,25 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         words=read.public_words(),
         revision=one_text(flags, "revision") or None,
         download_dir=one_text(flags, "download-dir") or None,
-        host=ANY_ADDRESS.get(host, host),
-        port=one_integer(flags, "port", 8000),
-        uds=one_text(flags, "uds") or None,
-        served_name=one_text(flags, "served-model-name") or model,
+        address=Address(
+            host=ANY_ADDRESS.get(host, host),
+            port=one_integer(flags, "port", 8000),
+            uds=one_text(flags, "uds") or None,
+            served_name=one_text(flags, "served-model-name") or model,
+            authorization=_authorization(read, environ),
+        ),
         world={
             "tensor_parallel": one_integer(flags, "tensor-parallel-size", 1),
             "pipeline_parallel": one_integer(flags, "pipeline-parallel-size", 1),
             "data_parallel": one_integer(flags, "data-parallel-size", 1),
             "nodes": one_integer(flags, "nnodes", 1),
         },
-        room=Room(
+        room=ServerLimits(
             max_model_len=_tokens(flags, "max-model-len"),
             max_num_seqs=_tokens(flags, "max-num-seqs"),
             max_num_batched_tokens=_tokens(flags, "max-num-batched-tokens"),
             max_logprobs=None if max_logprobs(flags) < 0 else max_logprobs(flags),
         ),
-        authorization=_authorization(read, environ),
     )
 
 
@@ -186,12 +179,13 @@ def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> 
     if _is_on(values, "enable-lora"):
         found.append(adapters(adapter_names(values.get("lora-modules", []))))
     if is_drafting:
-        found.append(drafts())
+        name, repetition = "speculative decoding", token_prompt(6) * 6  # So that drafts are accepted.
+        found.append(Feature(name, requests_of(name, {"repetition": repetition})))
     if _is_on(values, "enable-auto-tool-choice"):
-        found.append(tools())
+        found.append(Feature("tools", requests_of("tools")))
     is_text = _is_on(values, "language-model-only")
     if "vision_config" in config and not is_text:
-        found.append(images())
+        found.append(Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112"))
     found += [Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text]
     found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
     return tuple(found)
@@ -211,7 +205,7 @@ def refuse(flags: Flags, environ: Mapping[str, str]) -> None:
         raise SpecError("--api-server-count", f"is {num_servers}", remedy)
 
 
-def settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+def settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
     """Returns the variables of a phase.
 
     Headers are not precompiled: torch keeps them, 150 MB each, outside its cache, and looks for them before it looks into

@@ -37,9 +37,9 @@ from aotgaudi.gaudi.identity import (
 )
 from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
-from aotgaudi.wrap.adapters.base import SHAPES_FOLDER, Flags, Phase, SandboxRoot, Shapes, flag_words
+from aotgaudi.wrap.adapters.base import SHAPES_FOLDER, Flags, Phase, Shapes, flag_words
 from aotgaudi.wrap.adapters.vllm import KINDS, LEFT_OUT, ROOTS, VLLM, max_logprobs, refuse, settings
-from aotgaudi.wrap.exercise import Room, sampler_batches, start_batches
+from aotgaudi.wrap.exercise import ServerLimits, sampler_batches, start_batches
 from aotgaudi.wrap.launch_machine import Installed
 
 if TYPE_CHECKING:
@@ -66,14 +66,13 @@ PLUGIN = "vllm-gaudi"
 FILE = f"{SHAPES_FOLDER}/vllm.buckets"
 """Where the bucket file lies, relative to a sandbox's root."""
 
-NAMES = frozenset(
-    {
-        *("num-gpu-blocks-override", "block-size", "max-model-len", "max-num-batched-tokens", "max-num-seqs"),
-        *("enable-chunked-prefill", "enable-prefix-caching"),
-        *("VLLM_CONTIGUOUS_PA", "PT_HPU_SDPA_QKV_SLICE_MODE_FWD", "PT_HPU_SDPA_BC_FACTOR"),
-        *("VLLM_FUSEDSDPA_SLIDE_THLD", DYNAMIC_SHAPES_VARIABLE),
-    }
-)
+_NAMES = f"""
+    num-gpu-blocks-override block-size max-model-len max-num-batched-tokens max-num-seqs
+    enable-chunked-prefill enable-prefix-caching
+    VLLM_CONTIGUOUS_PA PT_HPU_SDPA_QKV_SLICE_MODE_FWD PT_HPU_SDPA_BC_FACTOR VLLM_FUSEDSDPA_SLIDE_THLD
+    {DYNAMIC_SHAPES_VARIABLE}
+    """
+NAMES = frozenset(_NAMES.split())
 """Flags and variables that `shapes` adds unless they are given."""
 
 PREFIXES = ("VLLM_", "PT_", "HABANA_", "HCCL_", "HCL_", "GC_", "QUANT_", "INC_")
@@ -136,7 +135,7 @@ def _refuse(flags: Flags, environ: Mapping[str, str]) -> None:
         )
 
 
-def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
+def _settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
     """Returns the variables of a phase.
 
     All ranks share one flat directory of recipes. It is not deleted at start, which each worker would otherwise do for
@@ -147,8 +146,8 @@ def _settings(root: SandboxRoot, phase: Phase, environ: Mapping[str, str]) -> di
         **settings(root, phase, environ),
         **dict.fromkeys(("VLLM_FORCE_AOT_LOAD", *RECIPE_RULES.removed)),
         **RECIPE_RULES.settings,
-        CACHE_VARIABLE: sealed_setting(Path(root.below(RECIPES))),
-        "PT_HPU_METRICS_FILE": root.below(METRICS),
+        CACHE_VARIABLE: sealed_setting(root / RECIPES),
+        "PT_HPU_METRICS_FILE": str(root / METRICS),
         "PT_HPU_METRICS_DUMP_TRIGGERS": "process_exit",
     }
 
@@ -188,7 +187,7 @@ def _shapes(spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed
         word = environ.get(name, value).strip().lower()
         if word != value and not {word, value} <= FALSE_WORDS:
             raise SpecError(name, f"is {environ[name]!r}, and the spec says {value!r}", "one of them changed")
-    room = Room(max_model_len=found.spec.limits.max_model_len)
+    room = ServerLimits(max_model_len=found.spec.limits.max_model_len)
     sizes = sorted({size for size, _, _ in found.decode})
     situation = situation_of(found.spec, max_logprobs(given))
     widths = () if situation is None else situation.logprob_widths

@@ -25,7 +25,7 @@ _ALLOWED = """
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
     source_digest spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base
-    wrap.adapters.vllm wrap.events wrap.interpreter wrap.launch wrap.exercise
+    wrap.adapters.vllm wrap.events wrap.launch wrap.exercise
     wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.starts wrap.witness
 """
 ALLOWED = frozenset({"aotgaudi", *(f"aotgaudi.{name}" for name in _ALLOWED.split())})

@@ -10,7 +10,7 @@ from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.digest import Digest
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges, FileRules
-from aotgaudi.wrap.verdict import AnswerDigests, Seen
+from aotgaudi.wrap.verdict import AnswerDigests, Observation
 
 ROOT = Path("/run/aotgaudi")
 MODEL = "cache/model"
@@ -63,6 +63,6 @@ def warm(*of_worker: Event) -> Mapping[str, ProcessLog]:
     return {f"{one.pid}-0.jsonl": one for one in processes}
 
 
-def seen(processes: Mapping[str, ProcessLog], **changes: object) -> Seen:
+def seen(processes: Mapping[str, ProcessLog], **changes: object) -> Observation:
     alive = frozenset(one.pid for one in processes.values())
-    return replace(Seen(processes, alive, RULES, CLEAN, "v", ANSWERS), **changes)
+    return replace(Observation(processes, alive, RULES, CLEAN, "v", ANSWERS), **changes)

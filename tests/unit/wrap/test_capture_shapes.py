@@ -9,7 +9,7 @@ import pytest
 
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.wrap.capture import shaped_command
+from aotgaudi.wrap.launch import shaped_command
 from tests.guests_here import vllm_here
 from tests.specs import spec_tables
 

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.launch import WarmUpRequest
-from aotgaudi.wrap.client import Address, Answer, HealthProbe, WrappedServerError, ask
+from aotgaudi.wrap.adapters.base import Address
+from aotgaudi.wrap.client import Answer, HealthProbe, WrappedServerError, ask
 from aotgaudi.wrap.exercise import completion
 
 

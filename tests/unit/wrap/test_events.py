@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.bundle.capture_receipt import Expected
+from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.events import (
     MAX_LINE_BYTES,
     Event,
     EventLog,
     ProcessLog,
-    expected_of,
     hashed_factors,
     parse_line,
     printable,
 )
+from tests.launches import a_launch
 from tests.unit.wrap.logs import event, history
 
 NAME = "12-345.jsonl"
@@ -157,11 +159,10 @@ def test_a_proof_teaches_what_was_loaded_and_counted() -> None:
 
     workers = [worker(2, {"hits": 1, "other": 1}, {"hits": 2}, aot="m"), worker(3, {"hits": 1, "none": 0})]
 
-    found = expected_of(
-        workers, roles={"Worker": 2}, hooks=("audit",), counted=("hits", "none"), zeros=("misses",)
-    )
+    roles = {"Worker": 2}
+    kind = replace(VLLM, roles=lambda _: roles, hooks=("audit",), counted=("hits", "none"), zeros=("misses",))
 
-    assert found == Expected(
+    assert kind.expected(a_launch(), workers) == Expected(
         loads={"aot:m": 1}, counters={"misses": 0, "hits": 3}, roles={"Worker": 2}, hooks=("audit",)
     )
 

@@ -21,11 +21,10 @@ from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.exercise import (
     LEVELS,
     Feature,
-    Room,
+    ServerLimits,
     completion,
     exercise,
     generation,
-    images,
     in_order_of_proof,
     line_of,
     not_exercised,
@@ -33,14 +32,13 @@ from aotgaudi.wrap.exercise import (
     sampler_batches,
     start_batches,
     start_cost,
-    token_prompt,
     with_adapters,
 )
 from aotgaudi.wrap.launch_machine import Device
 
 TOKENS = st.none() | st.integers(1, 1 << 20)
 ROOMS = st.builds(
-    Room,
+    ServerLimits,
     max_model_len=TOKENS,
     max_num_seqs=st.none() | st.integers(1, 1 << 12),
     max_num_batched_tokens=TOKENS,
@@ -61,7 +59,7 @@ ARCHITECTURES = {
 }
 
 
-def asked(level: WarmUpLevel, room: Room, **more: Any) -> WarmUp:
+def asked(level: WarmUpLevel, room: ServerLimits, **more: Any) -> WarmUp:
     return exercise(level, tuple(generation(room)), **more)
 
 
@@ -74,7 +72,7 @@ def features(*words: str, device: Device = "cuda", **config: Any) -> tuple[Featu
 def test_batches_of_each_kind_of_sampling_fill_each_size_and_fit(
     sizes: set[int], longest: int | None
 ) -> None:
-    found = list(sampler_batches(sorted(sizes), Room(max_model_len=longest)))
+    found = list(sampler_batches(sorted(sizes), ServerLimits(max_model_len=longest)))
 
     assert len({request.name for request in found}) == len(found)
     kinds, sizes_with_greedy, sizes_seen = set(), [], []
@@ -105,7 +103,7 @@ def test_batches_of_each_kind_of_sampling_fill_each_size_and_fit(
 
 
 def test_batches_of_each_kind_are_requested_with_each_number_of_logprobs_and_without() -> None:
-    found = list(sampler_batches([1, 2], Room(max_model_len=64), range(2)))
+    found = list(sampler_batches([1, 2], ServerLimits(max_model_len=64), range(2)))
 
     assert len({request.name for request in found}) == len(found)
 
@@ -118,12 +116,12 @@ def test_batches_of_each_kind_are_requested_with_each_number_of_logprobs_and_wit
 
     for width in (None, 0, 1):
         same = [plain(one) for one in found if one.body.get("logprobs") == width]
-        assert same == list(sampler_batches([1, 2], Room(max_model_len=64)))
+        assert same == list(sampler_batches([1, 2], ServerLimits(max_model_len=64)))
     assert all(one.body.get("logprobs") == beside.get("logprobs") for one in found for beside in one.beside)
 
 
 def test_a_server_that_refuses_logprobs_is_asked_for_fewer() -> None:
-    requests = asked("sampler", Room(max_model_len=512, max_num_seqs=4, max_logprobs=0)).requests
+    requests = asked("sampler", ServerLimits(max_model_len=512, max_num_seqs=4, max_logprobs=0)).requests
     bodies = [body for one in requests for body in (one.body, *one.beside)]
 
     assert {body[name] for body in bodies for name in ("logprobs", "prompt_logprobs") if name in body} == {0}
@@ -139,7 +137,7 @@ def test_a_server_that_refuses_logprobs_is_asked_for_fewer() -> None:
 def test_a_start_has_a_seed_in_each_variant_of_each_function_of_the_sampler(
     sizes: set[int], longest: int | None, logprobs: list[int]
 ) -> None:
-    found = list(start_batches(sizes, Room(max_model_len=longest), logprobs))
+    found = list(start_batches(sizes, ServerLimits(max_model_len=longest), logprobs))
 
     assert len({request.name for request in found}) == len(found)
     assert all(request.at_start for request in found)
@@ -179,7 +177,7 @@ TABLE_OF_128 = (1, 2, 4, 8, 12, 22, 40, 72, 128)
 def test_a_start_asks_for_a_twentieth_of_what_the_build_proves(
     sizes: tuple[int, ...], proved: int, at_start: int
 ) -> None:
-    room = Room(max_model_len=8192)
+    room = ServerLimits(max_model_len=8192)
 
     found = [
         sum(len(request.bodies) for request in requests)
@@ -209,21 +207,18 @@ def test_what_a_start_costs_counts_every_copy_and_says_what_takes_more_than_a_mi
     assert long.why.endswith("each start sends all; the slowest: proved: 99 s, batch: 1 s")
 
 
-def test_the_levels_are_those_of_a_launch() -> None:
-    assert get_args(WarmUpLevel) == LEVELS
-
-
 def test_no_exercise_asks_nothing_but_what_its_owner_adds() -> None:
     own = completion("own")
 
-    assert asked("none", Room()).requests == ()
-    assert asked("none", Room(), own=[own]).requests == (own,)
+    assert asked("none", ServerLimits()).requests == ()
+    assert asked("none", ServerLimits(), own=[own]).requests == (own,)
 
 
 def test_each_level_asks_what_the_one_before_it_asks() -> None:
-    room = Room(max_model_len=512, max_num_seqs=4)
+    room = ServerLimits(max_model_len=512, max_num_seqs=4)
     shapes = [completion("one shape")]
 
+    assert get_args(WarmUpLevel) == LEVELS
     names = [[one.name for one in asked(level, room, shapes=shapes).requests] for level in LEVELS]
 
     for fewer, others in itertools.pairwise(names):
@@ -233,12 +228,16 @@ def test_each_level_asks_what_the_one_before_it_asks() -> None:
 
 
 @given(level=st.sampled_from(LEVELS), room=ROOMS)
-def test_names_are_unique_and_all_of_it_has_room(level: WarmUpLevel, room: Room) -> None:
+def test_names_are_unique_no_model_is_named_and_all_of_it_has_room(
+    level: WarmUpLevel, room: ServerLimits
+) -> None:
     requests = asked(level, room).requests
 
     names = [request.name for request in requests]
     assert len(set(names)) == len(names)
     for request in requests:
+        assert "model" not in request.body
+        assert not request.is_greedy or request.body["temperature"] == 0
         assert request.copies + len(request.beside) <= (room.max_num_seqs or 8)
         for body in (request.body, *request.beside):
             prompt, max_tokens = body["prompt"], body["max_tokens"]
@@ -249,7 +248,7 @@ def test_names_are_unique_and_all_of_it_has_room(level: WarmUpLevel, room: Room)
 
 
 @given(level=st.sampled_from(LEVELS), room=ROOMS)
-def test_what_is_not_asked_is_listed_and_nothing_else(level: WarmUpLevel, room: Room) -> None:
+def test_what_is_not_asked_is_listed_and_nothing_else(level: WarmUpLevel, room: ServerLimits) -> None:
     found = tuple(generation(room))
     whole = exercise(level, found)
     names = {request.name for request in whole.requests}
@@ -259,11 +258,6 @@ def test_what_is_not_asked_is_listed_and_nothing_else(level: WarmUpLevel, room: 
     for feature in found:
         is_whole = not feature.gap and all(one.name in names for one in feature.requests)
         assert any(gap.startswith(f"{feature.name}: ") for gap in gaps) != is_whole
-
-
-@given(level=st.sampled_from(LEVELS), room=ROOMS)
-def test_an_exercise_names_no_model(level: WarmUpLevel, room: Room) -> None:
-    assert all("model" not in request.body for request in asked(level, room).requests)
 
 
 def test_an_exercise_is_the_same_each_time_and_can_be_sealed() -> None:
@@ -278,28 +272,21 @@ def test_an_exercise_is_the_same_each_time_and_can_be_sealed() -> None:
     )
 
 
-def test_what_is_compared_is_greedy() -> None:
-    compared = [request for request in asked("sampler", Room()).requests if request.is_greedy]
-
-    assert compared
-    assert all(request.body["temperature"] == 0 for request in compared)
-
-
 def test_the_kinds_that_are_known_to_compile_late_are_asked() -> None:
-    bodies = [json.dumps(request.body) for request in asked("sampler", Room()).requests]
+    bodies = [json.dumps(request.body) for request in asked("sampler", ServerLimits()).requests]
 
     for kind in ("logprobs", "prompt_logprobs", "top_k", "min_p", "repetition_penalty", "json_schema"):
         assert any(f'"{kind}"' in body for body in bodies), kind
 
 
 def test_batches_mix_greedy_and_random_requests() -> None:
-    mixed = [one for one in asked("sampler", Room(max_num_seqs=2)).requests if one.beside]
+    mixed = [one for one in asked("sampler", ServerLimits(max_num_seqs=2)).requests if one.beside]
 
     assert {tuple(body["temperature"] for body in (one.body, *one.beside)) for one in mixed} == {
         (0, 0.8),
         (0, 0.5),
     }
-    assert not [one for one in asked("sampler", Room(max_num_seqs=1)).requests if one.beside]
+    assert not [one for one in asked("sampler", ServerLimits(max_num_seqs=1)).requests if one.beside]
 
 
 @pytest.mark.parametrize("name", SWITCHES)
@@ -358,12 +345,13 @@ def test_a_vllm_that_drafts_is_not_asked_what_it_refuses_nor_on_a_cpu_what_it_wo
     assert "top-k" in [one.name for one in exercise("sampler", features(device=device)).requests]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_model_is_asked_at_the_endpoints_that_its_server_has(architecture: str) -> None:
-    found = features(architectures=[architecture])
-
-    assert found[0].name == ARCHITECTURES[architecture]
-    assert exercise("smoke", found).requests == found[0].requests
+def test_a_model_is_asked_at_the_endpoints_that_its_server_has() -> None:
+    for architecture, name in ARCHITECTURES.items():
+        found = features(architectures=[architecture])
+        assert found[0].name == name
+        assert exercise("smoke", found).requests == found[0].requests
+    found = features(architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"})
+    assert {request.path for request in exercise("sampler", found).requests} == {"/score"}  # With one label.
 
 
 @pytest.mark.parametrize(("words", "is_cut"), [((), True), (("--max-model-len", "128"), False)])
@@ -375,12 +363,6 @@ def test_a_long_text_to_embed_is_cut_where_nobody_says_how_long_it_may_be(
     (long,) = [one for one in exercise("smoke", found).requests if one.name == "a long embedding"]
     assert long.body.get("truncate_prompt_tokens") == (-1 if is_cut else None)
     assert is_cut or len(json.dumps(long.body["input"]).split()) < 128
-
-
-def test_a_model_with_one_label_scores_pairs() -> None:
-    found = features(architectures=["BertForSequenceClassification"], id2label={"0": "LABEL_0"})
-
-    assert {request.path for request in exercise("sampler", found).requests} == {"/score"}
 
 
 @pytest.mark.parametrize(
@@ -401,12 +383,10 @@ def test_what_is_not_known_how_to_ask_is_listed(
     assert [one for one in not_exercised(found, exercise("sampler", found)) if one.startswith(gap)]
 
 
-def test_a_model_that_only_reads_text_is_shown_no_images() -> None:
-    assert "images" not in [one.name for one in features("--language-model-only", vision_config={})]
-
-
 def test_an_image_is_a_png_of_its_size() -> None:
-    for request in images().requests:
+    (found,) = [one for one in features(vision_config={}) if one.name == "images"]
+    assert "images" not in [one.name for one in features("--language-model-only", vision_config={})]
+    for request in found.requests:
         content: Any = request.body["messages"]
         data = base64.b64decode(content[0]["content"][1]["image_url"]["url"].partition(",")[2])
         width, height = struct.unpack(">II", data[16:24])
@@ -426,11 +406,6 @@ def test_sglang_is_asked_for_embeddings_and_lists_what_it_is_not_asked() -> None
     assert not_exercised(found, exercise("sampler", found)) == (
         "LoRA adapters: --exercise FILE can ask for it",
     )
-
-
-@pytest.mark.parametrize("num_tokens", [0, 1, 300])
-def test_a_prompt_of_ids_has_the_length_that_was_asked_for(num_tokens: int) -> None:
-    assert len(token_prompt(num_tokens)) == num_tokens
 
 
 def write(folder: Path, *lines: str) -> Path:
@@ -483,15 +458,11 @@ def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str, why: str)
     assert "own.jsonl:2" in str(error.value)
 
 
-@pytest.mark.parametrize("lines", [(), ("", " ")])
-def test_a_file_without_requests_is_refused(tmp_path: Path, lines: tuple[str, ...]) -> None:
-    with pytest.raises(SpecError, match="has no request"):
-        read_requests(write(tmp_path, *lines))
-
-
-def test_a_word_that_is_neither_a_level_nor_a_file_is_told_both(tmp_path: Path) -> None:
+def test_what_is_no_file_of_requests_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="none, smoke, sampler, shapes"):
         read_requests(tmp_path / "sampelr")
+    with pytest.raises(SpecError, match="has no request"):
+        read_requests(write(tmp_path, "", " "))
 
 
 @given(

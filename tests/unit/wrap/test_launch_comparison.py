@@ -51,24 +51,42 @@ def test_a_launch_is_the_sealed_one() -> None:
 def test_each_component_that_differs_is_named_with_its_exit_code(
     changes: dict[str, Any], name: str, code: int
 ) -> None:
-    found = compare(a_launch(), a_launch(**changes), RULES)
+    here = a_launch(**changes)
 
+    found = compare(a_launch(), here, RULES)
+
+    assert here.id != a_launch().id
     assert name in [one.name for one in found.components]
     assert found.exit_code == code
     assert not found.is_same
     assert "\n" not in found.sentence()
 
 
-def test_the_sentence_says_what_was_sealed_and_what_is_here() -> None:
-    found = compare(a_launch(), a_launch(flags={"max-model-len": "1024"}), RULES)
-
-    assert found.sentence() == "flag.max-model-len is 1024, the capture was built for 512"
-
-
-def test_a_flag_that_is_not_given_is_said_to_be_the_default() -> None:
-    found = compare(a_launch(flags={}), a_launch(flags={"enforce-eager": True}), RULES)
-
-    assert found.sentence() == "flag.enforce-eager is on, the capture was built for (default)"
+@pytest.mark.parametrize(
+    ("sealed", "here", "sentence"),
+    [
+        (
+            {},
+            {"flags": {"max-model-len": "1024"}},
+            "flag.max-model-len is 1024, the capture was built for 512",
+        ),
+        (
+            {"flags": {}},
+            {"flags": {"enforce-eager": True}},
+            "flag.enforce-eager is on, the capture was built for (default)",
+        ),
+        (
+            {},
+            {"target": Target(backend="cpu", machine="x86_64", isa=("avx2", "sse2"))},
+            "target.isa is one with sse2, the capture was built for one with fma",
+        ),
+    ],
+)
+def test_the_sentence_says_what_was_sealed_and_what_is_here(
+    sealed: dict[str, Any], here: dict[str, Any], sentence: str
+) -> None:
+    """A flag that is not given is the default, and of features only those are shown that the other side lacks."""
+    assert compare(a_launch(**sealed), a_launch(**here), RULES).sentence() == sentence
 
 
 def test_of_several_differences_the_machines_comes_first() -> None:
@@ -124,14 +142,6 @@ def test_two_launches_are_the_same_exactly_if_their_ids_are(
     one, other = a_launch(flags=flags), a_launch(flags=others)
 
     assert compare(one, other, RULES).is_same == (one.id == other.id)
-
-
-def test_of_features_only_those_are_shown_that_the_other_side_lacks() -> None:
-    here = a_launch(target=Target(backend="cpu", machine="x86_64", isa=("avx2", "sse2")))
-
-    assert compare(a_launch(), here, RULES).sentence() == (
-        "target.isa is one with sse2, the capture was built for one with fma"
-    )
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _bisect
 import os
 import shutil
 import subprocess
@@ -111,8 +112,6 @@ def load(library: Path, then: str = "pass") -> subprocess.Popen[bytes]:
 
 
 def test_a_library_that_was_made_since_and_is_loaded_is_found(tmp_path: Path) -> None:
-    import _bisect
-
     new = Path(shutil.copy(_bisect.__file__, tmp_path / "new.so"))
     now = time.time()
     gone = Path(shutil.copy(_bisect.__file__, tmp_path / "gone.so"))
@@ -188,8 +187,6 @@ def test_code_in_memory_is_a_library_by_its_bytes_whatever_its_name(
     tmp_path: Path, doing: str, found: str
 ) -> None:
     """A JIT's memory, and libffi's, has such names too. Memory that is only read is nobody's code."""
-    import _bisect
-
     words = [sys.executable, "-c", MAPPING.replace("DOING", doing), _bisect.__file__, tmp_path]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -202,8 +199,6 @@ def test_code_in_memory_is_a_library_by_its_bytes_whatever_its_name(
 
 
 def test_a_library_in_shared_memory_is_a_file_like_any_other() -> None:
-    import _bisect
-
     now = time.time()
     library = Path(shutil.copy(_bisect.__file__, f"/dev/shm/ag-{os.getpid()}.so"))
     try:
@@ -219,8 +214,6 @@ def test_a_library_in_shared_memory_is_a_file_like_any_other() -> None:
 
 def test_a_library_that_is_linked_elsewhere_is_not_made_by_that(tmp_path: Path) -> None:
     """As by an installer that links from a cache into another environment while a server runs."""
-    import _bisect
-
     library = Path(shutil.copy(_bisect.__file__, tmp_path / "old.so"))
     process, now = load(library), time.time()
 

@@ -38,13 +38,13 @@ def test_a_sandbox_is_ours_alone_and_empty(root: Path) -> None:
         assert stat.S_IMODE(root.stat().st_mode) == 0o700
         assert sorted(os.listdir(root)) == sorted([*FOLDERS, "lock", "state"])
         assert not any(os.listdir(root / name) for name in FOLDERS)
-        assert sandbox.state.read_text() == "e"
+        assert (sandbox.root / "state").read_text() == "e"
 
 
 def test_events_stay_to_be_explained_and_caches_go(root: Path) -> None:
     with open_sandbox(root) as sandbox:
-        (sandbox.folder("cache") / "kernel.so").touch()
-        (sandbox.folder("events") / "1-2.jsonl").touch()
+        (sandbox.root / "cache" / "kernel.so").touch()
+        (sandbox.root / "events" / "1-2.jsonl").touch()
 
     assert sorted(os.listdir(root)) == ["events", "lock", "witness"]
     assert os.listdir(root / "events") == ["1-2.jsonl"]

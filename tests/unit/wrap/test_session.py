@@ -12,10 +12,11 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
-from aotgaudi.wrap.client import Address, Answer
+from aotgaudi.wrap.adapters.base import Address
+from aotgaudi.wrap.client import Answer
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileRules
-from aotgaudi.wrap.launch import Found, describe, find_server
+from aotgaudi.wrap.launch import ServerCommand, describe, find_server
 from aotgaudi.wrap.sandbox import Sandbox, open_sandbox
 from aotgaudi.wrap.session import Plan, Session, link_model, plan_for
 from tests.guests_here import Here
@@ -48,7 +49,6 @@ def test_what_another_run_was_told_is_not_told_to_this_ones_witnesses(root: Path
     plan = a_plan(
         root,
         f"env > {root}/environ",
-        AOTGAUDI_WITNESS_ROLE="Worker",
         AOTGAUDI_WITNESS_ALLOWED="/elsewhere",
         AOTGAUDI_WITNESS="/elsewhere",
         AOTGAUDI_WITNESS_INTERVAL="0.1",
@@ -56,7 +56,7 @@ def test_what_another_run_was_told_is_not_told_to_this_ones_witnesses(root: Path
 
     found = told(plan, root)
 
-    assert {"AOTGAUDI_WITNESS_ROLE", "AOTGAUDI_WITNESS_ALLOWED"} & found.keys() == set()
+    assert "AOTGAUDI_WITNESS_ALLOWED" not in found
     assert found["AOTGAUDI_WITNESS"] == f"{root}/events"
     assert found["AOTGAUDI_WITNESS_INTERVAL"] == "0.1"
 
@@ -104,7 +104,7 @@ def test_a_server_that_cannot_be_started_is_one_sentence(root: Path) -> None:
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Found:
+def found(tmp_path: Path) -> ServerCommand:
     here = Here(tmp_path / "here", {"VLLM_IMAGE_TAG": "v1", "VLLM_API_KEY": "topsecret"})
     here.install("vllm", "0.32.0+cpu")
     here.install("torch", "2.13.0+cpu")
@@ -119,7 +119,9 @@ def sandbox(tmp_path: Path) -> Sandbox:
     return Sandbox(tmp_path / "place")
 
 
-def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found, sandbox: Sandbox) -> None:
+def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(
+    found: ServerCommand, sandbox: Sandbox
+) -> None:
     launch = describe(found, root=str(sandbox.root))
     plan = plan_for(found, launch, sandbox, "cold")
     link_model(found, launch, sandbox)
@@ -131,51 +133,33 @@ def test_a_local_model_is_named_by_the_alias_and_served_by_its_name(found: Found
     assert plan.address.port == 8123
 
 
-def test_a_model_of_the_hub_is_seen_by_the_alias_where_the_build_saw_it_so(
-    found: Found, sandbox: Sandbox
+@pytest.mark.parametrize("is_aliased", [True, False])
+def test_a_model_of_the_hub_is_seen_by_the_alias_only_where_the_build_saw_it_so(
+    found: ServerCommand, sandbox: Sandbox, is_aliased: bool
 ) -> None:
-    sealed = describe(found, root=str(sandbox.root))
-    words = ("vllm", "serve", "org/name")
-    flags = found.adapter.read(words[2:], {})
-    of_hub = replace(found, words=words, flags=flags, is_local=False)
-
-    link_model(of_hub, sealed, sandbox)
-    plan = plan_for(of_hub, sealed, sandbox, "load")
-
-    assert plan.words == ("vllm", "serve", f"{sandbox.root}/model", "--served-model-name", "org/name")
-    assert (sandbox.root / "model").is_symlink()
-
-
-def test_a_model_of_the_hub_keeps_its_name_where_the_build_saw_that(found: Found, sandbox: Sandbox) -> None:
     words = ("vllm", "serve", "org/name")
     of_hub = replace(found, words=words, flags=found.adapter.read(words[2:], {}), is_local=False)
-    sealed = describe(of_hub, root=str(sandbox.root))
+    sealed = describe(found if is_aliased else of_hub, root=str(sandbox.root))
+    aliased = ("vllm", "serve", f"{sandbox.root}/model", "--served-model-name", "org/name")
 
     link_model(of_hub, sealed, sandbox)
 
-    assert plan_for(of_hub, sealed, sandbox, "load").words == words
-    assert not (sandbox.root / "model").is_symlink()
+    assert plan_for(of_hub, sealed, sandbox, "load").words == (aliased if is_aliased else words)
+    assert (sandbox.root / "model").is_symlink() is is_aliased
 
 
-def test_variables_that_the_server_hashes_are_as_in_the_launch(found: Found, sandbox: Sandbox) -> None:
+def test_variables_that_the_server_hashes_are_as_in_the_launch(
+    found: ServerCommand, sandbox: Sandbox
+) -> None:
     sealed = describe(found, root=str(sandbox.root))
-    elsewhere = Found(
-        adapter=found.adapter,
-        interpreter=found.interpreter,
-        words=found.words,
-        flags=found.flags,
-        installed=found.installed,
-        model=found.model,
-        is_local=True,
-        environ={**found.environ, "VLLM_IMAGE_TAG": "v2"},
-    )
+    elsewhere = replace(found, environ={**found.environ, "VLLM_IMAGE_TAG": "v2"})
 
     assert plan_for(elsewhere, sealed, sandbox, "load").environment["VLLM_IMAGE_TAG"] == "v1"
     bare = sealed.model_copy(update={"place": sealed.place.model_copy(update={"variables": {}})})
     assert "VLLM_IMAGE_TAG" not in plan_for(elsewhere, bare, sandbox, "load").environment
 
 
-def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox: Sandbox) -> None:
+def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: ServerCommand, sandbox: Sandbox) -> None:
     sealed = {"cache/vllm/model": Digest.of(b"x")}
     plan = plan_for(
         found,
@@ -193,7 +177,7 @@ def test_the_rules_hold_what_is_sealed_and_what_may_appear(found: Found, sandbox
     assert not plan.rules.is_left_out("cache/vllm/other")
 
 
-def test_a_home_that_holds_captured_files_is_the_servers(found: Found, sandbox: Sandbox) -> None:
+def test_a_home_that_holds_captured_files_is_the_servers(found: ServerCommand, sandbox: Sandbox) -> None:
     launch = describe(found, root=str(sandbox.root))
 
     assert plan_for(found, launch, sandbox, "load").environment["HOME"] == found.environ["HOME"]
@@ -203,7 +187,7 @@ def test_a_home_that_holds_captured_files_is_the_servers(found: Found, sandbox: 
     )
 
 
-def test_repairs_are_those_of_the_launch(found: Found, sandbox: Sandbox) -> None:
+def test_repairs_are_those_of_the_launch(found: ServerCommand, sandbox: Sandbox) -> None:
     assert plan_for(found, describe(found, root=str(sandbox.root)), sandbox, "load").repairs == (
         "vllm.finalize-loading",
     )

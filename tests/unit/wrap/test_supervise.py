@@ -12,7 +12,8 @@ import pytest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import NotWarmError
 from aotgaudi.wrap import supervise
-from aotgaudi.wrap.client import Address, WrappedServerError
+from aotgaudi.wrap.adapters.base import Address
+from aotgaudi.wrap.client import WrappedServerError
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
 from aotgaudi.wrap.file_watch import FileChanges
@@ -20,8 +21,8 @@ from aotgaudi.wrap.http import Metrics
 from aotgaudi.wrap.run_options import Policy
 from aotgaudi.wrap.session import Plan
 from aotgaudi.wrap.signals import Signals
-from aotgaudi.wrap.supervise import Case, Supervisor
-from aotgaudi.wrap.verdict import Finding, Seen, Warm
+from aotgaudi.wrap.supervise import Expectation, Supervisor
+from aotgaudi.wrap.verdict import Finding, Observation, Warm
 from tests.unit.wrap.logs import EXPECTED, HOOKS, RULES, event, history, seen, warm
 
 
@@ -75,7 +76,7 @@ class FakeSession:
     def log(self) -> FakeSession:
         return self
 
-    def look(self, *, phase: str | None = None, compares: bool = False) -> Seen:
+    def look(self, *, phase: str | None = None, compares: bool = False) -> Observation:
         self.looks += compares
         self.judged += 1
         return seen(self.processes)
@@ -87,7 +88,7 @@ class FakeSession:
         if self.failure is not None:
             raise self.failure
 
-    def outside(self) -> tuple[tuple[str, Finding], ...]:
+    def unreported(self) -> tuple[tuple[str, Finding], ...]:
         return ()
 
     def take_new(self) -> list[Event]:
@@ -103,7 +104,7 @@ class FakeSession:
 
 def a_supervisor(session: FakeSession, **policy: Any) -> Supervisor:
     chosen = Policy(**{"require_warm": True, **policy})
-    case = Case(expected=EXPECTED, requests=(completion("x"),))
+    case = Expectation(expected=EXPECTED, requests=(completion("x"),))
     return Supervisor(session, case, chosen, Metrics(), Signals())  # type: ignore[arg-type]
 
 
@@ -253,7 +254,7 @@ def test_a_server_that_ends_while_it_is_judged_is_told_by_its_exit_code(stage: s
     session = FakeSession(told, child=Ended(has_gone=True), failure=WrappedServerError("refused"))
     supervisor = a_supervisor(session)
 
-    def look(**_: object) -> Seen:
+    def look(**_: object) -> Observation:
         session.child.status = 13
         return replace(seen(told), alive=frozenset(), phase="v")
 

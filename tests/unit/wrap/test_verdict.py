@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aotgaudi.bundle.capture_receipt import Expected
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.file_watch import FileChanges
-from aotgaudi.wrap.verdict import AnswerDigests, NotWarm, Seen, Undecided, Warm, judge
+from aotgaudi.wrap.verdict import AnswerDigests, NotWarm, Observation, Undecided, Warm, judge
 from tests.unit.wrap.logs import CLEAN, EXPECTED, HOOKS, answer, event, history, loads, process, seen, warm
 
 COMPILER = event("process", argv=["g++", "x.cpp"], what="compiler", stack="inductor.py:1")
@@ -46,20 +46,11 @@ FOR: dict[str, Event] = {
 }
 
 
-def test_a_server_that_shows_what_was_expected_is_warm() -> None:
+def test_a_server_is_warm_whatever_a_warm_one_may_do_and_nothing_else() -> None:
     assert judge(seen(warm()), EXPECTED) == Warm()
-
-
-@pytest.mark.parametrize("name", FOR)
-def test_what_a_warm_server_may_do(name: str) -> None:
-    assert judge(seen(warm(FOR[name])), EXPECTED) == Warm()
-
-
-@pytest.mark.parametrize("name", AGAINST)
-def test_what_a_warm_server_does_not_do(name: str) -> None:
-    verdict = judge(seen(warm(AGAINST[name])), EXPECTED)
-
-    assert isinstance(verdict, NotWarm), verdict
+    assert [name for name, one in FOR.items() if judge(seen(warm(one)), EXPECTED) != Warm()] == []
+    verdicts = {name: judge(seen(warm(one)), EXPECTED) for name, one in AGAINST.items()}
+    assert {name: one for name, one in verdicts.items() if not isinstance(one, NotWarm)} == {}
 
 
 def test_the_cause_is_named_first_with_the_process_and_the_frames() -> None:
@@ -259,12 +250,6 @@ def test_removing_any_event_never_makes_a_server_warm(
         assert not isinstance(after, Warm)
 
 
-def test_the_removal_test_would_notice() -> None:
-    """Among the processes that it draws there are warm ones, and ones that one event makes not warm."""
-    assert judge(seen(warm()), EXPECTED) == Warm()
-    assert judge(seen(warm(COMPILER)), EXPECTED) != Warm()
-
-
 @given(told=processes())
 def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> None:
     verdict = judge(seen(told), Expected())
@@ -274,7 +259,7 @@ def test_a_verdict_names_something_or_is_warm(told: dict[str, ProcessLog]) -> No
     )
 
 
-def replaced(by: ProcessLog | None, *, lives: bool) -> Seen:
+def replaced(by: ProcessLog | None, *, lives: bool) -> Observation:
     """A process of the server became another program."""
     old = history(9, event("hello", role="other", hooks=HOOKS), event("bye", why="exec"))
     processes = {**warm(), "9-5.jsonl": old, **({} if by is None else {"9-10.jsonl": by})}

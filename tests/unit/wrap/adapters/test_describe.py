@@ -1,23 +1,67 @@
-"""What makes another launch of a command, and what does not."""
+"""What makes another launch of a command, and what does not. Where it can be, the interpreter is asked once for all."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
-from aotgaudi.digest import Digest
+from aotgaudi.bundle.launch import Launch, load_launch
+from aotgaudi.commands.flags import CONDITIONS, FLAGS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
+from aotgaudi.commands.starts import assignments
+from aotgaudi.commands.variables import is_secret
+from aotgaudi.errors import SpecError
 from aotgaudi.wrap import installed_script
-from aotgaudi.wrap.launch import describe
+from aotgaudi.wrap.adapters.vllm import ACTED_ON, VLLM
+from aotgaudi.wrap.launch import ServerCommand, describe
 from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.launch_machine import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
 
 pytestmark = pytest.mark.process
+
+RULES = VLLM.variable_rules
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), min_size=1, max_size=12).filter(
+    lambda text: not text.startswith(("-", "{", "["))
+)
+CHECKED = {"model", "port", "api-server-count", "ssl-keyfile", "ssl-certfile"}
+SOME_FLAGS = st.sampled_from(
+    sorted(n for n in NEUTRAL_FLAGS if FLAGS[n].arity == "value" and n not in CHECKED)
+)
+PLACES = ("HOME", "USER", "PWD", "TMPDIR", "HOSTNAME", "HF_TOKEN", "VLLM_API_KEY")
+SOME_VARIABLES = st.sampled_from(
+    sorted(name for name in (*NEUTRAL_VARIABLES, *CONDITIONS, *PLACES) if "*" not in name)
+)
+UNKNOWN_FLAGS = st.from_regex(r"[a-z]{2,6}(-[a-z]{1,6}){0,2}", fullmatch=True)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> ServerCommand:
+    here = vllm_here(tmp_path_factory.mktemp("here"))
+    return here.find("vllm", "serve", here.model(), "--max-model-len", "512")
+
+
+@pytest.fixture(scope="module")
+def sealed(found: ServerCommand) -> Launch:
+    return launched(found)
+
+
+def launched(
+    found: ServerCommand, *words: str, environ: Mapping[str, str] | None = None, at: str = "/r"
+) -> Launch:
+    """The launch with more words and variables."""
+    whole = (*found.words, *words)
+    more = {**found.environ, **(environ or {})}
+    flags = found.adapter.read(whole[2:], more)
+    return describe(dataclasses.replace(found, words=whole, flags=flags, environ=more), root=at, asked="none")
 
 
 def test_a_command_is_described_by_its_parts(here: Here) -> None:
@@ -45,82 +89,70 @@ def test_both_ways_to_start_a_server_are_the_same_launch(here: Here) -> None:
     assert module.id == command.id
 
 
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [
-        (("--port", "9001"), {}),
-        (("--host", "0.0.0.0"), {}),
-        (("--uvicorn-log-level", "debug"), {}),
-        (("--api-key", "sesame"), {}),
-        (("--served-model-name", "chat"), {}),
-        (("--chat-template", "/somewhere/else.jinja"), {}),
-        (("--disable-log-stats",), {}),
-        (("--seed", "7"), {}),
-        ((), {"VLLM_LOGGING_LEVEL": "DEBUG"}),
-        ((), {"VLLM_API_KEY": "sesame"}),
-        ((), {"VLLM_HOST_IP": "10.0.0.7"}),
-        ((), {"VLLM_P2P_SIDE_CHANNEL_HOST": "10.0.0.7"}),
-        ((), {"VLLM_SERVICE_HOST": "10.0.0.7"}),
-        ((), {"VLLM_CACHE_ROOT": "/elsewhere"}),
-        ((), {"TORCHINDUCTOR_CACHE_DIR": "/elsewhere"}),
-        ((), {"HOME": "/home/somebody"}),
-        ((), {"USER": "somebody", "LOGNAME": "somebody"}),
-        ((), {"TMPDIR": "/elsewhere", "XDG_CACHE_HOME": "/elsewhere"}),
-        ((), {"HF_TOKEN": "hf_secret", "HF_HUB_OFFLINE": "1"}),
-        ((), {"OMP_NUM_THREADS": "2"}),
-        ((), {"CUDA_VISIBLE_DEVICES": "1"}),
-        ((), {"HOSTNAME": "pod-7", "KUBERNETES_PORT": "tcp://10.0.0.1:443"}),
-        ((), {"AOTGAUDI_WITNESS": "/x"}),
-        ((), {"VLLM_CPU_KVCACHE_SPACE": "4"}),
-        (("--gpu-memory-utilization", "0.5"), {}),
-        (("--kv-cache-memory-bytes", "1000000000"), {}),
-        (("-O2",), {}),
-        (("-O", "2", "--block-size", "128", "--tensor-parallel-size", "1", "-pp=1"), {}),
-        (("--dtype=auto", "--no-enforce-eager", "--optimization_level=2"), {}),
-        ((), {"CXX": "g++"}),
-    ],
-    ids=str,
-)
-def test_what_changes_no_code_makes_no_other_launch(
-    here: Here, words: tuple[str, ...], environ: dict[str, str]
+NO_CODE = """
+    --port 9001
+    --host 0.0.0.0
+    --uvicorn-log-level debug
+    --api-key sesame
+    --served-model-name chat
+    --chat-template /somewhere/else.jinja
+    --disable-log-stats
+    --seed 7
+    VLLM_LOGGING_LEVEL=DEBUG
+    VLLM_API_KEY=sesame
+    VLLM_HOST_IP=10.0.0.7
+    VLLM_P2P_SIDE_CHANNEL_HOST=10.0.0.7
+    VLLM_SERVICE_HOST=10.0.0.7
+    VLLM_CACHE_ROOT=/elsewhere
+    TORCHINDUCTOR_CACHE_DIR=/elsewhere
+    HOME=/home/somebody
+    USER=somebody LOGNAME=somebody
+    TMPDIR=/elsewhere XDG_CACHE_HOME=/elsewhere
+    HF_TOKEN=hf_secret HF_HUB_OFFLINE=1
+    OMP_NUM_THREADS=2
+    CUDA_VISIBLE_DEVICES=1
+    HOSTNAME=pod-7 KUBERNETES_PORT=tcp://10.0.0.1:443
+    AOTGAUDI_WITNESS=/x
+    VLLM_CPU_KVCACHE_SPACE=4
+    --gpu-memory-utilization 0.5
+    --kv-cache-memory-bytes 1000000000
+    -O2
+    -O 2 --block-size 128 --tensor-parallel-size 1 -pp=1
+    --dtype=auto --no-enforce-eager --optimization_level=2
+    CXX=g++
+"""
+CODE = """
+    --max-num-batched-tokens 1024
+    --enforce-eager
+    --compilation-config '{"level": 3}'
+    -O3
+    --block-size 64
+    -cc.mode=3
+    --dtype float32
+    -tp 2
+    --a-flag-of-tomorrow
+    --a-flag-of-tomorrow 1
+    --override-generation-config '{"top_k": 1}'
+    VLLM_A_VARIABLE_OF_TOMORROW=1
+    VLLM_USE_AOT_COMPILE=0
+    TORCHINDUCTOR_MAX_AUTOTUNE=1
+    CXXFLAGS=-O1
+    VLLM_PLUGINS=
+"""
+
+
+@pytest.mark.parametrize(("table", "is_same"), [(NO_CODE, True), (CODE, False)], ids=["no code", "code"])
+def test_what_may_change_code_makes_another_launch_and_nothing_else_does(
+    found: ServerCommand, sealed: Launch, table: str, *, is_same: bool
 ) -> None:
-    model = here.model()
+    def other(line: str) -> Launch:
+        words = shlex.split(line)
+        environ = dict(assignments(words))
+        return launched(found, *words[len(environ) :], environ=environ)
 
-    other = here.launch("vllm", "serve", model, "--max-model-len", "512", *words, **environ)
+    lines = table.strip().splitlines()
 
-    assert other.id == here.launch("vllm", "serve", model, "--max-model-len", "512").id
-
-
-@pytest.mark.parametrize(
-    ("words", "environ"),
-    [
-        (("--max-num-batched-tokens", "1024"), {}),
-        (("--enforce-eager",), {}),
-        (("--compilation-config", '{"level": 3}'), {}),
-        (("-O3",), {}),
-        (("--block-size", "64"), {}),
-        (("-cc.mode=3",), {}),
-        (("--dtype", "float32"), {}),
-        (("-tp", "2"), {}),
-        (("--a-flag-of-tomorrow",), {}),
-        (("--a-flag-of-tomorrow", "1"), {}),
-        (("--override-generation-config", '{"top_k": 1}'), {}),
-        ((), {"VLLM_A_VARIABLE_OF_TOMORROW": "1"}),
-        ((), {"VLLM_USE_AOT_COMPILE": "0"}),
-        ((), {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}),
-        ((), {"CXXFLAGS": "-O1"}),
-        ((), {"VLLM_PLUGINS": ""}),
-    ],
-    ids=str,
-)
-def test_what_may_change_code_makes_another_launch(
-    here: Here, words: tuple[str, ...], environ: dict[str, str]
-) -> None:
-    model = here.model()
-
-    other = here.launch("vllm", "serve", model, *words, **environ)
-
-    assert other.id != here.launch("vllm", "serve", model).id
+    assert [line for line in lines if (other(line).id == sealed.id) is not is_same] == []
 
 
 def test_the_same_model_by_another_path_is_the_same_launch(here: Here) -> None:
@@ -143,16 +175,22 @@ def test_the_same_server_installed_elsewhere_is_the_same_launch(here: Here, tmp_
     assert there.launch("vllm", "serve", there.model()).id == here_id
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "generation_config.json", "quantize_config.json", "modeling.py"]
-)
-def test_another_file_that_decides_the_model_is_another_launch(here: Here, name: str) -> None:
-    model = here.model()
-    before = here.launch("vllm", "serve", model)
+def test_files_that_decide_the_model_count_and_no_others(found: ServerCommand, sealed: Launch) -> None:
+    decide = {"config.json", "generation_config.json", "quantize_config.json", "modeling.py"}
+    others = {"model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "notes.json"}
 
-    (model / name).write_text('{"other": 1}')
+    def counts(name: str) -> bool:
+        path = found.model / name
+        before = path.read_bytes() if path.exists() else None
+        path.write_text('{"other": 1}')
+        try:
+            return launched(found).id != sealed.id
+        finally:
+            path.unlink()
+            if before is not None:
+                path.write_bytes(before)
 
-    assert here.launch("vllm", "serve", model).id != before.id
+    assert {name for name in decide | others if counts(name)} == decide
 
 
 def test_how_a_configuration_is_written_makes_no_other_launch(here: Here) -> None:
@@ -173,44 +211,6 @@ def test_a_configuration_without_a_canonical_form_counts_by_its_bytes(here: Here
         ids.add(here.launch("vllm", "serve", model).id)
 
     assert len(ids) == 4
-
-
-def test_a_launch_that_an_earlier_version_sealed_is_the_same_launch(here: Here) -> None:
-    """It counted every JSON file by its bytes, every flag as given, and the compiler by its version alone."""
-    model = here.model()
-    (model / "notes.json").write_text('{ "a": 1 }')
-    words = ("vllm", "serve", str(model), "--gpu-memory-utilization", "0.5", "-O2")
-    now = here.launch(*words, VLLM_CPU_KVCACHE_SPACE="4")
-    files = {path.name: Digest.of(path.read_bytes()) for path in model.glob("*.json")}
-    sealed = now.model_copy(
-        update={
-            "model": now.model.model_copy(update={"files": files}),
-            "flags": {"gpu-memory-utilization": "0.5", "optimization-level": "2"},
-            "variables": {**now.variables, "VLLM_CPU_KVCACHE_SPACE": "4"},
-            "software": {**now.software, "compiler": now.software["compiler"].partition(" (")[0]},
-        }
-    )
-
-    found = here.find(*words, VLLM_CPU_KVCACHE_SPACE="4")
-    again = describe(found, root=sealed.place.root, asked=sealed.exercise, like=sealed)
-
-    assert compare(sealed, again, found.adapter.variable_rules).is_same
-    (model / "notes.json").write_text("{}")
-    changed = describe(found, root=sealed.place.root, asked=sealed.exercise, like=sealed)
-    (difference,) = compare(sealed, changed, found.adapter.variable_rules).components
-    assert difference.name == "model.notes.json"
-
-
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "tokenizer.json", "tokenizer_config.json", "README.md", "notes.json"]
-)
-def test_files_that_decide_no_code_are_left_out(here: Here, name: str) -> None:
-    model = here.model()
-    before = here.launch("vllm", "serve", model)
-
-    (model / name).write_text("other")
-
-    assert here.launch("vllm", "serve", model).id == before.id
 
 
 def test_another_build_of_the_same_version_is_another_launch(here: Here) -> None:
@@ -298,18 +298,15 @@ def test_a_line_of_a_pth_that_is_run_counts_with_what_it_imports(tmp_path: Path)
     assert first != told()
 
 
-def test_code_at_startup_is_refused_by_name_unless_an_earlier_version_sealed(here: Here) -> None:
+def test_code_at_startup_is_refused_by_name(here: Here) -> None:
     model, rules = here.model(), here.find("vllm", "serve", here.model()).adapter.variable_rules
     sealed = here.launch("vllm", "serve", model)
-    version = sealed.software["compiler"].partition(" (")[0]
-    earlier = sealed.model_copy(update={"software": {**sealed.software, "compiler": version}})
     customised(here, "", "import os")
 
     now = here.launch("vllm", "serve", model)
 
     (difference,) = compare(sealed, now, rules).components
     assert (difference.name, difference.error.exit_code) == ("software.startup sitecustomize", 5)
-    assert compare(earlier, now, rules).is_same
 
 
 def test_a_package_that_makes_no_code_does_not_count(here: Here) -> None:
@@ -352,35 +349,13 @@ def test_an_editable_install_counts_by_its_sources(here: Here) -> None:
 
 
 def test_no_secret_is_in_a_launch(here: Here) -> None:
-    secrets = (
-        "key-of-api",
-        "hf_token_x",
-        "aws-s",
-        "pw-in-url",
-        "key-in-table",
-        "key-of-env",
-        "key-two",
-        "hub-of-env",
-    )
+    command = f"""
+        env VLLM_API_KEY=key-of-env HF_TOKEN=hub-of-env http_proxy=http://u:pw-in-url@proxy:1 vllm serve {here.model()}
+        --api-key key-of-api key-two --hf-token=hf_token_x --otlp-traces-endpoint http://u:pw-in-url@h/x
+        --model-loader-extra-config '{{"s3": {{"secret_access_key": "key-in-table", "workers": 4}}}}'
+    """
     launch = here.launch(
-        *(
-            "env",
-            "VLLM_API_KEY=key-of-env",
-            "HF_TOKEN=hub-of-env",
-            "http_proxy=http://u:pw-in-url@proxy:1",
-            "vllm",
-            "serve",
-            here.model(),
-        ),
-        *(
-            "--api-key",
-            "key-of-api",
-            "key-two",
-            "--hf-token=hf_token_x",
-            "--otlp-traces-endpoint",
-            "http://u:pw-in-url@h/x",
-        ),
-        *("--model-loader-extra-config", '{"s3": {"secret_access_key": "key-in-table", "workers": 4}}'),
+        *shlex.split(command),
         HF_TOKEN="hf_token_x",
         AWS_SECRET_ACCESS_KEY="aws-s",
         VLLM_SOME_PROXY="http://u:pw-in-url@proxy",
@@ -388,16 +363,15 @@ def test_no_secret_is_in_a_launch(here: Here) -> None:
 
     text = launch.dumps().decode()
 
-    assert not [secret for secret in secrets if secret in text]
+    secrets = "key-of-api hf_token_x aws-s pw-in-url key-in-table key-of-env key-two hub-of-env"
+    assert not [secret for secret in secrets.split() if secret in text]
     assert launch.flags["model-loader-extra-config"] == {"s3": {"workers": 4}}
     assert launch.words[-1] == '{"s3": {"workers": 4}}'
 
 
-def test_white_space_in_a_table_makes_no_other_launch(here: Here) -> None:
-    model = here.model()
-
+def test_white_space_in_a_table_makes_no_other_launch(found: ServerCommand) -> None:
     ids = {
-        here.launch("vllm", "serve", model, *words).id
+        launched(found, *words).id
         for words in (
             ("--compilation-config", '{"level":3,"mode":"x"}'),
             ("--compilation-config", '{ "mode": "x", "level": 3 }'),
@@ -454,3 +428,66 @@ def test_a_compiler_that_does_not_answer_is_none(here: Here, cxx: str) -> None:
     software = here.launch("vllm", "serve", here.model(), CXX=cxx).software
 
     assert software["compiler"] == NOT_THERE
+
+
+@given(
+    flags=st.dictionaries(SOME_FLAGS, TEXTS, max_size=3),
+    environ=st.dictionaries(SOME_VARIABLES, TEXTS, max_size=3),
+    root=TEXTS,
+)
+def test_what_changes_no_code_never_makes_another_launch(
+    found: ServerCommand, sealed: Launch, flags: dict[str, str], environ: dict[str, str], root: str
+) -> None:
+    words = [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+    here = launched(found, *words, environ=environ, at=root)
+
+    assert here.id == launched(found).id
+    assert compare(launched(found), here, RULES).components == ()
+    assert load_launch(here.dumps()) == here
+
+
+@given(name=UNKNOWN_FLAGS, value=st.none() | TEXTS)
+def test_a_flag_that_nobody_knew_of_always_makes_another_launch(
+    found: ServerCommand, sealed: Launch, name: str, value: str | None
+) -> None:
+    assume(name not in FLAGS and name.removeprefix("no-") not in FLAGS and not is_secret(name))
+    words = (f"--{name}",) if value is None else (f"--{name}", value)
+    try:
+        here = launched(found, *words)
+    except SpecError:
+        assert any(flag.startswith(name) for flag in ACTED_ON)
+        return
+
+    assert here.id != sealed.id
+    assert [one.name for one in compare(sealed, here, RULES).components] == [f"flag.{name}"]
+
+
+@given(name=st.from_regex(r"VLLM_[A-Z]{3,10}_[A-Z]{3,10}", fullmatch=True), value=TEXTS)
+def test_a_variable_that_nobody_knew_of_always_makes_another_launch(
+    found: ServerCommand, sealed: Launch, name: str, value: str
+) -> None:
+    assume(RULES.reason(name) is None)
+
+    assert launched(found, environ={name: value}).id != sealed.id
+
+
+def test_bytes_that_are_no_text_are_kept_as_escapes_or_refused(found: ServerCommand) -> None:
+    launch = launched(found, environ={"VLLM_X": "a\udcff", "VLLM_IMAGE_TAG": "\udcfe"})
+
+    assert load_launch(launch.dumps()) == launch
+    assert launch.variables["VLLM_X"] == "a\\xff"
+
+
+def test_a_model_that_cannot_be_listed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = vllm_here(tmp_path)
+    model = here.model()
+
+    def refuse(_: Path) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    found = here.find("vllm", "serve", model)
+    monkeypatch.setattr(Path, "iterdir", refuse)
+
+    with pytest.raises(SpecError, match="cannot be read: Permission denied"):
+        launched(found)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from aotgaudi.bundle.launch import GuestName
 from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.wrap.adapters.base import SandboxRoot
 from aotgaudi.wrap.launch import server_kind
 from aotgaudi.wrap.starts import SERVERS
 from tests.guests_here import Here
@@ -30,7 +29,7 @@ def test_a_console_script_names_its_interpreter(here: Here) -> None:
 
     assert found.adapter.name == "vllm"
     assert found.interpreter == sys.executable
-    assert found.flags.port == 81
+    assert found.flags.address.port == 81
     assert found.model == here.folder / "tiny"
 
 
@@ -160,7 +159,7 @@ def test_the_command_to_run_names_the_alias_and_serves_the_name_of_the_user(
     model = str(here.model())
     found = here.find("vllm", "serve", model, "--port", "81", *chosen)
 
-    run = found.adapter.command(found.words, found.flags, SandboxRoot("/run/x"), is_aliased=True)
+    run = found.adapter.command(found.words, found.flags, Path("/run/x"), is_aliased=True)
 
     served = chosen or ("--served-model-name", model)
     assert run == ("vllm", "serve", "/run/x/model", "--port", "81", *served)
@@ -169,27 +168,14 @@ def test_the_command_to_run_names_the_alias_and_serves_the_name_of_the_user(
 def test_a_key_of_the_api_is_there_for_whoever_asks_and_shown_nowhere(here: Here) -> None:
     found = here.find("vllm", "serve", here.model(), "--api-key", "sesame")
 
-    assert found.flags.authorization == "Bearer sesame"
+    assert found.flags.address.authorization == "Bearer sesame"
     assert "sesame" not in repr(found.flags)
-    assert here.find("vllm", "serve", here.model(), VLLM_API_KEY="x").flags.authorization == "Bearer x"
+    assert (
+        here.find("vllm", "serve", here.model(), VLLM_API_KEY="x").flags.address.authorization == "Bearer x"
+    )
 
 
-COMMAND_WORDS = [
-    "vllm",
-    "serve",
-    "tiny",
-    "-m",
-    SERVER,
-    "python",
-    "env",
-    "A=b",
-    "--model",
-    "-tp",
-    "--port",
-    "{",
-    "--x=",
-    "-",
-]
+COMMAND_WORDS = f"vllm serve tiny -m {SERVER} python env A=b --model -tp --port {{ --x= -".split()
 
 
 @given(words=st.lists(st.sampled_from(COMMAND_WORDS) | st.text(max_size=5), max_size=8))
@@ -202,7 +188,7 @@ def test_any_words_are_a_server_or_refused_in_a_line(words: list[str]) -> None:
     try:
         flags = family.read(words[at[1] :], {})
         family.require_witnessed(flags, {})
-        family.command(words, flags, SandboxRoot("/r"), is_aliased=True)
+        family.command(words, flags, Path("/r"), is_aliased=True)
     except SpecError as error:
         refusals.append(str(error))
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from aotgaudi.backends.base import Target
-from aotgaudi.bundle.launch import LAUNCH_SCHEMA, Launch, ModelIdentity, Place, WarmUp, load_launch
+from aotgaudi.bundle.launch import LAUNCH_SCHEMA, Launch, Place, load_launch
 from aotgaudi.digest import Digest
 from aotgaudi.errors import ManifestError
 from tests.environment import ROOT
@@ -50,27 +49,6 @@ def test_any_flag_more_is_another_launch(name: str, value: Any) -> None:
     launch = a_launch(flags={})
 
     assert a_launch(flags={name: value}).id != launch.id
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"guest": "vllm-gaudi"},
-        {"flags": {"max-model-len": "1024"}},
-        {"flags": {}},
-        {"variables": {"VLLM_CPU_KVCACHE_SPACE": "2"}},
-        {"model": ModelIdentity(name="/models/tiny", files={"config.json": Digest.of(b"{ }")})},
-        {"software": {"vllm": "0.32.0 cd"}},
-        {"target": Target(backend="cpu", machine="x86_64", isa=("avx2",))},
-        {"world": {"tensor_parallel": 2}},
-        {"exercise": WarmUp(level="none")},
-        {"repairs": ()},
-        {"manifest_id": "xyz"},
-    ],
-    ids=lambda changes: next(iter(changes)),
-)
-def test_each_part_of_the_key_changes_the_id(changes: dict[str, Any]) -> None:
-    assert a_launch(**changes).id != a_launch().id
 
 
 def test_the_text_true_is_not_a_switch_that_is_on() -> None:

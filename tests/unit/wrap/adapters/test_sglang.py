@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,13 +14,13 @@ from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.wrap.adapters.base import Flags, SandboxRoot
+from aotgaudi.wrap.adapters.base import Flags
 from aotgaudi.wrap.adapters.sglang import SGLANG
 from tests.guests_here import Here
 from tests.launches import a_launch
 from tests.specs import spec_tables
 
-PLACE = SandboxRoot("/run/aotgaudi")
+PLACE = Path("/run/aotgaudi")
 GUEST = SGLANG
 GPU = Target(backend="cuda", machine="x86_64", toolchain={"cuda.0": "H100, 9.0, 550"})
 MHC = {"model_type": "deepseek_v4", "hc_mult": 4, "hc_sinkhorn_iters": 20, "hidden_size": 4096}
@@ -51,7 +52,7 @@ def spec_of(**config: Any) -> BuildSpec:
 def test_names_of_one_flag_are_one_flag(words: tuple[str, ...]) -> None:
     found = GUEST.read(words, {})
 
-    assert (found.model, found.served_name, found.port) == ("tiny", "tiny", 30001)
+    assert (found.model, found.address.served_name, found.address.port) == ("tiny", "tiny", 30001)
     assert found.world["tensor_parallel"] == 2
     assert found.values["tp-size"] == "2"
 
@@ -59,7 +60,11 @@ def test_names_of_one_flag_are_one_flag(words: tuple[str, ...]) -> None:
 def test_what_a_client_needs_is_read_and_a_secret_is_not_kept() -> None:
     found = read("--host", "0.0.0.0", "--api-key", "k", "--context-length", "4096")
 
-    assert (found.host, found.authorization, found.room.max_model_len) == ("127.0.0.1", "Bearer k", 4096)
+    assert (found.address.host, found.address.authorization, found.room.max_model_len) == (
+        "127.0.0.1",
+        "Bearer k",
+        4096,
+    )
     assert "k" not in found.words
     assert "api-key" not in found.values
 
@@ -97,9 +102,9 @@ def test_what_cannot_be_watched_is_refused(words: tuple[str, ...], message: str)
 
 
 def test_all_caches_lie_below_the_root_and_their_variables_do_not_count() -> None:
-    found = GUEST.environment(PLACE, "cold", {}).set
+    found = GUEST.environment(PLACE, "cold", {})
 
-    assert all(path.startswith("/run/aotgaudi/") for path in GUEST.roots(PLACE).values())
+    assert all(str(PLACE / path) == found[name] for name, path in GUEST.cache_roots.items())
     assert found["SGLANG_DG_CACHE_DIR"] == "/run/aotgaudi/cache/sglang/deep_gemm"
     assert GUEST.variable_rules.keyed(found) == {}
 
@@ -108,17 +113,14 @@ def test_all_caches_lie_below_the_root_and_their_variables_do_not_count() -> Non
     ("phase", "sweeps"), [("cold", "1"), ("measure", "0"), ("load", "0"), ("exercise", "0"), ("live", "0")]
 )
 def test_the_sweep_over_all_token_counts_is_for_the_build_alone(phase: Any, sweeps: str) -> None:
-    environ = GUEST.environment(PLACE, phase, {}).applied({"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "x"})
+    environ = GUEST.environment(PLACE, phase, {"SGLANG_JIT_DEEPGEMM_PRECOMPILE": "x"})
 
     assert environ["SGLANG_JIT_DEEPGEMM_PRECOMPILE"] == sweeps
 
 
 def test_the_witness_is_among_plugins_that_are_named() -> None:
-    assert (
-        GUEST.environment(PLACE, "cold", {"SGLANG_PLUGINS": "a"}).set["SGLANG_PLUGINS"]
-        == "a,aotgaudi_witness"
-    )
-    assert "SGLANG_PLUGINS" not in GUEST.environment(PLACE, "cold", {}).set
+    assert GUEST.environment(PLACE, "cold", {"SGLANG_PLUGINS": "a"})["SGLANG_PLUGINS"] == "a,aotgaudi_witness"
+    assert "SGLANG_PLUGINS" not in GUEST.environment(PLACE, "cold", {})
 
 
 def test_variables_of_its_kernels_count() -> None:
@@ -222,7 +224,7 @@ def test_it_is_found_by_its_command(here: Here, start: tuple[str, ...]) -> None:
 
     found = here.find(program, *start[1:], "--model-path", here.model(), "--port", "30001")
 
-    assert (found.adapter.name, found.flags.port) == ("sglang", 30001)
+    assert (found.adapter.name, found.flags.address.port) == ("sglang", 30001)
     assert "sglang" in found.installed.distributions
     command = GUEST.command(found.words, found.flags, PLACE, is_aliased=True)
     assert command[-2:] == ("--served-model-name", str(here.folder / "tiny"))

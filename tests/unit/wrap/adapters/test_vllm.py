@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import world
 from aotgaudi.errors import TargetError
-from aotgaudi.wrap.adapters.base import SandboxRoot, ServerKind
+from aotgaudi.wrap.adapters.base import ServerKind
 from aotgaudi.wrap.adapters.sglang import SGLANG
 from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.adapters.vllm_gaudi import VLLM_GAUDI
@@ -17,34 +18,33 @@ from aotgaudi.wrap.launch_machine import Installed, code_features, device_of
 from tests.launches import a_launch
 from tests.unit.wrap.logs import event, history
 
-PLACE = SandboxRoot("/run/aotgaudi")
+PLACE = Path("/run/aotgaudi")
 GUEST = VLLM
 GPU = Target(backend="cuda", machine="x86_64", toolchain={"cuda.0": "H100, 9.0, 550"})
 
 
-def test_all_caches_lie_below_the_root() -> None:
-    assert all(path.startswith("/run/aotgaudi/") for path in GUEST.roots(PLACE).values())
+@pytest.mark.parametrize("phase", ["cold", "load"])
+def test_all_caches_lie_below_the_root_and_their_variables_do_not_count(phase: Any) -> None:
+    found = GUEST.environment(PLACE, phase, {})
 
-
-def test_the_roots_variables_do_not_count() -> None:
-    assert GUEST.variable_rules.keyed(GUEST.environment(PLACE, "load", {}).set) == {}
-    assert GUEST.variable_rules.keyed(GUEST.environment(PLACE, "cold", {}).set) == {}
+    assert all(str(PLACE / path) == found[name] for name, path in GUEST.cache_roots.items())
+    assert GUEST.variable_rules.keyed(found) == {}
 
 
 @pytest.mark.parametrize(("phase", "is_forced"), [("cold", False), ("load", True), ("measure", False)])
 def test_a_load_that_fails_ends_the_server_only_from_sealed_files(phase: Any, is_forced: bool) -> None:
-    environ = GUEST.environment(PLACE, phase, {}).applied({"VLLM_FORCE_AOT_LOAD": "0"})
+    environ = GUEST.environment(PLACE, phase, {"VLLM_FORCE_AOT_LOAD": "0"})
 
     assert environ.get("VLLM_FORCE_AOT_LOAD") == ("1" if is_forced else None)
     assert environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] == "0"
 
 
 def test_the_home_is_ours_in_the_build_alone_and_the_models_stay_where_they_are() -> None:
-    cold = GUEST.environment(PLACE, "cold", {"HOME": "/home/me"}).set
+    cold = GUEST.environment(PLACE, "cold", {"HOME": "/home/me"})
 
     assert cold["HOME"] == "/run/aotgaudi/home"
     assert cold["HF_HOME"] == "/home/me/.cache/huggingface"
-    assert "HOME" not in GUEST.environment(PLACE, "load", {"HOME": "/home/me"}).set
+    assert GUEST.environment(PLACE, "load", {"HOME": "/home/me"})["HOME"] == "/home/me"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_home_is_ours_in_the_build_alone_and_the_models_stay_where_they_are(
 def test_the_witness_is_among_plugins_that_are_named(given: str | None, told: str | None) -> None:
     environ = {} if given is None else {"VLLM_PLUGINS": given}
 
-    assert GUEST.environment(PLACE, "cold", environ).set.get("VLLM_PLUGINS") == told
+    assert GUEST.environment(PLACE, "cold", environ).get("VLLM_PLUGINS") == told
 
 
 @pytest.mark.parametrize(

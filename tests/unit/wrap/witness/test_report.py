@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 from aotgaudi_witness.report import CompileForbidden, Report
-from aotgaudi_witness.settings import Settings, read_settings
-from aotgaudi_witness.state import State
+from aotgaudi_witness.settings import Settings, State, read_settings
 
 
 def make_report(settings: Settings, byte: str, place: Path) -> Report:
@@ -97,18 +96,17 @@ def test_what_is_sealed_below_a_link_is_sealed_where_that_leads(tmp_path: Path) 
     assert read.allowed == {f"{tmp_path}/link/a.so", f"{tmp_path}/real/a.so"}
 
 
-@pytest.mark.parametrize("byte", list("lr"))
-def test_what_is_refused_is_told_before_it_is_raised(settings: Settings, tmp_path: Path, byte: str) -> None:
-    report = make_report(settings, byte, tmp_path)
+def test_what_is_refused_is_told_before_it_is_raised(settings: Settings, tmp_path: Path) -> None:
+    report = make_report(settings, "l", tmp_path)
 
     with pytest.raises(CompileForbidden, match=r"a compiler: g\+\+ x.cpp from torch:1 f"):
         report.refuse("a compiler", ["torch:1 f"], argv=["g++", "x.cpp"])
 
     (event,) = events(settings)
-    assert (event["e"], event["phase"], event["why"]) == ("refused", byte, "a compiler")
+    assert (event["e"], event["phase"], event["why"]) == ("refused", "l", "a compiler")
 
 
-@pytest.mark.parametrize("byte", list("cmevfs"))
+@pytest.mark.parametrize("byte", list("cmevf"))
 def test_nothing_is_refused_in_other_states(settings: Settings, tmp_path: Path, byte: str) -> None:
     make_report(settings, byte, tmp_path).refuse("a compiler", [], argv=["g++", "x.cpp"])
 

@@ -23,7 +23,7 @@ SOURCES = sorted((SITE / "aotgaudi_witness").glob("*.py"))
 COMPILE = """
 import os, subprocess
 open("x.c", "w").write("int f(void) { return 1; }")
-subprocess.run(["gcc", "-shared", "-fPIC", "-o", LIBRARY, "x.c"], check=True)
+subprocess.run(["gcc", "-shared", "-fPIC", "-o", "x.so", "x.c"], check=True)
 """
 
 
@@ -34,7 +34,7 @@ def pythons() -> list[str]:
 
 @pytest.mark.parametrize("python", pythons())
 def test_a_process_says_hello_and_goodbye(guest: Guest, python: str) -> None:
-    guest.run("pass", python=python)
+    guest.run("aotgaudi_witness.register()", python=python)  # A second time, which changes nothing.
 
     hello, bye = guest.events()
     assert (hello["e"], bye["e"]) == ("hello", "bye")
@@ -49,12 +49,6 @@ def test_without_the_variable_nothing_happens(guest: Guest) -> None:
     guest.run(code, AOTGAUDI_WITNESS="")
 
     assert guest.files() == []
-
-
-def test_registering_again_changes_nothing(guest: Guest) -> None:
-    guest.run("aotgaudi_witness.register(); aotgaudi_witness.register()")
-
-    assert [event["e"] for event in guest.events()] == ["hello", "bye"]
 
 
 def test_a_witness_that_cannot_begin_leaves_the_guest_alone(guest: Guest) -> None:
@@ -134,15 +128,14 @@ def test_events_below_a_root_are_not_about_themselves(guest: Guest) -> None:
     assert guest.events("write") == []
 
 
-@pytest.mark.parametrize("state", ["l", "r"])
-def test_a_compiler_is_refused_where_nothing_may_compile(guest: Guest, state: str) -> None:
-    guest.state.write_text(state)
+def compiling(guest: Guest) -> str:
+    return COMPILE.replace("x.so", str(guest.place / "x.so")).replace("x.c", str(guest.place / "x.c"))
 
-    done = guest.attempt(
-        COMPILE.replace("LIBRARY", repr(str(guest.place / "x.so"))).replace(
-            '"x.c"', repr(str(guest.place / "x.c"))
-        )
-    )
+
+def test_a_compiler_is_refused_where_nothing_may_compile(guest: Guest) -> None:
+    guest.state.write_text("l")
+
+    done = guest.attempt(compiling(guest))
 
     assert done.returncode == 1
     assert "CompileForbidden: aotgaudi: refused: a compiler: gcc -shared" in done.stderr
@@ -151,15 +144,11 @@ def test_a_compiler_is_refused_where_nothing_may_compile(guest: Guest, state: st
     assert guest.events("process")[0]["what"] == "compiler"
 
 
-@pytest.mark.parametrize("state", ["c", "m", "e", "v", "f", "s"])
+@pytest.mark.parametrize("state", ["m", "v"])
 def test_a_compiler_runs_where_it_is_only_reported(guest: Guest, state: str) -> None:
     guest.state.write_text(state)
 
-    guest.run(
-        COMPILE.replace("LIBRARY", repr(str(guest.place / "x.so"))).replace(
-            '"x.c"', repr(str(guest.place / "x.c"))
-        )
-    )
+    guest.run(compiling(guest))
 
     assert [event["what"] for event in guest.events("process")] == ["compiler"]
     assert guest.events("refused") == []
@@ -294,13 +283,13 @@ def test_a_state_that_changed_is_acknowledged_after_all_that_came_before(guest: 
         f"""
         import subprocess, time
         subprocess.run(["true"])
-        for byte in "levs":
+        for byte in "levf":
             open({str(guest.state)!r}, "w").write(byte); time.sleep(0.6)
         """
     )
 
     assert [event["e"] for event in guest.events()] == ["hello", "process", *["state"] * 4, "bye"]
-    assert [event["to"] for event in guest.events("state")] == list("levs")
+    assert [event["to"] for event in guest.events("state")] == list("levf")
 
 
 def test_a_process_that_dies_at_once_has_told_what_it_did(guest: Guest) -> None:

@@ -20,14 +20,14 @@ def register() -> None:
         return
     _registered.add(os.getpid())
     try:
-        from aotgaudi_witness import habana, numba, sglang, torch, triton, vllm
+        from aotgaudi_witness import habana, kernels, torch, vllm
         from aotgaudi_witness.settings import read_settings
         from aotgaudi_witness.witness import Witness
 
         settings = read_settings(os.environ)
         if settings is not None:
             witness = Witness(settings)
-            for guest in (torch, triton, numba, vllm, habana, sglang):
+            for guest in (torch, kernels, vllm, habana):
                 guest.adapt(witness)
             witness.begin()
     except Exception as error:  # the server goes on; whoever waits for this process to check in waits in vain

@@ -14,51 +14,12 @@ from collections.abc import Iterator, Sequence
 
 COMPILER, PROBE, OTHER = "compiler", "probe", "other"
 
-COMPILERS = frozenset(
-    {
-        *(
-            "cc",
-            "c++",
-            "gcc",
-            "g++",
-            "clang",
-            "clang++",
-            "cc1",
-            "cc1plus",
-            "cpp",
-            "icc",
-            "icpc",
-            "icx",
-            "icpx",
-        ),
-        *(
-            "as",
-            "ld",
-            "ld.bfd",
-            "ld.gold",
-            "ld.lld",
-            "gold",
-            "lld",
-            "mold",
-            "collect2",
-            "llc",
-            "opt",
-            "rustc",
-        ),
-        *(
-            "nvcc",
-            "cicc",
-            "cudafe++",
-            "ptxas",
-            "nvlink",
-            "fatbinary",
-            "hipcc",
-            "amdclang",
-            "amdclang++",
-            "tpc-clang",
-        ),
-    }
-)
+_COMPILERS = """
+    cc c++ gcc g++ clang clang++ cc1 cc1plus cpp icc icpc icx icpx
+    as ld ld.bfd ld.gold ld.lld gold lld mold collect2 llc opt rustc
+    nvcc cicc cudafe++ ptxas nvlink fatbinary hipcc amdclang amdclang++ tpc-clang
+    """
+COMPILERS = frozenset(_COMPILERS.split())
 BUILDERS = frozenset({"ninja", "make", "gmake", "cmake", "cargo", "bazel", "meson"})
 """Programs that run compilers themselves, where nobody sees them."""
 
@@ -67,26 +28,11 @@ _WRAPPERS = frozenset(
 )
 _CACHES = frozenset({"ccache", "sccache", "distcc", "icecc"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash", "ksh"})
-_INPUTS = (
-    *(
-        ".c",
-        ".cc",
-        ".cpp",
-        ".cxx",
-        ".cu",
-        ".hip",
-        ".h",
-        ".hh",
-        ".hpp",
-        ".hxx",
-        ".cuh",
-        ".i",
-        ".ii",
-        ".s",
-        ".sx",
-    ),
-    *(".o", ".a", ".bc", ".ll", ".ptx", ".cubin", ".fatbin", ".gpu", ".rs", ".mlir"),
-)
+_SUFFIXES = """
+    .c .cc .cpp .cxx .cu .hip .h .hh .hpp .hxx .cuh .i .ii .s .sx
+    .o .a .bc .ll .ptx .cubin .fatbin .gpu .rs .mlir
+    """
+_INPUTS = tuple(_SUFFIXES.split())
 _WITH_VALUE = frozenset(
     {
         *("-o", "-MF", "-MT", "-MQ", "-I", "-L", "-D", "-U", "-x"),

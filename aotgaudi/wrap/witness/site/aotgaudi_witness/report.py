@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import Any
 
-from aotgaudi_witness.requests import requests_of, requests_of_threads
-from aotgaudi_witness.settings import Settings
-from aotgaudi_witness.stacks import stack_of
-from aotgaudi_witness.state import LIVE, LIVE_REFUSE, REFUSING, State
+from aotgaudi_witness.settings import LIVE, LOAD, Settings, State
+from aotgaudi_witness.stacks import requests_of, requests_of_threads, stack_of
 from aotgaudi_witness.write import EventFile
 
 _MOST_FAULTS = 100
@@ -76,7 +74,7 @@ class Report:
 
     def refuse(self, why: str, stack: list[str], **what: Any) -> None:
         """Says that something is refused, and raises `refusal`; does nothing where the guest may compile."""
-        if self._state.read() in REFUSING:
+        if self._state.read() == LOAD:
             self.emit("refused", **what, why=why, stack=stack)
             by = f" from {stack[0]}" if stack else ""
             named = " ".join(map(str, what.get("argv") or (what.get("path") or what.get("name", ""),)))
@@ -94,7 +92,7 @@ class Report:
     @property
     def is_live(self) -> bool:
         """Whether the guest serves clients."""
-        return self._state.read() in (LIVE, LIVE_REFUSE)
+        return self._state.read() == LIVE
 
     @property
     def has_seal(self) -> bool:

@@ -1,4 +1,18 @@
-"""What the witness is told, by environment variables that whoever starts the guest sets."""
+"""What the witness is told: by environment variables that whoever starts the guest sets, and by one byte in a file.
+
+The byte says what the guest is at.
+
+========  ======================================================================================
+byte      meaning
+========  ======================================================================================
+``c``     cold: caches are empty, and compiling is what is wanted
+``l``     load: from sealed files, before the server is healthy; what compiles is refused
+``m``     measure: as load, but what compiles is reported
+``e``     exercise: healthy, and asked what it was asked when it was built; what compiles is reported
+``v``     live: what compiles is reported
+``f``     flush: caches that are written late are to be written now
+========  ======================================================================================
+"""
 
 from __future__ import annotations
 
@@ -12,7 +26,7 @@ EVENTS = "AOTGAUDI_WITNESS"
 ROOTS = "AOTGAUDI_WITNESS_ROOTS"
 """JSON: a list of the folders that are watched."""
 STATE = "AOTGAUDI_WITNESS_STATE"
-"""A file of one byte: what the guest is at (`aotgaudi_witness.state`)."""
+"""A file of one byte: what the guest is at."""
 ALLOWED = "AOTGAUDI_WITNESS_ALLOWED"
 """A file that lists what is sealed: absolute paths, one a line."""
 REPAIRS = "AOTGAUDI_WITNESS_REPAIRS"
@@ -20,8 +34,9 @@ REPAIRS = "AOTGAUDI_WITNESS_REPAIRS"
 INTERVAL = "AOTGAUDI_WITNESS_INTERVAL"
 """Seconds between two looks at the state and at counters; `INTERVAL_SECONDS` where nothing is said."""
 INTERVAL_SECONDS = 0.25
-ROLE = "AOTGAUDI_WITNESS_ROLE"
-"""What this process is, where its name does not tell."""
+
+COLD, LOAD, LIVE, FLUSH = "clvf"
+"""The states in which the witness does something else than in the others."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +54,6 @@ class Settings:
     state: str | None = None
     allowed: frozenset[str] | None = None
     repairs: frozenset[str] = frozenset()
-    role: str | None = None
     interval: float = INTERVAL_SECONDS
     mistakes: Mapping[str, str] = field(default_factory=dict)
 
@@ -58,7 +72,6 @@ def read_settings(environ: Mapping[str, str]) -> Settings | None:
         state=environ.get(STATE),
         allowed=_allowed(environ.get(ALLOWED), real, mistakes),
         repairs=frozenset(filter(None, environ.get(REPAIRS, "").split(","))),
-        role=environ.get(ROLE),
         interval=_interval(environ.get(INTERVAL), mistakes),
         mistakes=mistakes,
     )
@@ -97,3 +110,34 @@ def _allowed(path: str | None, real: Mapping[str, str], mistakes: dict[str, str]
         if real[root] != root and sealed.startswith(root + os.sep)
     )
     return listed.union(elsewhere)
+
+
+class State:
+    """Reads the byte. Thread-safe; never raises."""
+
+    def __init__(self, path: str | None) -> None:
+        """`path` is None where nobody says what the guest is at: then it is cold for ever."""
+        self._path = path
+        self._last = COLD
+
+    def read(self) -> str:
+        """Returns the byte as it is now; the last one that was there, where none is."""
+        if self._path is not None:
+            try:
+                with open(self._path, "rb", buffering=0) as file:
+                    byte = file.read(1).decode("ascii")
+            except (OSError, ValueError):
+                return self._last
+            if byte:
+                self._last = byte
+        return self._last
+
+    def is_told(self) -> bool:
+        """Whether there is a byte to be read."""
+        if self._path is None:
+            return False
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                return bool(file.read(1))
+        except OSError:
+            return False

@@ -6,15 +6,15 @@ import atexit
 import os
 import platform
 import sys
+import threading
 from collections.abc import Callable, Mapping
 
 from aotgaudi_witness.audit import Audit, see_multiprocessing
 from aotgaudi_witness.hooks import Hooks, Status
 from aotgaudi_witness.process import command, forked, here, role_of
 from aotgaudi_witness.report import Report
-from aotgaudi_witness.settings import Settings
+from aotgaudi_witness.settings import FLUSH, Settings, State
 from aotgaudi_witness.stacks import told_arguments
-from aotgaudi_witness.state import FLUSH, STOP, State, Watch
 
 Counters = Callable[[], Mapping[str, int]]
 
@@ -28,7 +28,6 @@ class Witness:
         self.report = Report(settings, self._state)
         self._audit = Audit(self.report, self._leave)
         self.hooks = Hooks(self._hooks_changed, self.report.fault)
-        self._watch = Watch(self._look, settings.interval)
         self._counters: list[Counters] = []
         self._flushes: list[Callable[[], None]] = []
         self._counted: dict[str, int] = {}
@@ -55,14 +54,14 @@ class Witness:
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
         name, target = here()
-        self._greet(self._settings.role or role_of(name, command(), target), name)
+        self._greet(role_of(name, command(), target), name)
         for variable, mistake in self._settings.mistakes.items():
             self.report.fault(variable, mistake)
         self.hooks.begin()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self._end)
         self._end_with_multiprocessing()
-        self._watch.start()
+        self._start_looking()
 
     def _greet(self, role: str, name: str) -> None:
         self._byte = self._state.read()
@@ -94,14 +93,24 @@ class Witness:
             util = sys.modules.get("multiprocessing.util")
             if util is not None:  # It clears its finalizers before it runs the child, then calls this.
                 util.register_after_fork(self, Witness._end_with_multiprocessing)
-            self._watch.start()
+            self._start_looking()
 
     def _hooks_changed(self, status: dict[str, Status]) -> None:
         if self._has_greeted:
             self.report.emit("hooks", hooks=status)
 
-    def _look(self) -> bool:
-        """Looks once: at modules, counters and the state. Returns whether to go on."""
+    def _start_looking(self) -> None:
+        """Starts the thread that looks until the process ends; again after a fork, where it is gone."""
+        threading.Thread(target=self._keep_looking, name="aotgaudi-witness", daemon=True).start()
+
+    def _keep_looking(self) -> None:
+        pause = threading.Event()
+        while True:
+            self._look()
+            pause.wait(self._settings.interval)
+
+    def _look(self) -> None:
+        """Looks once: at modules, counters and the state."""
         try:
             self.hooks.look()
             byte = self._state.read()
@@ -111,7 +120,6 @@ class Witness:
                 self._tell_counters()
         except Exception as error:  # the guest goes on; the witness says that it is blind
             self.report.fault("state", error)
-        return self._byte != STOP
 
     def _changed(self, byte: str) -> None:
         """Does what a new state asks for, tells what is counted, then says that it has been seen: not where that failed."""
@@ -122,8 +130,6 @@ class Witness:
                 flush()
         self._tell_counters()
         self.report.emit("state", to=byte)
-        if byte == STOP:
-            self._say_bye()
 
     def _tell_counters(self) -> None:
         now: dict[str, int] = {}

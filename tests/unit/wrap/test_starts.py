@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.wrap.interpreter import Asking, Question, begin
 from aotgaudi.wrap.launch import find_server
+from aotgaudi.wrap.starts import Asking, Question, begin
 from tests.guests_here import Here, vllm_here
 
 pytestmark = pytest.mark.process
