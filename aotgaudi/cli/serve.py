@@ -27,7 +27,6 @@ from aotgaudi.cli.served_model import OTEL, Serving, begun_engine, require_packa
 from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.server.options import (
-    DEFAULT_MAX_CONNECTIONS,
     Access,
     Listening,
     Observability,
@@ -48,7 +47,7 @@ _SEALED = "limits are sealed in the bundle; build again with another"
 
 _NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "--ssl-keyfile-password": "every user of the machine could read it; use --ssl-keyfile-password-file",
+        "--ssl-keyfile-password": "every user of the machine could read it; give a key without a password",
         "--ssl-ca-certs": "clients show API keys, not certificates; a proxy in front of the server can ask for these",
         "--ssl-cert-reqs": "clients show API keys, not certificates; a proxy in front of the server can ask for these",
         "--tensor-parallel-size": "a model runs on one device",
@@ -57,6 +56,10 @@ _NOT_YET: Mapping[str, str] = MappingProxyType(
         "--max-model-len": f"{_SEALED} limits.max_model_len",
         "--max-num-seqs": f"{_SEALED} limits.max_num_seqs",
         "--max-num-batched-tokens": f"{_SEALED} limits.max_num_batched_tokens",
+        **dict.fromkeys(
+            ("--allowed-methods", "--allowed-headers"), "pages of --allowed-origins may use and send any"
+        ),
+        "--allow-credentials": "pages send API keys, not cookies; a proxy in front of the server can allow these",
         **dict.fromkeys(
             ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--num-gpu-blocks-override"),
             "--kv-cache-memory 4GiB says what the KV cache takes",
@@ -139,34 +142,15 @@ class _Clients:
         parse=_parse_lists,
         metavar="ORIGIN",
     )
-    allowed_methods: tuple[str, ...] = option(
-        "Method that these pages may use (repeatable)  [default: all]",
-        default=(),
-        parse=_parse_lists,
-        metavar="METHOD",
-    )
-    allowed_headers: tuple[str, ...] = option(
-        "Header that these pages may send (repeatable)  [default: all]",
-        default=(),
-        parse=_parse_lists,
-        metavar="NAME",
-    )
-    allow_credentials: bool = option("Let these pages send cookies and the like.", default=False)
 
     def access(self) -> Access:
-        """Returns who may send requests. Raises SpecError for an unfit key, UsageError for CORS without an origin."""
-        cors = (self.allowed_methods, self.allowed_headers, self.allow_credentials)
-        if any(cors) and not self.allowed_origins:
-            raise click.UsageError("options about pages of other origins need --allowed-origins")
+        """Returns who may send requests. Raises SpecError for an unfit key."""
         digests = digests_of(self.api_keys, "--api-key")
         if self.api_key_file is not None:
             digests += read_key_digests(self.api_key_file)
         return Access(
             key_digests=tuple(dict.fromkeys(digests)),
             allowed_origins=self.allowed_origins,
-            allowed_methods=self.allowed_methods or ("*",),
-            allowed_headers=self.allowed_headers or ("*",),
-            allow_credentials=self.allow_credentials,
         )
 
 
@@ -198,19 +182,12 @@ class _Clients:
         "--allowed-host",
         metavar="NAME",
     ),
-    max_connections=said(
-        "Connections at once; while there are more, requests get 503. Slow clients are not closed: put a proxy in front "
-        f"(ci/templates/nginx.conf)  [default: {DEFAULT_MAX_CONNECTIONS}, or as many as files may be open]",
-        type=POSITIVE,
-        metavar="N",
-    ),
 )
 @options_of(
     TlsFiles,
     "tls_files",
     ssl_certfile=said("Speak HTTPS, with this certificate chain (PEM).", metavar="PEM"),
     ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
-    ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
 )
 @options_of(
     ReplyParsers,
@@ -226,9 +203,6 @@ class _Clients:
     AdmissionLimits,
     "admission",
     max_requests=said("How many prompts may wait or run; more get 429.", type=POSITIVE, metavar="N"),
-    max_prompt_tokens=said(
-        "How many tokens the prompts of all these may have; more get 429.", type=POSITIVE, metavar="N"
-    ),
 )
 @options_of(
     Observability,
@@ -295,7 +269,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 admission=admission,
                 seccomp=serving.seccomp,
                 stop_times=StopTimes(delay=serving.drain_delay),
-                stall_seconds=serving.stall_seconds,
                 observability=observability,
                 access=access,
                 tls=tls,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, FiniteRange, option, parse_byte_count
+from aotgaudi.cli.options import FiniteRange, option, parse_byte_count
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.errors import MissingPackageError
 from aotgaudi.spec.policy import Policy
@@ -82,13 +82,6 @@ class Serving:
     chat_template: Path | None = option(
         "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"
     )
-    threads: int | None = option(
-        "Threads of matrix products  [default: $OMP_NUM_THREADS, or one per core of this process's quota that no other"
-        " process keeps busy]",
-        default=None,
-        type=POSITIVE,
-        metavar="N",
-    )
     allow_unbound_model: bool = option(
         "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
     )
@@ -115,12 +108,6 @@ class Serving:
         "How long to answer 503 after SIGTERM, before the socket closes.",
         default=5.0,
         type=FiniteRange(min=0),
-        metavar="SECONDS",
-    )
-    stall_seconds: float = option(
-        "Report unhealthy when requests wait and no step has finished for this long.",
-        default=60.0,
-        type=ABOVE_ZERO,
         metavar="SECONDS",
     )
 
@@ -184,7 +171,7 @@ def begun_engine(
         from aotgaudi.server.engine.channel import Begin
         from aotgaudi.server.log import log_handler
 
-        threads = choose_threads(os.environ, choice.threads, [process.pid])
+        threads = choose_threads(os.environ, [process.pid])
         model_options = ModelOptions(
             bundle=bundle,
             acceptance=acceptance,

@@ -28,7 +28,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aotgaudi.server.listener import refused, url_of
-from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS, DEFAULT_STOP_TIMES, StopTimes
+from aotgaudi.server.options import DEFAULT_STOP_TIMES, MAX_CONNECTIONS, StopTimes
 
 if TYPE_CHECKING:
     import ssl
@@ -67,7 +67,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         *,
         on_listening: OnListening,
         stop_times: StopTimes = DEFAULT_STOP_TIMES,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
         housekeeping: Callable[[], object] = lambda: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:

@@ -19,7 +19,7 @@ import pytest
 from aotgaudi.engine.output import TokenEvent
 from aotgaudi.server.app import create_app
 from aotgaudi.server.listener import bind
-from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS, StopTimes
+from aotgaudi.server.options import MAX_CONNECTIONS, StopTimes
 from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
 
@@ -73,7 +73,7 @@ def serve(service: Service) -> Iterator[Serve]:
     with ExitStack() as stack:
 
         @contextmanager
-        def start(max_connections: int = DEFAULT_MAX_CONNECTIONS) -> Iterator[Running]:
+        def start(max_connections: int = MAX_CONNECTIONS) -> Iterator[Running]:
             running = Running(service, max_connections)
             yield running
             running.server.stop()
