@@ -21,7 +21,7 @@ _ALLOWED = """
     backends backends.base backends.inductor backends.inductor.levels backends.inductor.probe bundle bundle.bundle
     bundle.capture_receipt bundle.format bundle.kind bundle.launch bundle.permissions bundle.receipt
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.serving_options cli.verbs commands commands.flags
-    commands.starts commands.values commands.variables commands.words differing digest document
+    commands.starts commands.words commands.variables commands.words differing digest document
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
     source_digest spec spec.base spec.limits spec.sampler_signature
     store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.commands.flags import FLAGS
-from aotgaudi.commands.values import Remark
+from aotgaudi.commands.words import Remark
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.command import VllmCommand
 
