@@ -15,9 +15,16 @@ from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
-from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
+from aotgaudi.cli.options import (
+    FiniteRange,
+    StorePlace,
+    json_option,
+    option,
+    options_of,
+    path_option,
+    store_options,
+)
 from aotgaudi.cli.progress import CaptureDisplay
-from aotgaudi.cli.store_options import StorePlace, store_options
 from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.share.remote_cache import Sharing

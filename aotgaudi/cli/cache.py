@@ -16,9 +16,15 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.cli.options import jobs_option, json_option
+from aotgaudi.cli.options import (
+    StorePlace,
+    jobs_option,
+    json_option,
+    parse_store_size,
+    parsed_by,
+    store_options,
+)
 from aotgaudi.cli.show import emit, size_text
-from aotgaudi.cli.store_options import StorePlace, store_options, to_store_size
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.document import first_problem
@@ -48,7 +54,7 @@ def stats(place: StorePlace, as_json: bool) -> None:
     "--max-size",
     required=True,
     metavar="SIZE",
-    callback=to_store_size,
+    callback=parsed_by(parse_store_size),
     help="Most that results, logs and tool caches may take, e.g. 20GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")

@@ -9,7 +9,7 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.cli.store_options import StorePlace
+from aotgaudi.cli.options import StorePlace
 from aotgaudi.errors import NotWarmError, SpecError, counted
 from aotgaudi.wrap.capture_records import capture_key, find_capture
 from aotgaudi.wrap.explain import CaptureDifference, capture_difference, explain_run

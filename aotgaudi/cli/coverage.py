@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.cli.bundles import load_manifest_of
+from aotgaudi.cli.manifests import load_manifest_of, planned_target_option, refuse_other_target
 from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
-from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.errors import CoverageError, counted
 from aotgaudi.gaudi.live_graphs import State
 from aotgaudi.manifest.summary import Summary, coverage_document

@@ -12,12 +12,16 @@ import click
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
 from aotgaudi.bundle.kind import is_capture
-from aotgaudi.cli.build_options import find_entries
-from aotgaudi.cli.bundles import load_manifest_of
-from aotgaudi.cli.options import CommandWithWords, json_option, path_argument, path_option
+from aotgaudi.cli.manifests import find_entries, load_manifest_of, planned_target_option
+from aotgaudi.cli.options import (
+    CommandWithWords,
+    StorePlace,
+    json_option,
+    path_argument,
+    path_option,
+    store_options,
+)
 from aotgaudi.cli.show import emit
-from aotgaudi.cli.store_options import StorePlace, store_options
-from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan

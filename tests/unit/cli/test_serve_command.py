@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from aotgaudi.cli.main import cli
-from aotgaudi.cli.served_model import served_name
+from aotgaudi.cli.serve import served_name
 from aotgaudi.errors import SpecError
 from aotgaudi.server.options import Access, digests_of
 from tests.unit.cli.conftest import Started, model_directory
