@@ -1,10 +1,10 @@
-"""``aotgaudi build SPEC`` (manifest, missing artifacts, bundle in one run) and ``aotgaudi build bundle``."""
+"""``aotgaudi build SPEC``: manifest, missing artifacts and bundle in one run; and ``build plan``, ``cache``, ``bundle``."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.compile.pipeline import Workers, build, compile_missing, make_receipt, plan_manifest, seal
 from aotgaudi.compile.plan import Plan
-from aotgaudi.compile.recheck import Difference, Recheck, recheck
+from aotgaudi.compile.recheck import Difference, recheck
 from aotgaudi.compile.recipe_proof import require_proof
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
@@ -50,30 +50,6 @@ DEFAULT_SAMPLE = 3
 ALL = sys.maxsize
 """The number for ``--sample all``."""
 _WORK = {"check": "comparing with transformers", "trace": "tracing", "compile": "compiling"}
-
-
-def describe_check(found: Recheck) -> str:
-    """Returns one line for people about a check that found no difference."""
-    return f"check: {len(found.labels)} units compiled again in {found.seconds:.1f} s, all to the same {found.compared}"
-
-
-def check_document(found: Recheck) -> dict[str, Any]:
-    """Returns the outcome as a JSON value. Seconds are wall-clock."""
-    return {
-        "same": not found.differences,
-        "units": list(found.labels),
-        "seconds": found.seconds,
-        "differences": [dataclasses.asdict(difference) for difference in found.differences],
-    }
-
-
-def failure_of(found: Recheck) -> NotReproducibleError | None:
-    """Returns the error that names every difference, or None."""
-    if not found.differences:
-        return None
-    units = {difference.unit for difference in found.differences}
-    head = f"{len(units)} of {counted(len(found.labels), 'recompiled unit')} differ from the stored ones"
-    return NotReproducibleError("\n".join([head, *map(_row, found.differences)]))
 
 
 def _row(difference: Difference) -> str:
@@ -161,7 +137,7 @@ def build_cache(  # noqa: PLR0913 - one argument for each group of options
             plan = plan_manifest(manifest, store, entries)
             write_atomic(receipt, make_receipt(manifest, plan, require_proof(plan, store)).dumps())
     document = {**outcome_document(outcome), "phases": phase_rows(phases.done)}
-    lines = [outcome_line(outcome), *remote_lines(outcome), build_time_line(phases.done, outcome)]
+    lines = [*outcome_lines(outcome), build_time_line(phases.done, outcome)]
     if store_limit is not None:
         document["gc"] = collect_after_build(store, store_limit, plan_manifest(manifest, store, entries))
         lines.append(collection_line(document["gc"]))
@@ -173,24 +149,33 @@ def _check(
 ) -> None:
     with store.in_use():
         found = recheck(plan_manifest(manifest, store, entries), store, sample, jobs)
-    failure = failure_of(found)
-    if as_json or failure is None:
-        emit(check_document(found), as_json, describe_check(found))
-    if failure is not None:
-        raise failure
+    document = {
+        "same": not found.differences,
+        "units": list(found.labels),
+        "seconds": found.seconds,
+        "differences": [dataclasses.asdict(difference) for difference in found.differences],
+    }
+    if as_json or not found.differences:
+        line = f"{len(found.labels)} units compiled again in {found.seconds:.1f} s, all to the same {found.compared}"
+        emit(document, as_json, f"check: {line}")
+    if found.differences:
+        num_units = len({difference.unit for difference in found.differences})
+        head = f"{num_units} of {counted(len(found.labels), 'recompiled unit')} differ from the stored ones"
+        raise NotReproducibleError("\n".join([head, *map(_row, found.differences)]))
 
 
-def outcome_line(outcome: BuildOutcome) -> str:
-    """Returns one line for people, one before it about a comparison with the model, and one after it about a proof."""
+def outcome_lines(outcome: BuildOutcome) -> Iterator[str]:
+    """Yields what a build did, for people: the comparison with the model, the work, the proof, the remote."""
     check, proof = outcome.model_check, outcome.proof
-    head = "" if check is None else f"model: {check.check.describe()}: compared in {check.seconds:.1f} s\n"
-    if proof is None:
-        return f"{head}{_work_line(outcome)}"
-    late = f", {len(proof.recipes) // 2} of which only whole programs need" if proof.recipes else ""
-    return (
-        f"{head}{_work_line(outcome)}\n"
-        f"proof: a new process found all {proof.num_recipes} recipes{late}, and compiled 0 (round {proof.num_rounds})"
-    )
+    if check is not None:
+        yield f"model: {check.check.describe()}: compared in {check.seconds:.1f} s"
+    yield _work_line(outcome)
+    if proof is not None:
+        late = f", {len(proof.recipes) // 2} of which only whole programs need" if proof.recipes else ""
+        rounds = f"and compiled 0 (round {proof.num_rounds})"
+        yield f"proof: a new process found all {proof.num_recipes} recipes{late}, {rounds}"
+    if outcome.remote is not None:
+        yield f"remote: {remote_line(outcome.remote, f'{len(outcome.compiled)} units compiled')}"
 
 
 def _work_line(outcome: BuildOutcome) -> str:
@@ -203,41 +188,25 @@ def _work_line(outcome: BuildOutcome) -> str:
     )
 
 
-def remote_lines(outcome: BuildOutcome) -> list[str]:
-    """Returns the line about the remote, if one was asked."""
-    found = outcome.remote
-    return [f"remote: {remote_line(found, f'{len(outcome.compiled)} units compiled')}"] if found else []
+_OF_A_UNIT = ("label", "compile_seconds", "cpu_seconds", "max_abs_error", "tolerance")
 
 
 def outcome_document(outcome: BuildOutcome) -> dict[str, Any]:
     """Returns the outcome as a JSON value. Seconds are wall-clock."""
+    check, proof, remote = outcome.model_check, outcome.proof, outcome.remote
+    parts = {
+        "model_check": check and check.model_dump(mode="json", exclude={"components"}),
+        "proof": proof and proof.model_dump(mode="json", exclude={"label"}),
+        "remote": remote and dataclasses.asdict(remote),
+    }
     return {
         "num_traced": outcome.num_traced,
         "num_compiled": len(outcome.compiled),
         "seconds": outcome.seconds,
         "num_workers": outcome.num_workers,
         "worker_seconds": dict(outcome.worker_seconds),
-        **(
-            {}
-            if outcome.model_check is None
-            else {"model_check": outcome.model_check.model_dump(mode="json", exclude={"components"})}
-        ),
-        **(
-            {}
-            if outcome.proof is None
-            else {"proof": outcome.proof.model_dump(mode="json", exclude={"label"})}
-        ),
-        **({} if outcome.remote is None else {"remote": dataclasses.asdict(outcome.remote)}),
-        "units": [
-            {
-                "label": row.label,
-                "compile_seconds": row.compile_seconds,
-                "cpu_seconds": row.cpu_seconds,
-                "max_abs_error": row.max_abs_error,
-                "tolerance": row.tolerance,
-            }
-            for row in outcome.compiled
-        ],
+        **{name: part for name, part in parts.items() if part is not None},
+        "units": [{name: getattr(row, name) for name in _OF_A_UNIT} for row in outcome.compiled],
     }
 
 
@@ -295,15 +264,9 @@ def build_bundle(
     directory = None if model is None else find_model(model)
     store = place.open()
     with store.in_use():
-        seal(
-            manifest,
-            store,
-            output,
-            signing=signing,
-            model=directory,
-        )
+        seal(manifest, store, output, signing=signing, model=directory)
     document = bundle_document(open_bundle(output), len(manifest.entries))
-    emit(document, as_json, bundle_lines(document))
+    emit(document, as_json, bundle_line(document))
 
 
 def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
@@ -323,14 +286,15 @@ def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
     }
 
 
-def bundle_lines(document: dict[str, Any]) -> list[str]:
+def bundle_line(document: dict[str, Any]) -> str:
     """Returns the same for people."""
     num_bound = document["num_model_files"]
-    return [
+    bound = f", bound to {num_bound} files of its model" if num_bound else ""
+    return (
         f"bundle: {document['path']}: {document['num_entries']} entries run on {document['num_units']} units "
         f"({document['num_programs']} programs, {document['num_calls']} calls, {document['object_bytes'] / 1e6:.1f} MB)"
-        + (f", bound to {num_bound} files of its model" if num_bound else ""),
-    ]
+        + bound
+    )
 
 
 @click.command("all")
@@ -386,9 +350,8 @@ def build_all(  # noqa: PLR0913 - one argument for each group of options
         "phases": phase_rows(result.phases),
     }
     lines = [
-        outcome_line(outcome),
-        *remote_lines(outcome),
-        *bundle_lines(document["bundle"]),
+        *outcome_lines(outcome),
+        bundle_line(document["bundle"]),
         build_time_line(result.phases, outcome),
     ]
     if store_limit is not None:

@@ -20,76 +20,9 @@ from aotgaudi.errors import BuildInterruptedError
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
-
-import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
 _LINE_SECONDS = 10.0
 _SAME_SECONDS = 60.0
 """How long to hold back a line in which only the time has changed."""
-
-
-class Meter:
-    """Shows the progress of one piece of work: how much of a `total` is `completed`. Thread-safe.
-
-    A context manager. `make_bar` is called if standard error is a terminal.
-    """
-
-    def __init__(self, make_bar: Callable[[], Bar], *, is_told_at_once: bool) -> None:
-        """With `is_told_at_once` the first update writes a line, otherwise only a later one."""
-        self._make_bar = make_bar
-        self._lock = threading.Lock()
-        self._bar: Bar | None = None
-        self._last = 0.0 if is_told_at_once else time.monotonic()
-        self._shown: object = None
-
-    def __enter__(self) -> Meter:
-        if sys.stderr.isatty():
-            self._bar = self._make_bar()
-            self._bar.start()
-            self._task = self._bar.add_task("starting", total=None, eta=0.0)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def update(
-        self, line: str, completed: int, total: int | None, *, is_last: bool = False, **fields: Any
-    ) -> None:
-        """Draws the bar, with the `fields` of its columns, or writes `line` if one is due."""
-        with self._lock:
-            if self._bar is not None:
-                self._bar.update(self._task, completed=completed, total=total, **fields)
-            elif self._is_due((completed, total), is_last=is_last):
-                click.echo(line, err=True)
-
-    def warn(self, text: str) -> None:
-        """Writes a warning, above the bar."""
-        if self._bar is not None:
-            self._bar.console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
-        else:
-            click.echo(f"warning: {text}", err=True)
-
-    def _is_due(self, state: object, *, is_last: bool) -> bool:
-        now, is_new = time.monotonic(), state != self._shown
-        if (is_last and is_new) or now - self._last >= (_LINE_SECONDS if is_new else _SAME_SECONDS):
-            self._last, self._shown = now, state
-            return True
-        return False
-
-
-def bar(title: str, *columns: Any) -> Bar:
-    """Returns a bar on standard error with the name `title`, followed by `columns`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    return Progress(TextColumn(title), BarColumn(bar_width=24), *columns, console=Console(stderr=True))
-
 
 _STANDARD_ERROR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -98,7 +31,7 @@ _GRACE_SECONDS: Mapping[int, float] = MappingProxyType({signal.SIGINT: math.inf,
 
 
 class BuildDisplay(Watch):
-    """Shows a build, and stops it at a signal.
+    """Shows a build, as a bar on a terminal and else in occasional lines, and stops it at a signal. One thread only.
 
     After Ctrl-C the running units are finished; after SIGTERM they have a few seconds. A second signal stops the build at
     once. Before and after the jobs run, signals act as usual; `interrupted_by_sigterm` makes SIGTERM act as Ctrl-C then.
@@ -107,34 +40,46 @@ class BuildDisplay(Watch):
     def __init__(self) -> None:
         super().__init__()
         self._is_stopping, self._most_until = False, math.inf
-        self._meter = Meter(_build_bar, is_told_at_once=True)
+        self._bar: Bar | None = None
+        self._last, self._shown = 0.0, (-1, -1)
 
     def __enter__(self) -> BuildDisplay:
         self._saved = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        self._meter.__enter__()
+        if sys.stderr.isatty():
+            self._bar = _build_bar()
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=None, eta=0.0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._meter.__exit__()
+        if self._bar is not None:
+            self._bar.stop()
         for number, handler in self._saved.items():
             signal.signal(number, handler)
 
     def show(self, progress: Progress) -> None:
         """See `Watch.show`."""
         done, total, eta = progress.num_done, progress.num_total, progress.eta_seconds
-        first = progress.labels[0] if progress.labels else "done"
-        self._meter.update(
-            f"[{done}/{total}] about {eta:.0f} s left: {first}",
-            done,
-            total,
-            is_last=done == total,
-            eta=eta,
-            description=", ".join(progress.labels) or "done",
-        )
+        if self._bar is not None:
+            text = ", ".join(progress.labels) or "done"
+            self._bar.update(self._task, completed=done, total=total, eta=eta, description=text)
+        elif self._is_due(done, total):
+            first = progress.labels[0] if progress.labels else "done"
+            click.echo(f"[{done}/{total}] about {eta:.0f} s left: {first}", err=True)
+
+    def _is_due(self, done: int, total: int) -> bool:
+        now, is_new = time.monotonic(), (done, total) != self._shown
+        if (is_new and done == total) or now - self._last >= (_LINE_SECONDS if is_new else _SAME_SECONDS):
+            self._last, self._shown = now, (done, total)
+            return True
+        return False
 
     def warn(self, text: str) -> None:
         """See `Watch.warn`."""
-        self._meter.warn(text)
+        if self._bar is not None:
+            self._bar.console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(f"warning: {text}", err=True)
 
     def should_stop(self) -> bool:
         """See `Watch.should_stop`. Raises BuildInterruptedError once the units under way have had their time."""
@@ -164,14 +109,18 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _build_bar() -> Bar:
-    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
-    return bar(
-        "building",
+    return Bar(
+        TextColumn("building"),
+        BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("about {task.fields[eta]:.0f} s left"),
         TextColumn("[dim]{task.description}"),
+        console=Console(stderr=True),
     )
 
 
