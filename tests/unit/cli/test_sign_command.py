@@ -1,4 +1,4 @@
-"""``aotgaudi key`` and ``sign`` as JSON, in a build, and what ``serve`` makes of them; more is in tests/transcripts/sign.txt."""
+"""``aotgaudi key`` and ``sign`` as JSON, in a build and before ``serve``; more is in tests/transcripts/sign.txt."""
 
 from __future__ import annotations
 
