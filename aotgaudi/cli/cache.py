@@ -24,7 +24,7 @@ from aotgaudi.cli.options import (
     parsed_by,
     store_options,
 )
-from aotgaudi.cli.show import emit, size_text
+from aotgaudi.cli.show import emit, first_lines, size_text
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.document import first_problem
@@ -151,6 +151,7 @@ def _collection_document(plan: CollectionPlan, max_bytes: int, *, dry_run: bool)
 
 
 _MOST_LINES = 20
+_MORE = "  and {} more (--json)"
 
 
 @click.command("fsck")
@@ -211,18 +212,14 @@ def _lines(report: FsckReport) -> list[str]:
     if report.is_clean and not report.losses:
         return [f"{head}: all sound"]
     lines = [f"{head}: {len(report.damage)} bad"]
-    lines += _first(
-        [f"  {item.path}: {item.reason}{' (removed)' if item.is_removed else ''}" for item in report.damage]
-    )
+    damage = [
+        f"  {item.path}: {item.reason}{' (removed)' if item.is_removed else ''}" for item in report.damage
+    ]
+    lines += first_lines(damage, _MOST_LINES, _MORE)
     if report.losses:
         lines.append(f"{len(report.losses)} results lack an object; building them again mends:")
-        lines += _first([f"  {describe_loss(loss)}" for loss in report.losses])
+        lines += first_lines([f"  {describe_loss(loss)}" for loss in report.losses], _MOST_LINES, _MORE)
     return lines
-
-
-def _first(lines: list[str]) -> list[str]:
-    rest = len(lines) - _MOST_LINES
-    return lines if rest <= 0 else [*lines[:_MOST_LINES], f"  and {rest} more (--json)"]
 
 
 @click.group("root")
