@@ -332,6 +332,8 @@ def _scrubbed(value: Any) -> JsonValue:
     return scalar
 
 
+# Values
+
 TRUE_WORDS = frozenset({"true", "t", "1", "yes", "y", "on"})
 """Words that upstream reads as true, in any case (vllm_gaudi/extension/config.py, ``boolean``). All others are false."""
 

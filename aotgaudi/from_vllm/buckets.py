@@ -436,6 +436,9 @@ def _sliding(rules: EnvironmentRules, reader: VariableReader) -> SlidingSpec | N
     )
 
 
+# What the plugin refuses
+
+
 def check_variables(environment: Mapping[str, str], version: str) -> None:
     """Raises SpecError, naming the variable, if the plugin of `version` cannot read one. The extension reads few."""
     row = find_version(version)

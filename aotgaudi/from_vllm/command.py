@@ -62,8 +62,12 @@ class VllmCommand:
         Raises:
             SpecError: the text starts no server, or has a flag that is unknown or that a spec cannot express.
         """
-        assigned, words = _server_words(split_words(text, WHERE))
-        read = _READER.read(words)
+        words = split_words(text, WHERE)
+        found = find_vllm(words)
+        if found is None:
+            raise SpecError(WHERE, "starts no server" if words else "is empty", REMEDY)
+        start, after = found
+        read = _READER.read(words[after:])
         given = _require_known(read)
         for name, value in given.items():
             _refuse(FLAGS[name], value)
@@ -75,7 +79,7 @@ class VllmCommand:
             raise SpecError(WHERE, "names no model", remedy)
         return cls(
             model=model,
-            assignments=assigned,
+            assignments=dict(assignments(words[:start])),
             values=values,
             switches={name: value for name, value in taken.items() if isinstance(value, bool)},
             harmless=_remarks(given, "harmless"),
@@ -111,18 +115,7 @@ def _remarks(given: Mapping[str, FlagValue], effect: str) -> tuple[Remark, ...]:
     return tuple(Remark(f"--{flag.name}", flag.reason) for flag in flags if flag.effect == effect)
 
 
-def _server_words(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """Returns the assignments before a server's command, and the words after it. Raises SpecError if it starts no server."""
-    found = find_vllm(words)
-    if found is None:
-        raise SpecError(
-            WHERE,
-            "starts no server" if words else "is empty",
-            REMEDY,
-        )
-    start, after = found
-    return dict(assignments(words[:start])), words[after:]
-
+# The environment
 
 _PREFIXES = ("VLLM_", "PT_HPU")
 _BLANK = re.compile(r"[ \t]")

@@ -25,6 +25,8 @@ from aotgaudi.spec.quantization import QuantizationSpec
 
 CONFIG = "the model's config.json"
 
+# Lengths
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthRules:
@@ -203,6 +205,8 @@ def _is_length(value: Any) -> TypeGuard[float]:
 def _numbers(release: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", release)[:4])
 
+
+# Layers, dtype, and the bytes of a block
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 
