@@ -31,16 +31,12 @@ class Threads:
         return f"matrix products use {self.num} {'thread' if self.num == 1 else 'threads'}: {self.why}"
 
 
-def choose_threads(
-    environ: Mapping[str, str], asked: int | None = None, children: Iterable[int] = ()
-) -> Threads:
-    """Returns the number of threads: `asked`, else ``OMP_NUM_THREADS``, else one for each free core that we may use.
+def choose_threads(environ: Mapping[str, str], children: Iterable[int] = ()) -> Threads:
+    """Returns the number of threads: ``OMP_NUM_THREADS``, else one for each free core that we may use.
 
     Processes with the ids `children` do not count as keeping a core busy.
     """
     given = environ.get("OMP_NUM_THREADS", "")
-    if asked is not None:
-        return Threads(asked, "--threads")
     if given.isdigit() and int(given) > 0:
         return Threads(int(given), "OMP_NUM_THREADS")
     cores, others = available_cores(), num_running_elsewhere(children)
@@ -48,7 +44,9 @@ def choose_threads(
     if free >= cores:
         return Threads(cores, "one for each core that this process may use")
     busy = f"{others} other {'task keeps' if others == 1 else 'tasks keep'} cores busy"
-    return Threads(max(1, free), f"{busy}, of {cores} that this process may use (--threads N overrides)")
+    return Threads(
+        max(1, free), f"{busy}, of {cores} that this process may use (OMP_NUM_THREADS=N overrides)"
+    )
 
 
 def num_running_elsewhere(children: Iterable[int] = (), root: Path = Path("/")) -> int | None:

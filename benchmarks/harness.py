@@ -307,7 +307,6 @@ def serving(bundle: Path, model: Path, threads: int, *, name: str = "model") -> 
         "--drain-delay",
         "0",
     ]
-    arguments += ["--threads", str(threads)]
     with tempfile.TemporaryFile() as log:
         started = time.perf_counter()
         process = subprocess.Popen(

@@ -58,7 +58,7 @@ def ours(bundle: Path, model: Path, threads: int) -> Peer:
     words = harness.command(
         "serve", "--bundle", bundle.resolve(), "--model", model.resolve(), "--require-warm"
     )
-    words += ["--served-model-name", MODEL_NAME, "--drain-delay", "0", "--threads", str(threads)]
+    words += ["--served-model-name", MODEL_NAME, "--drain-delay", "0"]
     return Peer("ours", harness.aotgaudi.__version__, tuple(words), "/ready")
 
 

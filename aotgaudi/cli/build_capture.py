@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,17 @@ from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
-from aotgaudi.cli.options import FiniteRange, json_option, option, options_of, path_option
+from aotgaudi.cli.options import (
+    FiniteRange,
+    StorePlace,
+    json_option,
+    option,
+    options_of,
+    path_option,
+    store_options,
+)
 from aotgaudi.cli.progress import CaptureDisplay
-from aotgaudi.cli.store_options import StorePlace, store_options
+from aotgaudi.cli.show import first_lines
 from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.share.remote_cache import Sharing
@@ -175,10 +182,9 @@ def _show(display: CaptureDisplay, found: ServerCommand, launch: Launch, built: 
         if repair.id in launch.repairs:
             display.line("repairs", f"{repair.id} ({repair.defect.partition('. ')[0].rstrip('.')})")
     receipt = built.bundle.require_capture()
-    for line in residual_lines(receipt.residuals):
-        display.line("again", line)
-    for line in residual_lines(receipt.not_exercised):
-        display.line("not asked", line)
+    for heading, said in (("again", receipt.residuals), ("not asked", receipt.not_exercised)):
+        for line in first_lines(said, _SHOWN_RESIDUALS, "and {} more, in the receipt"):
+            display.line(heading, line)
     for line in not_closed(receipt.live_graphs):
         display.line("live", f"not closed: {line}")
     if receipt.start is not None:
@@ -196,13 +202,6 @@ def _launch_line(found: ServerCommand, launch: Launch) -> str:
         f" {counted(len(launch.variables), 'variable')},"
         f" model {found.flags.address.served_name} {config.sha256[:8]}..., id {launch.id[:12]}..."
     )
-
-
-def residual_lines(residuals: Sequence[str]) -> Iterator[str]:
-    """Yields the first residuals, one line each, and the number of the others."""
-    yield from residuals[:_SHOWN_RESIDUALS]
-    if len(residuals) > _SHOWN_RESIDUALS:
-        yield f"and {len(residuals) - _SHOWN_RESIDUALS} more, in the receipt"
 
 
 def _sealed_line(built: Built, signing: Signing | None) -> str:

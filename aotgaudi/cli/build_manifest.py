@@ -17,7 +17,14 @@ from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.padding import Padding
 from aotgaudi.cli.coverage import live_graph_lines, server_lines
 from aotgaudi.cli.from_vllm import VllmOptions, manifest_name, spec_of_options
-from aotgaudi.cli.options import json_option, memory_budget_option, options_of, path_argument, path_option
+from aotgaudi.cli.options import (
+    json_option,
+    options_of,
+    parse_byte_count,
+    parsed_by,
+    path_argument,
+    path_option,
+)
 from aotgaudi.cli.show import emit
 from aotgaudi.entries import ENTRY_KINDS
 from aotgaudi.errors import SpecError, StaleManifestError, counted
@@ -117,7 +124,12 @@ _SHOWN_DIFFERENCES = 8
     help="Write the closed table as a file for VLLM_BUCKETING_FROM_FILE, in place of the manifest (with -o: as well).",
 )
 @click.option("--check", is_flag=True, help="Write nothing; fail when the file is out of date.")
-@memory_budget_option
+@click.option(
+    "--memory-budget",
+    callback=parsed_by(parse_byte_count),
+    metavar="SIZE",
+    help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
+)
 @click.option("--strict", is_flag=True, help="If there is a warning, write nothing and exit with 2.")
 @click.option(
     "--warm-up-log",

@@ -16,9 +16,15 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import RECEIPT_SCHEMA, Receipt
 from aotgaudi.bundle.receipt import loads as load_receipt
-from aotgaudi.cli.options import jobs_option, json_option
-from aotgaudi.cli.show import emit, size_text
-from aotgaudi.cli.store_options import StorePlace, store_options, to_store_size
+from aotgaudi.cli.options import (
+    StorePlace,
+    jobs_option,
+    json_option,
+    parse_store_size,
+    parsed_by,
+    store_options,
+)
+from aotgaudi.cli.show import emit, first_lines, size_text
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
 from aotgaudi.document import first_problem
@@ -48,7 +54,7 @@ def stats(place: StorePlace, as_json: bool) -> None:
     "--max-size",
     required=True,
     metavar="SIZE",
-    callback=to_store_size,
+    callback=parsed_by(parse_store_size),
     help="Most that results, logs and tool caches may take, e.g. 20GiB.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be removed, and remove nothing.")
@@ -145,6 +151,7 @@ def _collection_document(plan: CollectionPlan, max_bytes: int, *, dry_run: bool)
 
 
 _MOST_LINES = 20
+_MORE = "  and {} more (--json)"
 
 
 @click.command("fsck")
@@ -205,18 +212,14 @@ def _lines(report: FsckReport) -> list[str]:
     if report.is_clean and not report.losses:
         return [f"{head}: all sound"]
     lines = [f"{head}: {len(report.damage)} bad"]
-    lines += _first(
-        [f"  {item.path}: {item.reason}{' (removed)' if item.is_removed else ''}" for item in report.damage]
-    )
+    damage = [
+        f"  {item.path}: {item.reason}{' (removed)' if item.is_removed else ''}" for item in report.damage
+    ]
+    lines += first_lines(damage, _MOST_LINES, _MORE)
     if report.losses:
         lines.append(f"{len(report.losses)} results lack an object; building them again mends:")
-        lines += _first([f"  {describe_loss(loss)}" for loss in report.losses])
+        lines += first_lines([f"  {describe_loss(loss)}" for loss in report.losses], _MOST_LINES, _MORE)
     return lines
-
-
-def _first(lines: list[str]) -> list[str]:
-    rest = len(lines) - _MOST_LINES
-    return lines if rest <= 0 else [*lines[:_MOST_LINES], f"  and {rest} more (--json)"]
 
 
 @click.group("root")

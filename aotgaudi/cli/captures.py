@@ -9,7 +9,8 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.cli.store_options import StorePlace
+from aotgaudi.cli.options import StorePlace
+from aotgaudi.cli.show import first_lines
 from aotgaudi.errors import NotWarmError, SpecError, counted
 from aotgaudi.wrap.capture_records import capture_key, find_capture
 from aotgaudi.wrap.launch import describe_here
@@ -168,6 +169,5 @@ def _difference_lines(found: CaptureDifference) -> Iterator[str]:
     for verb, paths in (("added", found.added), ("removed", found.removed), ("changed", found.changed)):
         if paths:
             yield f"    {counted(len(paths), 'file')} {verb}"
-            yield from (f"        {path}" for path in paths[:_SHOWN_FILES])
-            if len(paths) > _SHOWN_FILES:
-                yield f"        and {len(paths) - _SHOWN_FILES} more (--json)"
+            indented = [f"        {path}" for path in paths]
+            yield from first_lines(indented, _SHOWN_FILES, "        and {} more (--json)")

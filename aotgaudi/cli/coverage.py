@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.cli.bundles import load_manifest_of
+from aotgaudi.cli.manifests import load_manifest_of, planned_target_option, refuse_other_target
 from aotgaudi.cli.options import json_option, path_argument
-from aotgaudi.cli.show import emit
-from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
+from aotgaudi.cli.show import emit, first_lines
 from aotgaudi.errors import CoverageError, counted
 from aotgaudi.gaudi.live_graphs import State
 from aotgaudi.manifest.summary import Summary, coverage_document
@@ -89,9 +88,7 @@ def _listed(title: str, lines: list[str]) -> Iterator[str]:
     if not lines:
         return
     yield f"{title}:"
-    yield from (f"  {line}" for line in lines[:_SHOWN])
-    if len(lines) > _SHOWN:
-        yield f"  and {len(lines) - _SHOWN:,} more (--json lists all)"
+    yield from first_lines([f"  {line}" for line in lines], _SHOWN, "  and {:,} more (--json lists all)")
 
 
 _WORDS: Mapping[State, str] = {"closed": "closed", "bounded": "bounded", "open": "not closed"}

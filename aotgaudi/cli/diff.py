@@ -10,11 +10,10 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import is_capture
-from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.captures import diff_captures
+from aotgaudi.cli.manifests import load_manifest_of, planned_target_option, refuse_other_target
 from aotgaudi.cli.options import json_option, path_argument
 from aotgaudi.cli.show import emit
-from aotgaudi.cli.target_option import planned_target_option, refuse_other_target
 from aotgaudi.manifest.difference import Difference, EntryChange, difference, examples
 from aotgaudi.manifest.manifest import Manifest
 

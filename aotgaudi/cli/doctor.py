@@ -94,12 +94,10 @@ class _Request:
 
 def _refuse_without_hpu(context: click.Context) -> None:
     """Raises UsageError for an option that ``--hpu`` does not accept."""
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        is_other = parameter.name in {"store_root", "as_json"}
-        if is_other and source is ParameterSource.COMMANDLINE:
+    for name, text in {"store_root": "--store", "as_json": "--json"}.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"{parameter.opts[0]} is not for --hpu, which writes {JSON_NAME} and {MARKDOWN_NAME} (--out DIR)"
+                f"{text} is not for --hpu, which writes {JSON_NAME} and {MARKDOWN_NAME} (--out DIR)"
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ import click
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
 from aotgaudi.bundle.kind import is_capture
-from aotgaudi.cli.build_options import find_entries
-from aotgaudi.cli.bundles import load_manifest_of
-from aotgaudi.cli.options import CommandWithWords, json_option, path_argument, path_option
+from aotgaudi.cli.manifests import find_entries, load_manifest_of, planned_target_option
+from aotgaudi.cli.options import (
+    CommandWithWords,
+    StorePlace,
+    json_option,
+    path_argument,
+    path_option,
+    store_options,
+)
 from aotgaudi.cli.show import emit
-from aotgaudi.cli.store_options import StorePlace, store_options
-from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.keys import ProgramKeys
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.compile.plan import Plan
@@ -161,15 +165,15 @@ def _document(
     }
 
 
+def _numbers(document: dict[str, Any]) -> str:
+    return f"{counted(document['num_entries'], 'entry')}, {counted(document['num_programs'], 'program')}"
+
+
 def _summary(document: dict[str, Any]) -> str:
-    entries, programs = (
-        counted(document["num_entries"], "entry"),
-        counted(document["num_programs"], "program"),
-    )
     if document["num_warm_entries"] == document["num_entries"]:
-        return f"{entries}, {programs}: all warm"
+        return f"{_numbers(document)}: all warm"
     warm = counted(document["num_warm_entries"], "entry")
-    return f"{entries}, {programs}: {warm} ({counted(document['num_warm_programs'], 'program')}) warm"
+    return f"{_numbers(document)}: {warm} ({counted(document['num_warm_programs'], 'program')}) warm"
 
 
 def _reason_lines(found: tuple[Reason, ...], history: History) -> Iterator[str]:
@@ -240,16 +244,10 @@ def _against_lines(document: dict[str, Any], sealed: Sealed) -> Iterator[str]:
     held = f"{counted(sealed.num_entries, 'entry')}, {counted(len(sealed.unit_keys), 'unit')}"
     yield f"{sealed.path}: {held}, of {'this manifest' if is_same else 'manifest ' + sealed.manifest_id}"
     yield from (f"note: {text}" for text in sealed.assumed)
-    entries, programs = (
-        counted(document["num_entries"], "entry"),
-        counted(document["num_programs"], "program"),
-    )
-    if document["num_same_programs"] == document["num_programs"]:
-        so_far = ", as far as it says" if sealed.assumed else ""
-        yield f"{entries}, {programs}: all with the same key here{so_far}"
-    else:
-        same = counted(document["num_same_entries"], "entry")
-        yield f"{entries}, {programs}: {same} with the same key here"
+    is_whole = document["num_same_programs"] == document["num_programs"]
+    same = "all" if is_whole else counted(document["num_same_entries"], "entry")
+    so_far = ", as far as it says" if is_whole and sealed.assumed else ""
+    yield f"{_numbers(document)}: {same} with the same key here{so_far}"
 
 
 # Findings in lines for people, and as JSON values
@@ -279,7 +277,7 @@ def reason_lines(reason: Reason, history: History) -> Iterator[str]:
 
 def reason_document(reason: Reason, history: History) -> dict[str, Any]:
     """Returns the same as a JSON value, unabridged."""
-    first = reason.findings[0]
+    first, cost = reason.findings[0], reason.cost(history)
     return {
         "of": "program" if first.is_program else "unit",
         "state": first.state,
@@ -289,25 +287,15 @@ def reason_document(reason: Reason, history: History) -> dict[str, Any]:
         "examples": [finding.label for finding in reason.findings[:_EXAMPLES]],
         "keys": [finding.key.hex for finding in reason.findings],
         "nearest": _nearest(first),
-        "changes": _changes_document(first.changes),
+        "changes": [{"component": one.name, "old": one.old, "new": one.new} for one in first.changes],
         "graph_lines": first.lines,
-        "invalidated": _cost_document(reason.cost(history), is_certain=reason.is_certain),
+        "invalidated": {
+            "num_units": cost.num_units,
+            "seconds": cost.seconds,
+            "num_units_without_time": cost.num_untimed,
+            "certain": reason.is_certain,  # The units are compiled again, whatever tracing finds.
+        },
     }
-
-
-def _cost_document(cost: Cost, *, is_certain: bool) -> dict[str, Any]:
-    """Returns a cost as a JSON value. `is_certain`: the units are compiled again, whatever tracing finds."""
-    return {
-        "num_units": cost.num_units,
-        "seconds": cost.seconds,
-        "num_units_without_time": cost.num_untimed,
-        "certain": is_certain,
-    }
-
-
-def _changes_document(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """Returns changes as JSON values."""
-    return [{"component": change.name, "old": change.old, "new": change.new} for change in changes]
 
 
 def change_text(change: Change) -> str:
@@ -316,7 +304,7 @@ def change_text(change: Change) -> str:
         old, new = change.old.split(), change.new.split()
         words = [*(f"-{w}" for w in old if w not in new), *(f"+{w}" for w in new if w not in old)]
         return f"{change.name}: {' '.join(words)}"
-    return f"{change.name}: {_value(change.old)} -> {_value(change.new)}"
+    return f"{change.name}: {_shortened(change.old)} -> {_shortened(change.new)}"
 
 
 def time_text(cost: Cost) -> str:
@@ -359,9 +347,5 @@ def _nearest(finding: Finding) -> str | None:
     return None
 
 
-def _value(text: str | None) -> str:
-    return "(absent)" if text is None else _shortened(text)
-
-
-def _shortened(text: str) -> str:
-    return shortened(" ".join(text.split()), _SHOWN_CHARACTERS)
+def _shortened(text: str | None) -> str:
+    return "(absent)" if text is None else shortened(" ".join(text.split()), _SHOWN_CHARACTERS)

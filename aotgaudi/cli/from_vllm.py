@@ -20,8 +20,7 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
 
 if TYPE_CHECKING:
-    from aotgaudi.from_vllm.command import VllmCommand
-    from aotgaudi.from_vllm.variables import EnvFile
+    from aotgaudi.from_vllm.command import EnvFile, VllmCommand
 
 _CONFIG_FILE = "config.json"
 
@@ -145,7 +144,7 @@ def manifest_name(spec: BuildSpec) -> str:
 
 
 def _environment(options: VllmOptions) -> EnvFile:
-    from aotgaudi.from_vllm.variables import EnvFile, parse_env_file
+    from aotgaudi.from_vllm.command import EnvFile, parse_env_file
 
     file = options.env_file
     if file is None:

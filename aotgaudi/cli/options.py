@@ -19,17 +19,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 import re
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.cli import leave_out_of_path
+from aotgaudi.errors import SpecError
 from aotgaudi.machine import available_cores
 from aotgaudi.store.location import default_store_root
+
+if TYPE_CHECKING:
+    from aotgaudi.store.store import Store
 
 Command = Callable[..., Any]
 CommandT = TypeVar("CommandT", bound=Command)
@@ -102,7 +110,7 @@ def _click_option(field: dataclasses.Field[Any], hint: Any, given: Settings) -> 
     names = settings.pop("names") or (f"--{field.name.replace('_', '-')}",)
     parse = settings.pop("parse", None)
     if parse is not None:
-        settings["callback"] = _parser(parse)
+        settings["callback"] = parsed_by(parse)
     is_many = get_origin(hint) is tuple
     hint = get_args(hint)[0] if is_many else _without_none(hint)
     if hint is bool:
@@ -132,7 +140,9 @@ def _click_type(hint: Any) -> Any:
     return FiniteRange() if hint is float else hint
 
 
-def _parser(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+def parsed_by(parse: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """Returns a callback of click for an option whose text `parse` turns into its value."""
+
     def callback(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
         try:
             return None if value is None else parse(value)
@@ -225,10 +235,110 @@ jobs_option = click.option(
 )
 """``-j N``: worker processes, one a core by default."""
 
-memory_budget_option = click.option(
-    "--memory-budget",
-    callback=_parser(parse_byte_count),
+
+@dataclass(frozen=True)
+class StorePlace:
+    """The store that the user named, its read-only layers, and whether other users may own them."""
+
+    root: Path
+    lower: tuple[Path, ...] = option(
+        "A read-only layer below the store: another store, or a bundle (repeatable).",
+        default=(),
+        envvar="AOTGAUDI_STORE_LOWER",
+        metavar="DIR",
+    )
+    trust_others: bool = option(
+        "Use a store that other users own or may write to: they then decide what code runs.",
+        "--allow-unsafe-store",
+        default=False,
+    )
+
+    def open(self, *, create: bool = True) -> Store:
+        """Opens the store. It is read-only if we cannot write to it, which is enough while nothing is missing.
+
+        Raises StoreError like `Store.open`.
+        """
+        from aotgaudi.store.store import Store
+
+        is_writable = not self.root.is_dir() or os.access(self.root, os.W_OK | os.X_OK)
+        return Store.open(
+            self.root,
+            create=create,
+            lower=self.lower,
+            read_only=not is_writable,
+            trust_others=self.trust_others,
+        )
+
+    def read(self) -> Store:
+        """Opens the store to look into it. One that is not there, or is empty, is an empty one, and nothing is made.
+
+        Raises StoreError like `Store.open`.
+        """
+        if self.root.is_dir() and any(self.root.iterdir()):
+            return self.open(create=False)
+        from aotgaudi.store.store import Store
+
+        return Store.open_absent(self.root, self.lower, trust_others=self.trust_others)
+
+
+store_options = options_of(StorePlace, "place", root=STORE)
+"""``--store``, ``--lower`` and ``--allow-unsafe-store``. The command gets `place`, a `StorePlace`."""
+
+
+def parse_store_size(text: str) -> int:
+    """Returns the bytes in a text, which may be ``0``. Raises ValueError."""
+    return 0 if text.strip() == "0" else parse_byte_count(text)
+
+
+store_limit_option = click.option(
+    "--store-limit",
+    callback=parsed_by(parse_store_size),
+    envvar="AOTGAUDI_STORE_LIMIT",
     metavar="SIZE",
-    help="Device memory for KV cache and step buffers, weights not counted, e.g. 96GiB; warns if they need more.",
+    help="After the build, shrink the store as `cache gc --max-size SIZE` does; what this build needs is kept.",
 )
-"""``--memory-budget SIZE``: the memory that KV cache and step buffers may take."""
+"""``--store-limit SIZE``. The command gets `store_limit`, in bytes; None for no limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Demands:
+    trusted_keys: tuple[Path, ...] = option(
+        "Public key, one of which must have signed the bundle (repeatable).",
+        "--trusted-key",
+        default=(),
+        metavar="PEM",
+    )
+    allow_unsafe_permissions: bool = option(
+        "Accept files that users other than you and root own or may write to.", default=False
+    )
+
+    def acceptance(self) -> TrustPolicy:
+        """Returns what is accepted. Raises SpecError like `TrustPolicy.demanding`."""
+        return TrustPolicy.demanding(
+            self.trusted_keys, allow_unsafe_permissions=self.allow_unsafe_permissions
+        )
+
+
+acceptance_options = options_of(_Demands, "acceptance", made=_Demands.acceptance)
+"""Which bundles a command accepts. It gets `acceptance`, a `TrustPolicy`."""
+
+
+LOG_FORMAT = said("Lines of the log: text, or one JSON object each.")
+
+
+def find_model(model: str) -> Path:
+    """Returns a model directory: the path itself, or a snapshot of a hub id. Raises SpecError and RemoteError.
+
+    Modules are not searched in a directory.
+    """
+    path = Path(model)
+    if path.is_dir():
+        leave_out_of_path(path)
+        return path
+    from aotgaudi.share.hub import fetch_model, is_hub_id
+
+    if path.exists() or not is_hub_id(model):
+        raise SpecError(
+            model, "is not a model directory", "a directory with config.json and safetensors, or a hub id"
+        )
+    return fetch_model(model, ["*.json", "*.safetensors", "*.jinja"])

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.cli.meter import Meter, bar
 from aotgaudi.compile.run import Progress, Watch
 from aotgaudi.errors import BuildInterruptedError
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+_LINE_SECONDS = 10.0
+_SAME_SECONDS = 60.0
+"""How long to hold back a line in which only the time has changed."""
 
 _STANDARD_ERROR = 2
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -29,7 +31,7 @@ _GRACE_SECONDS: Mapping[int, float] = MappingProxyType({signal.SIGINT: math.inf,
 
 
 class BuildDisplay(Watch):
-    """Shows a build, and stops it at a signal.
+    """Shows a build, as a bar on a terminal and else in occasional lines, and stops it at a signal. One thread only.
 
     After Ctrl-C the running units are finished; after SIGTERM they have a few seconds. A second signal stops the build at
     once. Before and after the jobs run, signals act as usual; `interrupted_by_sigterm` makes SIGTERM act as Ctrl-C then.
@@ -38,34 +40,46 @@ class BuildDisplay(Watch):
     def __init__(self) -> None:
         super().__init__()
         self._is_stopping, self._most_until = False, math.inf
-        self._meter = Meter(_build_bar, is_told_at_once=True)
+        self._bar: Bar | None = None
+        self._last, self._shown = 0.0, (-1, -1)
 
     def __enter__(self) -> BuildDisplay:
         self._saved = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
-        self._meter.__enter__()
+        if sys.stderr.isatty():
+            self._bar = _build_bar()
+            self._bar.start()
+            self._task = self._bar.add_task("starting", total=None, eta=0.0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._meter.__exit__()
+        if self._bar is not None:
+            self._bar.stop()
         for number, handler in self._saved.items():
             signal.signal(number, handler)
 
     def show(self, progress: Progress) -> None:
         """See `Watch.show`."""
         done, total, eta = progress.num_done, progress.num_total, progress.eta_seconds
-        first = progress.labels[0] if progress.labels else "done"
-        self._meter.update(
-            f"[{done}/{total}] about {eta:.0f} s left: {first}",
-            done,
-            total,
-            is_last=done == total,
-            eta=eta,
-            description=", ".join(progress.labels) or "done",
-        )
+        if self._bar is not None:
+            text = ", ".join(progress.labels) or "done"
+            self._bar.update(self._task, completed=done, total=total, eta=eta, description=text)
+        elif self._is_due(done, total):
+            first = progress.labels[0] if progress.labels else "done"
+            click.echo(f"[{done}/{total}] about {eta:.0f} s left: {first}", err=True)
+
+    def _is_due(self, done: int, total: int) -> bool:
+        now, is_new = time.monotonic(), (done, total) != self._shown
+        if (is_new and done == total) or now - self._last >= (_LINE_SECONDS if is_new else _SAME_SECONDS):
+            self._last, self._shown = now, (done, total)
+            return True
+        return False
 
     def warn(self, text: str) -> None:
         """See `Watch.warn`."""
-        self._meter.warn(text)
+        if self._bar is not None:
+            self._bar.console.print(f"warning: {text}", markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(f"warning: {text}", err=True)
 
     def should_stop(self) -> bool:
         """See `Watch.should_stop`. Raises BuildInterruptedError once the units under way have had their time."""
@@ -95,14 +109,18 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _build_bar() -> Bar:
-    from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
-    return bar(
-        "building",
+    return Bar(
+        TextColumn("building"),
+        BarColumn(bar_width=24),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("about {task.fields[eta]:.0f} s left"),
         TextColumn("[dim]{task.description}"),
+        console=Console(stderr=True),
     )
 
 

@@ -9,10 +9,9 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.cli.options import json_option, path_argument, path_option
+from aotgaudi.cli.manifests import planned_target_option
+from aotgaudi.cli.options import StorePlace, json_option, path_argument, path_option, store_options
 from aotgaudi.cli.show import refuse_unwritable
-from aotgaudi.cli.store_options import StorePlace, store_options
-from aotgaudi.cli.target_option import planned_target_option
 from aotgaudi.compile.pipeline import plan_manifest
 from aotgaudi.engine.scheduler import UncoveredStepError
 from aotgaudi.errors import SpecError

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotgaudi.cli.options import FiniteRange, option, options_of, path_option
-from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
+from aotgaudi.cli.options import LOG_FORMAT, FiniteRange, acceptance_options, option, options_of, path_option
 from aotgaudi.server.options import Observability
 from aotgaudi.wrap.run_options import START_SECONDS, Listen, OnCompile, Policy, RunOptions, parse_listen
 from aotgaudi.wrap.starts import Asking, begin

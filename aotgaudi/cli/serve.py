@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import os
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 import click
@@ -18,18 +22,22 @@ from click.core import ParameterSource
 
 from aotgaudi.cli.config_file import config_option
 from aotgaudi.cli.options import (
+    LOG_FORMAT,
     POSITIVE,
+    FiniteRange,
+    acceptance_options,
+    find_model,
     option,
     options_of,
+    parse_byte_count,
     said,
 )
-from aotgaudi.cli.served_model import OTEL, Serving, begun_engine, require_packages
-from aotgaudi.cli.serving_options import LOG_FORMAT, acceptance_options
 from aotgaudi.engine.limits import AdmissionLimits
+from aotgaudi.errors import MissingPackageError
 from aotgaudi.server.options import (
-    DEFAULT_MAX_CONNECTIONS,
     Access,
     Listening,
+    LogFormat,
     Observability,
     ReplyParsers,
     StopTimes,
@@ -37,9 +45,24 @@ from aotgaudi.server.options import (
     digests_of,
     read_key_digests,
 )
+from aotgaudi.spec.policy import Policy
+from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
+    from aotgaudi.phases import Phases
+    from aotgaudi.server.engine.start import EngineProcess
+
+Seccomp = Literal["auto", "require", "off"]
+"""As in `aotgaudi.runtime.guard`, which imports too much for a help text."""
+
+_SERVE = {"torch": "serve", "tokenizers": "serve", "uvicorn": "serve"}
+_OTEL = {
+    "opentelemetry.sdk": "otel",
+    "opentelemetry.exporter.otlp.proto.http": "otel",
+    "opentelemetry.instrumentation.asgi": "otel",
+}
+"""The modules that `_require_packages` looks for, with the extra that brings them."""
 
 _ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*/?", re.ASCII)
 _GIVEN = (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
@@ -48,7 +71,7 @@ _SEALED = "limits are sealed in the bundle; build again with another"
 
 _NOT_YET: Mapping[str, str] = MappingProxyType(
     {
-        "--ssl-keyfile-password": "every user of the machine could read it; use --ssl-keyfile-password-file",
+        "--ssl-keyfile-password": "every user of the machine could read it; give a key without a password",
         "--ssl-ca-certs": "clients show API keys, not certificates; a proxy in front of the server can ask for these",
         "--ssl-cert-reqs": "clients show API keys, not certificates; a proxy in front of the server can ask for these",
         "--tensor-parallel-size": "a model runs on one device",
@@ -58,12 +81,167 @@ _NOT_YET: Mapping[str, str] = MappingProxyType(
         "--max-num-seqs": f"{_SEALED} limits.max_num_seqs",
         "--max-num-batched-tokens": f"{_SEALED} limits.max_num_batched_tokens",
         **dict.fromkeys(
+            ("--allowed-methods", "--allowed-headers"), "pages of --allowed-origins may use and send any"
+        ),
+        "--allow-credentials": "pages send API keys, not cookies; a proxy in front of the server can allow these",
+        **dict.fromkeys(
             ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--num-gpu-blocks-override"),
             "--kv-cache-memory 4GiB says what the KV cache takes",
         ),
     }
 )
 """Options of vLLM's server that users try -> what to do instead."""
+
+
+def _parse_override(text: str) -> Mapping[str, Any]:
+    from aotgaudi.llm.model_files import SAMPLING_DEFAULTS
+
+    try:
+        override = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"is not JSON: {error}") from error
+    if not isinstance(override, dict):
+        raise ValueError("must be a JSON object")
+    for name in override:
+        if name not in SAMPLING_DEFAULTS:
+            raise ValueError(f"has {name!r}; the sampling defaults are {', '.join(SAMPLING_DEFAULTS)}")
+    return override
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Serving:
+    """What to serve from a bundle of programs, and how."""
+
+    model: str | None = option(
+        "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
+    )
+    served_model_names: tuple[str, ...] = option(
+        "Name in the API (repeatable)  [default: the directory's name]",
+        "--served-model-name",
+        default=(),
+        metavar="NAME",
+    )
+    generation_config: str = option(
+        "Sampling defaults: auto (the model's generation_config.json), vllm (none), or a directory.",
+        default="auto",
+        metavar="SOURCE",
+    )
+    override_generation_config: Mapping[str, Any] | None = option(
+        "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
+        default=None,
+        parse=_parse_override,
+        metavar="JSON",
+    )
+    chat_template: Path | None = option(
+        "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"
+    )
+    allow_unbound_model: bool = option(
+        "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
+    )
+    prefix_caching: bool | None = option(
+        "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        default=None,
+    )
+    kv_cache_memory: int | None = option(
+        "Memory of the KV cache, e.g. 4GiB  [default: of limits.num_blocks of the bundle's spec]",
+        default=None,
+        parse=parse_byte_count,
+        metavar="SIZE",
+    )
+    policy: Policy | None = option(
+        "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
+        default=None,
+    )
+    seccomp: Seccomp = option(
+        "With --require-warm: have the kernel refuse to start processes, once ready.", default="auto"
+    )
+    drain_delay: float = option(
+        "How long to answer 503 after SIGTERM, before the socket closes.",
+        default=5.0,
+        type=FiniteRange(min=0),
+        metavar="SECONDS",
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names in the API."""
+        return self.served_model_names or (served_name(self.given_model),)
+
+    @property
+    def given_model(self) -> str:
+        """The given model. Raises UsageError if there is none."""
+        if self.model is None:
+            raise click.UsageError("Missing option '--model'.")
+        return self.model
+
+    def check(self, *, require_warm: bool) -> None:
+        """Raises UsageError for options that contradict each other."""
+        _ = self.given_model
+        if self.seccomp == "require" and not require_warm:
+            raise click.UsageError("--seccomp require goes with --require-warm: else there is no guard")
+
+
+def served_name(model: str) -> str:
+    """Returns the name in the API: a hub id as given, else the directory's name (for a link, the link's own)."""
+    return Path(os.path.abspath(model)).name if Path(model).exists() else model
+
+
+def _require_packages(extras: Mapping[str, str] = _SERVE) -> None:
+    """Raises MissingPackageError if a package of an extra is missing, before another process finds out."""
+    for package, extra in extras.items():
+        try:
+            is_there = find_spec(package) is not None
+        except ModuleNotFoundError:  # The package around it is missing as well.
+            is_there = False
+        if not is_there:
+            raise MissingPackageError(package, extra)
+
+
+@contextmanager
+def _begun_engine(
+    choice: _Serving,
+    bundle: Path,
+    acceptance: TrustPolicy,
+    phases: Phases,
+    log_format: LogFormat,
+    *,
+    require_warm: bool,
+) -> Iterator[tuple[EngineProcess, Threads]]:
+    """Yields the engine process, which has begun to start, and its threads. Ends the process.
+
+    Sets up the log, and disables garbage collection, because the objects of a start stay. The caller enables it again.
+    """
+    model_dir = find_model(choice.given_model)
+    gc.disable()
+    from aotgaudi.server.engine.start import EngineProcess
+
+    bound_spinning(os.environ)
+    with EngineProcess(phases.clock()) as process:
+        from aotgaudi.llm.model_files import GenerationConfig
+        from aotgaudi.llm.running import ModelOptions
+        from aotgaudi.server.engine.channel import Begin
+        from aotgaudi.server.log import log_handler
+
+        threads = choose_threads(os.environ, [process.pid])
+        model_options = ModelOptions(
+            bundle=bundle,
+            acceptance=acceptance,
+            model_dir=model_dir,
+            require_warm=require_warm,
+            num_threads=threads.num,
+            allow_unbound_model=choice.allow_unbound_model,
+            generation_config=GenerationConfig(
+                choice.generation_config, choice.override_generation_config or {}
+            ),
+            prefix_caching=choice.prefix_caching,
+            policy=choice.policy,
+            kv_cache_bytes=choice.kv_cache_memory,
+        )
+        process.begin(Begin(options=model_options, seccomp=choice.seccomp, log_format=log_format))
+        logging.basicConfig(level=logging.INFO, handlers=[log_handler(sys.stderr, log_format)])
+        logging.captureWarnings(log_format == "json")
+        yield process, threads
 
 
 class _ServeCommand(click.Command):
@@ -139,34 +317,15 @@ class _Clients:
         parse=_parse_lists,
         metavar="ORIGIN",
     )
-    allowed_methods: tuple[str, ...] = option(
-        "Method that these pages may use (repeatable)  [default: all]",
-        default=(),
-        parse=_parse_lists,
-        metavar="METHOD",
-    )
-    allowed_headers: tuple[str, ...] = option(
-        "Header that these pages may send (repeatable)  [default: all]",
-        default=(),
-        parse=_parse_lists,
-        metavar="NAME",
-    )
-    allow_credentials: bool = option("Let these pages send cookies and the like.", default=False)
 
     def access(self) -> Access:
-        """Returns who may send requests. Raises SpecError for an unfit key, UsageError for CORS without an origin."""
-        cors = (self.allowed_methods, self.allowed_headers, self.allow_credentials)
-        if any(cors) and not self.allowed_origins:
-            raise click.UsageError("options about pages of other origins need --allowed-origins")
+        """Returns who may send requests. Raises SpecError for an unfit key."""
         digests = digests_of(self.api_keys, "--api-key")
         if self.api_key_file is not None:
             digests += read_key_digests(self.api_key_file)
         return Access(
             key_digests=tuple(dict.fromkeys(digests)),
             allowed_origins=self.allowed_origins,
-            allowed_methods=self.allowed_methods or ("*",),
-            allowed_headers=self.allowed_headers or ("*",),
-            allow_credentials=self.allow_credentials,
         )
 
 
@@ -181,7 +340,7 @@ class _Clients:
     help="Refuse to start unless the bundle is proved whole and warm; guard against compiling.",
 )
 @acceptance_options
-@options_of(Serving, "serving")
+@options_of(_Serving, "serving")
 @options_of(
     Listening,
     "listening",
@@ -198,19 +357,12 @@ class _Clients:
         "--allowed-host",
         metavar="NAME",
     ),
-    max_connections=said(
-        "Connections at once; while there are more, requests get 503. Slow clients are not closed: put a proxy in front "
-        f"(ci/templates/nginx.conf)  [default: {DEFAULT_MAX_CONNECTIONS}, or as many as files may be open]",
-        type=POSITIVE,
-        metavar="N",
-    ),
 )
 @options_of(
     TlsFiles,
     "tls_files",
     ssl_certfile=said("Speak HTTPS, with this certificate chain (PEM).", metavar="PEM"),
     ssl_keyfile=said("The certificate's private key  [default: in the same file]", metavar="PEM"),
-    ssl_keyfile_password_file=said("File with the password of that key.", metavar="FILE"),
 )
 @options_of(
     ReplyParsers,
@@ -226,9 +378,6 @@ class _Clients:
     AdmissionLimits,
     "admission",
     max_requests=said("How many prompts may wait or run; more get 429.", type=POSITIVE, metavar="N"),
-    max_prompt_tokens=said(
-        "How many tokens the prompts of all these may have; more get 429.", type=POSITIVE, metavar="N"
-    ),
 )
 @options_of(
     Observability,
@@ -248,7 +397,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     bundle: Path,
     require_warm: bool,
     acceptance: TrustPolicy,
-    serving: Serving,
+    serving: _Serving,
     listening: Listening,
     tls_files: TlsFiles,
     parsers: ReplyParsers,
@@ -270,17 +419,12 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     access, tls = clients.access(), tls_files.context()
     for name in API_KEY_VARIABLES:
         os.environ.pop(name, None)  # No process that the server starts needs it.
-    require_packages()
+    _require_packages()
     if observability.otlp_traces_endpoint is not None:
-        require_packages(OTEL)
+        _require_packages(_OTEL)
     context.call_on_close(gc.enable)
-    with begun_engine(
-        serving,
-        bundle,
-        acceptance,
-        phases,
-        observability.log_format,
-        require_warm=require_warm,
+    with _begun_engine(
+        serving, bundle, acceptance, phases, observability.log_format, require_warm=require_warm
     ) as (process, threads):
         from aotgaudi.server.launch import ServeOptions, launch
 
@@ -295,7 +439,6 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
                 admission=admission,
                 seccomp=serving.seccomp,
                 stop_times=StopTimes(delay=serving.drain_delay),
-                stall_seconds=serving.stall_seconds,
                 observability=observability,
                 access=access,
                 tls=tls,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,12 @@ def emit(document: Any, as_json: bool, text: str | Iterable[str]) -> None:
         click.echo(json.dumps(document, indent=2))
     else:
         click.echo(text if isinstance(text, str) else "\n".join(text))
+
+
+def first_lines(lines: Sequence[str], most: int, more: str) -> list[str]:
+    """Returns the first lines, `most` at most, and `more` with the number of the others in it, if there are any."""
+    rest = len(lines) - most
+    return [*lines[:most], more.format(rest)] if rest > 0 else list(lines)
 
 
 def size_text(size_bytes: int) -> str:

@@ -119,11 +119,11 @@ COMMANDS = _table(
 BUILD_COMMANDS = _table(
     all=("build:build_all", "Everything below (the default)."),
     manifest=("build_manifest:build_manifest", "Enumerate a spec's entries."),
-    plan=("build_plan:build_plan", "Show what would be compiled, and why."),
-    cache=("build_cache:build_cache", "Compile what is missing into the store."),
+    plan=("build:build_plan", "Show what would be compiled, and why."),
+    cache=("build:build_cache", "Compile what is missing into the store."),
     bundle=("build:build_bundle", "Seal a manifest's artifacts."),
     capture=("build_capture:capture", "Run another server, and seal what it compiled, proved."),
-    image=("build_image:build_image", "Put a bundle into an OCI image."),
+    image=("images:build_image", "Put a bundle into an OCI image."),
 )
 
 CACHE_COMMANDS = _table(

@@ -20,9 +20,8 @@ from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, require_memory, verify_bundle
-from aotgaudi.cli.options import json_option, path_argument, path_option
-from aotgaudi.cli.serving_options import acceptance_options, find_model
-from aotgaudi.cli.target_option import read_target
+from aotgaudi.cli.manifests import read_target
+from aotgaudi.cli.options import acceptance_options, find_model, json_option, path_argument, path_option
 from aotgaudi.errors import (
     AotGaudiError,
     CorruptError,

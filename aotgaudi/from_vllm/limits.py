@@ -15,12 +15,18 @@ from dataclasses import dataclass
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
 from aotgaudi.commands.flags import GAUDI_DEFAULTS, UTILIZATION
-from aotgaudi.commands.values import parse_fraction, parse_integer, parse_tokens
+from aotgaudi.commands.words import parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import BucketingEnvironment
 from aotgaudi.from_vllm.command import VllmCommand
-from aotgaudi.from_vllm.model import Device, ModelFacts, kv_block_bytes
-from aotgaudi.from_vllm.model_len import ServedLength, served_length, vllm_release
+from aotgaudi.from_vllm.model import (
+    Device,
+    ModelFacts,
+    ServedLength,
+    kv_block_bytes,
+    served_length,
+    vllm_release,
+)
 from aotgaudi.from_vllm.serving import (
     DEFAULT_RESERVED,
     LONG_VARIABLE,

@@ -9,12 +9,11 @@ from typing import Any
 
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
-from aotgaudi.commands.values import parse_fraction, parse_integer, parse_table
+from aotgaudi.commands.words import parse_fraction, parse_integer, parse_table
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
-from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.command import VariableReader, VllmCommand
 from aotgaudi.from_vllm.model import DTYPES
-from aotgaudi.from_vllm.variables import VariableReader
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.target import ExecutionMode

@@ -11,14 +11,19 @@ from typing import Any, TypeVar
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
 from aotgaudi.commands.flags import FLAGS
-from aotgaudi.commands.values import Remark
+from aotgaudi.commands.words import Remark
 from aotgaudi.errors import SpecError
-from aotgaudi.from_vllm.buckets import BucketingEnvironment, IgnoredVariable, check_bounds
-from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.buckets import (
+    BucketingEnvironment,
+    IgnoredVariable,
+    check_attention,
+    check_bounds,
+    check_modes,
+    check_slices,
+)
+from aotgaudi.from_vllm.command import OtherVariables, VllmCommand, is_looked_at
 from aotgaudi.from_vllm.limits import Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.from_vllm.model import Device, DtypeName, ModelFacts, served_dtype
-from aotgaudi.from_vllm.model_len import CONFIG
-from aotgaudi.from_vllm.plugin_start import check_attention, check_modes, check_slices
+from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype
 from aotgaudi.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
@@ -32,7 +37,6 @@ from aotgaudi.from_vllm.serving import (
     parallel_table,
     quantization_table,
 )
-from aotgaudi.from_vllm.variables import OtherVariables, is_looked_at
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import NEWEST_RELEASE
 from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec

@@ -2,7 +2,7 @@
 
 A variable that may change code is sealed. This applies to every variable whose name begins like those of the bridge, the
 graph compiler, its kernels or the collectives, unless `NEUTRAL` lists it with a reason. vLLM's own variables change nothing
-here; `aotgaudi.from_vllm.variables` has them. The bridge reads nearly all variables once, when it is imported, which
+here; `aotgaudi.from_vllm.command` has them. The bridge reads nearly all variables once, when it is imported, which
 ``import torch`` may do (K-01). Later settings have no effect, so we start processes with what they need.
 
 `CACHE_VARIABLE` says where the bridge keeps recipes and what it may do to them:

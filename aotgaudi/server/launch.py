@@ -39,7 +39,7 @@ from aotgaudi.server.options import (
     StopTimes,
     allow_connections,
 )
-from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorPool
+from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.run_and_drain import HttpServer, bind, socket_file
 from aotgaudi.server.service import Service
@@ -60,9 +60,8 @@ logger = logging.getLogger(__name__)
 class ServeOptions:
     """Options of the API server: its model, how it listens, admits clients, guards, is observed and stops.
 
-    ``/health`` fails once no step has ended for `stall_seconds`. `chat_template` is a file; None stands for the model's
-    template. `model_root` is where the model comes from, as reported to clients. With `tls`, it speaks HTTPS. Without
-    `require_warm` there is no guard.
+    `chat_template` is a file; None stands for the model's template. `model_root` is where the model comes from, as reported
+    to clients. With `tls`, it speaks HTTPS. Without `require_warm` there is no guard.
     """
 
     require_warm: bool
@@ -72,7 +71,6 @@ class ServeOptions:
     model_root: str = ""
     admission: AdmissionLimits = UNLIMITED
     seccomp: Seccomp = "auto"
-    stall_seconds: float = DEFAULT_STALL_SECONDS
     chat_template: Path | None = None
     parsers: ReplyParsers = ReplyParsers()  # noqa: RUF009 - a frozen value
     stop_times: StopTimes = DEFAULT_STOP_TIMES
@@ -125,7 +123,7 @@ def launch(options: ServeOptions, process: EngineProcess, phases: Phases) -> Non
             service,
             on_listening=on_listening,
             stop_times=options.stop_times,
-            max_connections=allow_connections(listening.max_connections),
+            max_connections=allow_connections(),
             housekeeping=freed_memory().give_back,
             tls=options.tls,
         )
@@ -199,7 +197,7 @@ def _start_service(
         defaults=running.defaults,
         parsers=options.parsers,
     )
-    preprocessor.open(served, options.stall_seconds)
+    preprocessor.open(served)
     phases.add("intake", began)
     guard = Guard()
     if options.require_warm:
@@ -215,6 +213,5 @@ def _start_service(
         warmth=lambda: engine.warmth().plus(guard),
         version=__version__,
         metrics=metrics,
-        stall_seconds=options.stall_seconds,
     )
     return service, engine

@@ -25,7 +25,7 @@ ToolCallParser = Literal["hermes", "llama3_json", "mistral"]
 ReasoningParser = Literal["deepseek_r1", "qwen3"]
 """Names as in vLLM."""
 
-DEFAULT_MAX_CONNECTIONS = 4096
+MAX_CONNECTIONS = 4096
 _SPARE_FILES = 32
 """Files kept free for the log, ``/proc`` and clients that get a 503."""
 _DESCRIPTORS = "/proc/self/fd"
@@ -42,7 +42,6 @@ class Listening:
         host: Name or address.
         port: 0 for any free one.
         allowed_hosts: Names that requests may use in addition to those of `host`.
-        max_connections: None for the default, or fewer if the system allows fewer open files.
         uds: Listen on this socket file instead.
         root_path: Where clients find the API behind a proxy, such as ``/llm``. The paths of requests may include it or not.
     """
@@ -52,7 +51,6 @@ class Listening:
     uds: Path | None = None
     root_path: str = ""
     allowed_hosts: tuple[str, ...] = ()
-    max_connections: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +60,10 @@ class TlsFiles:
     Attributes:
         ssl_certfile: The server's certificate, followed by those of the authorities between it and the root.
         ssl_keyfile: Its private key. None: the key is in `ssl_certfile`.
-        ssl_keyfile_password_file: The password of an encrypted key, alone in a file.
     """
 
     ssl_certfile: Path | None = None
     ssl_keyfile: Path | None = None
-    ssl_keyfile_password_file: Path | None = None
 
     def context(self) -> ssl.SSLContext | None:
         """Reads the files, and returns None without `ssl_certfile`. Later changes of the files have no effect.
@@ -76,7 +72,7 @@ class TlsFiles:
             SpecError: a file cannot be used.
         """
         if self.ssl_certfile is None:
-            if self.ssl_keyfile is not None or self.ssl_keyfile_password_file is not None:
+            if self.ssl_keyfile is not None:
                 raise SpecError(
                     "--ssl-keyfile", "is of no use without a certificate", "give --ssl-certfile, too"
                 )
@@ -85,15 +81,14 @@ class TlsFiles:
 
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            password = self.ssl_keyfile_password_file and self.ssl_keyfile_password_file.read_bytes()
             # Without a password, OpenSSL would ask for one on the terminal.
-            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, (password or b"").rstrip(b"\r\n"))
+            context.load_cert_chain(self.ssl_certfile, self.ssl_keyfile, b"")
         except OSError as error:  # An SSLError is one.
-            files = (self.ssl_certfile, self.ssl_keyfile, self.ssl_keyfile_password_file)
+            files = (self.ssl_certfile, self.ssl_keyfile)
             raise SpecError(
                 ", ".join(str(file) for file in files if file is not None),
                 f"cannot be used: {error.strerror}",
-                "a certificate and its key in PEM, and a file with the password if the key has one",
+                "a certificate and its key in PEM, without a password",
             ) from error
         return context
 
@@ -106,15 +101,10 @@ class Access:
         key_digests: The sha256 of each API key. If empty, no client needs a key. The keys themselves are not kept.
         allowed_origins: Origins whose pages may read answers in a browser (CORS); ``*`` for all. If empty, only the
             server's.
-        allowed_methods, allowed_headers: What these pages may send; ``*`` for anything.
-        allow_credentials: Whether these pages may send cookies and the like.
     """
 
     key_digests: tuple[bytes, ...] = field(default=(), repr=False)
     allowed_origins: tuple[str, ...] = ()
-    allowed_methods: tuple[str, ...] = ("*",)
-    allowed_headers: tuple[str, ...] = ("*",)
-    allow_credentials: bool = False
 
 
 OPEN_ACCESS = Access()
@@ -212,28 +202,25 @@ class StopTimes:
 DEFAULT_STOP_TIMES = StopTimes()
 
 
-def allow_connections(asked: int | None) -> int:
-    """Returns how many connections this process may have, and raises its soft limit of open files as far as they need.
+def allow_connections() -> int:
+    """Returns how many connections this process may have: `MAX_CONNECTIONS`, or fewer if open files are scarce.
 
-    Call it when all other files are open, since it counts them.
-
-    Args:
-        asked: What the user wants. None stands for `DEFAULT_MAX_CONNECTIONS`, or fewer if open files are scarce.
+    Raises the soft limit of open files as far as they need. Call it when all other files are open, since it counts them.
 
     Raises:
-        SpecError: the hard limit of open files is too low.
+        SpecError: the hard limit of open files leaves none.
     """
     used = len(os.listdir(_DESCRIPTORS)) + _SPARE_FILES
-    wanted, least = asked or DEFAULT_MAX_CONNECTIONS, asked or 1
     (soft, hard), infinite = resource.getrlimit(resource.RLIMIT_NOFILE), resource.RLIM_INFINITY
-    if soft != infinite and soft < used + wanted:
-        soft = used + wanted if hard == infinite else min(used + wanted, hard)
+    wanted = used + MAX_CONNECTIONS
+    if soft != infinite and soft < wanted:
+        soft = wanted if hard == infinite else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    found = wanted if soft == infinite else min(wanted, soft - used)
-    if found < least:
+    found = MAX_CONNECTIONS if soft == infinite else min(MAX_CONNECTIONS, soft - used)
+    if found < 1:
         raise SpecError(
-            f"{least} connections",
-            f"need {used + least} open files, and this process may open {soft}",
-            "raise the hard limit (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=), or ask for fewer",
+            "connections",
+            f"need {used + 1} open files or more, and this process may open {soft}",
+            "raise the hard limit (`ulimit -Hn`, LimitNOFILE=, --ulimit nofile=)",
         )
     return found

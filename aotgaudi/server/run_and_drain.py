@@ -32,7 +32,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from aotgaudi.errors import SpecError
-from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS, DEFAULT_STOP_TIMES, StopTimes
+from aotgaudi.server.options import DEFAULT_STOP_TIMES, MAX_CONNECTIONS, StopTimes
 
 if TYPE_CHECKING:
     import ssl
@@ -71,7 +71,7 @@ class HttpServer(uvicorn.Server):  # type: ignore[misc,unused-ignore]
         *,
         on_listening: OnListening,
         stop_times: StopTimes = DEFAULT_STOP_TIMES,
-        max_connections: int = DEFAULT_MAX_CONNECTIONS,
+        max_connections: int = MAX_CONNECTIONS,
         housekeeping: Callable[[], object] = lambda: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:

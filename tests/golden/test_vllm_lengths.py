@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import SpecError
-from aotgaudi.from_vllm.model_len import served_length
+from aotgaudi.from_vllm.model import served_length
 from tests.golden.vllm_lengths import CASES, LENGTHS
 
 TABLES = sorted((Path(__file__).parent / "data" / "vllm-lengths").glob("*.json"))

@@ -20,9 +20,8 @@ from aotgaudi.commands.flags import (
     SHORT_FLAGS,
 )
 from aotgaudi.commands.starts import find_vllm
-from aotgaudi.commands.values import parse_tokens
 from aotgaudi.commands.variables import VariableRules
-from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text
+from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text, parse_tokens
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.gaudi.live_graphs import DEFAULT_MAX_LOGPROBS
 from aotgaudi.wrap.adapters.base import (

@@ -17,8 +17,8 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bucketing.bucket_file import DYNAMIC_SHAPES_VARIABLE, FILE_VARIABLE, cut_bucket_file
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.commands.flags import CONDITIONS, NEUTRAL_FLAGS, NEUTRAL_VARIABLES
-from aotgaudi.commands.values import FALSE_WORDS, parse_tokens
 from aotgaudi.commands.variables import Hashed, VariableRules, is_secret
+from aotgaudi.commands.words import FALSE_WORDS, parse_tokens
 from aotgaudi.errors import CompileError, SpecError, shown, store_error
 from aotgaudi.gaudi.environment import (
     CACHE_VARIABLE,

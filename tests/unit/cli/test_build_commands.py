@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.cli.build_cache import build_time_line
+from aotgaudi.cli.build import build_time_line
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.phases import Phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.cli.build_options import find_entries
+from aotgaudi.cli.manifests import find_entries
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError
 from aotgaudi.manifest.manifest import Manifest

@@ -1,8 +1,7 @@
-"""``aotgaudi report``: which files it takes, what it writes and prints, and what it says where something is missing."""
+"""``aotgaudi report`` of stores, bundles and closed folders; more is in tests/transcripts/report.txt."""
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from aotgaudi.store.store import Store
 from tests.command import Command
 from tests.environment import ROOT
+from tests.specs import spec_toml
 from tests.unit.bundle.conftest import SealedCapture, captured
 from tests.unit.compile.conftest import store
 from tests.unit.report.reports import sealed_bundle
@@ -22,55 +22,11 @@ run = Command("report")
 
 __all__ = ["SealedCapture", "captured", "store"]
 
-SPEC = ROOT / "manifests" / "tiny-llama.cpu.toml"
-MANIFEST = ROOT / "manifests" / "tiny-llama.cpu.manifest.json"
-
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AOTGAUDI_STORE", str(tmp_path / "no store"))
-
-
-@pytest.mark.parametrize("path", [SPEC, MANIFEST], ids=["spec", "manifest"])
-def test_a_page_is_written_and_said_in_a_line(path: Path, tmp_path: Path) -> None:
-    result = run(path)
-
-    assert (result.exit_code, result.output.count("\n")) == (0, 1), result.output
-    assert result.output.startswith("report.html: ")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_json_writes_nothing(tmp_path: Path) -> None:
-    document = run.document(SPEC)
-    assert document["schema"] == "aotgaudi.report/1"
-    assert document["subject"]["kind"] == "spec"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_spec_and_manifest_say_the_same() -> None:
-    ours, theirs = (run.document(path) for path in (SPEC, MANIFEST))
-
-    assert ours.pop("subject")["manifest_id"] == theirs.pop("subject")["manifest_id"]
-    assert ours == theirs
-
-
-def test_page_and_json_at_once(tmp_path: Path) -> None:
-    result = run(SPEC, "--json", "-o", "x.html")
-
-    assert json.loads(result.stdout)["num_entries"] > 0
-    assert result.stderr.startswith("x.html: ")
-    assert (tmp_path / "x.html").exists()
-
-
-def test_a_file_that_is_not_there_is_named_before_anything_else(tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
-
-    result = run("nothing.toml", "--store", tmp_path / "report.html")
-
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.startswith("error: nothing.toml: there is no such file")
 
 
 @pytest.fixture
@@ -136,3 +92,40 @@ def test_a_capture_is_refused_by_name(captured: SealedCapture) -> None:
 
     assert result.exit_code == 2
     assert "holds the caches of another server, no programs" in result.stderr
+
+
+CONFIG = """config = { model_type = "llama", max_position_embeddings = 512, hidden_size = 64, intermediate_size = 128, \
+num_hidden_layers = 2, num_attention_heads = 4, num_key_value_heads = 2, vocab_size = 256 }"""
+CSV = "time,prompt_tokens,generated_tokens\n0,17,3\n0.5,90,9\n2,300,9\n"
+
+
+@pytest.fixture
+def traced() -> None:
+    """A spec, x.toml, and a trace, x.csv."""
+    text = spec_toml()
+    line = next(line for line in text.splitlines() if line.startswith("config = "))
+    Path("x.toml").write_text(text.replace(line, CONFIG))
+    Path("x.csv").write_text(CSV)
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_trace_is_replayed() -> None:
+    found = run.document("x.toml", "--trace", "x.csv")["trace"]
+
+    assert (found["path"], found["num_requests"], found["num_refused"]) == ("x.csv", 2, 1)
+    assert found["factor"] > 1
+    assert found["basis"].startswith("assumed")
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_manifest_with_a_hole_is_reported_without_the_trace_that_meets_it() -> None:
+    rest = '[bucketing]\ncoverage = "upstream"\nstrategy = "linear"\n[bucketing.decode]\nnum_blocks = { max = 2 }\n'
+    Path("y.toml").write_text(Path("x.toml").read_text() + rest)
+
+    found = run.document("y.toml", "--trace", "x.csv")
+
+    assert found["num_holes"] > 0
+    assert found["trace"] is None
+    assert any(
+        note.startswith("the trace was not replayed: a step of it, (decode") for note in found["notes"]
+    )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.commands.values import is_true, parse_fraction, parse_integer, parse_tokens
+from aotgaudi.commands.words import is_true, parse_fraction, parse_integer, parse_tokens
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.limits import LARGEST_LIMIT
 

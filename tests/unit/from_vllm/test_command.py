@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.commands.flags import FLAGS
-from aotgaudi.commands.values import Remark
+from aotgaudi.commands.words import Remark
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.command import VllmCommand
 
@@ -57,34 +57,6 @@ def test_forms_of_a_servers_command(text: str) -> None:
     assert VllmCommand.parse(text).model == "org/model"
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["--max-num-seqs 8", "--max-num-seqs=8", "--max_num_seqs 8", "--max_num_seqs=8", "--max-num-seqs \\\n 8"],
-)
-def test_forms_of_a_flag(words: str) -> None:
-    assert parse(words).values == {"max-num-seqs": "8"}
-
-
-@pytest.mark.parametrize("off", ["--no-enable-prefix-caching", "--no_enable_prefix_caching"])
-def test_a_switch_and_its_negation(off: str) -> None:
-    assert parse("--enable-prefix-caching").switches == {"enable-prefix-caching": True}
-    assert parse(off).switches == {"enable-prefix-caching": False}
-
-
-def test_an_abbreviation_is_noted() -> None:
-    command = parse("--gpu-memory-util 0.8")
-
-    assert command.values == {"gpu-memory-utilization": "0.8"}
-    assert command.notes == ("--gpu-memory-util is read as --gpu-memory-utilization",)
-
-
-def test_the_last_of_several_counts() -> None:
-    command = parse("--max-num-seqs 8 --max-num-seqs 16 --enforce-eager --no-enforce-eager")
-
-    assert command.values["max-num-seqs"] == "16"
-    assert command.switches["enforce-eager"] is False
-
-
 @pytest.mark.parametrize("words", ["--max-num 3", "--max-num=3", "--no-enable-p"])
 def test_an_ambiguous_beginning_is_refused_with_the_flags_that_it_begins(words: str) -> None:
     error = mistake_in(f"vllm serve m {words}")
@@ -96,23 +68,17 @@ def test_an_ambiguous_beginning_is_refused_with_the_flags_that_it_begins(words: 
     assert error.remedy.startswith("--max-num-seqs, " if "max" in words else "--no-enable-prefix-caching, ")
 
 
-def test_a_list_takes_all_words_up_to_the_next_flag() -> None:
-    command = parse("--served-model-name a b c --api-key k1 k2 --max-num-seqs 8")
+def test_the_first_of_several_names_and_a_whole_table_are_taken() -> None:
+    command = parse(
+        "--served-model-name a b --api-key k1 k2 --limit_mm_per_prompt.image.count 0 --max-num-seqs 8"
+    )
 
-    assert command.values == {"served-model-name": "a", "max-num-seqs": "8"}
+    assert command.values == {
+        "served-model-name": "a",
+        "max-num-seqs": "8",
+        "limit-mm-per-prompt": '{"image": {"count": 0}}',
+    }
     assert [remark.name for remark in command.harmless] == ["--api-key"]
-
-
-def test_keys_of_a_table_one_by_one() -> None:
-    command = parse("--speculative-config.method ngram --speculative-config.num_speculative_tokens=3")
-
-    assert command.values == {"speculative-config": '{"method": "ngram", "num_speculative_tokens": 3}'}
-
-
-def test_keys_of_a_table_in_a_table_and_of_one_that_is_given_whole() -> None:
-    command = parse("--limit-mm-per-prompt.image.count 0 --limit_mm_per_prompt '{\"video\": 2}'")
-
-    assert command.values == {"limit-mm-per-prompt": '{"video": 2, "image": {"count": 0}}'}
 
 
 def test_assignments_before_the_command_are_kept() -> None:
@@ -134,11 +100,6 @@ def test_assignments_before_the_command_are_kept() -> None:
 )
 def test_values_that_ask_for_nothing_pass(words: str) -> None:
     assert parse(words).values == {}
-
-
-@pytest.mark.parametrize("words", ["-tp 8", "-tp=8", "--tensor-parallel-size 8", "--tensor_parallel_size=8"])
-def test_short_flags_are_their_long_ones(words: str) -> None:
-    assert parse(words).values == {"tensor-parallel-size": "8"}
 
 
 @pytest.mark.parametrize(

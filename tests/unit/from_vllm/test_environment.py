@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import get_args
+from operator import attrgetter
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -63,34 +64,193 @@ def test_an_unknown_version_names_the_known_ones() -> None:
         parse("v9")
 
 
-@pytest.mark.parametrize("version", [name for name in VERSIONS if name not in (AD55828, GAUDI_1_21)][:-1])
-def test_the_default_is_exponential_from_8211e0b_on(version: str) -> None:
-    assert parse(version).strategy == "exponential"
+V0_11_2, V0_13, V0_14_1, V0_16 = (f"vllm-gaudi@v0.{minor}" for minor in ("11.2", "13.0", "14.1", "16.0"))
+OLD = [AD55828, GAUDI_1_21, "vllm-hpu-extension@2b4ba56"]
+SLICES = {"PT_HPU_SDPA_QKV_SLICE_MODE_FWD": "true"}
+LIN, PAD = {"VLLM_BUCKETING_STRATEGY": "lin"}, {"VLLM_BUCKETING_STRATEGY": "pad"}
+FLAG = "VLLM_EXPONENTIAL_BUCKETING"
+FILE = {"VLLM_BUCKETING_FROM_FILE": "b.txt"}
+UNIFY = {"VLLM_UNIFIED_ATTN": "true"}
+CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "1"}
+QUERY_ONE = {"VLLM_PROMPT_QUERY_BUCKET_MIN": "1"}
+CONTEXT_NINE = {"VLLM_PROMPT_CTX_BUCKET_MAX": "9"}
+PREFILL_FOUR = {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}
+
+Row = tuple[str, "bool | None", dict[str, str], str, Any]
+"""A version, the command's prefix caching, an environment, and an attribute with its value."""
+
+FOUND: list[Row] = [
+    # The default is exponential from 8211e0b on, and linear before.
+    *((version, None, {}, "strategy", "linear" if version in OLD else "exponential") for version in VERSIONS),
+    *((version, None, {FLAG: "true"}, "strategy", "exponential") for version in OLD),
+    (AD55828, None, {FLAG: "1"}, "strategy", "exponential"),
+    (GAUDI_1_21, None, {FLAG: "1"}, "strategy", "linear"),  # Only the word true counts.
+    # A strategy by name; the older flag comes before it, a bucket file before both.
+    *((version, None, {"VLLM_BUCKETING_STRATEGY": "exp"}, "strategy", "exponential") for version in NAMED),
+    *((version, None, LIN, "strategy", "linear") for version in NAMED),
+    *((version, None, PAD, "strategy", "padding_aware") for version in NAMED),
+    (NEWEST, None, {**PAD, FLAG: "true"}, "strategy", "exponential"),
+    (NEWEST, None, {**PAD, FLAG: "0"}, "strategy", "linear"),
+    (NEWEST, None, {**PAD, FLAG: ""}, "strategy", "linear"),
+    (NEWEST, None, {**FILE, FLAG: "true"}, "strategy", "file"),
+    (NEWEST, None, {**FILE, FLAG: "true"}, "file", "b.txt"),
+    (NEWEST, None, {"VLLM_BUCKETING_FROM_FILE": ""}, "strategy", "exponential"),
+    *((version, None, FILE, "file", None) for version in (V0_10_1, GAUDI_1_22, AD55828)),
+    # Unified attention turns contiguous PA and merged prefill on, unless they are set.
+    *((version, None, {**UNIFY, **FILE}, "strategy", "unified") for version in UNIFIED),
+    *((version, None, UNIFY, "contiguous_pa", True) for version in UNIFIED),
+    *((version, None, UNIFY, "merged_prefill", True) for version in UNIFIED),
+    *((version, None, UNIFY, "prefix_caching", True) for version in UNIFIED),
+    *((version, None, UNIFY, "unified", version in UNIFIED) for version in VERSIONS),
+    (V0_17_1, None, {**UNIFY, "VLLM_CONTIGUOUS_PA": "false"}, "contiguous_pa", False),
+    (V0_17_1, None, {**UNIFY, "VLLM_MERGED_PREFILL": "no"}, "merged_prefill", False),
+    # Unset, contiguous PA is off whatever the command says; it turns prefix caching off.
+    *((NEWEST, caching, {}, "contiguous_pa", False) for caching in (None, True, False)),
+    *((NEWEST, caching, {}, "prefix_caching", caching is not False) for caching in (None, True, False)),
+    (NEWEST, True, CONTIGUOUS, "contiguous_pa", True),
+    (NEWEST, True, CONTIGUOUS, "prefix_caching", False),
+    (NEWEST, None, {"VLLM_PREFIX_CACHING": "false"}, "contiguous_pa", True),
+    (NEWEST, None, {"VLLM_PREFIX_CACHING": "false", "VLLM_CONTIGUOUS_PA": "false"}, "contiguous_pa", False),
+    # In the extension it is on without prefix caching, and both may be on.
+    *((GAUDI_1_22, caching, {}, "contiguous_pa", not caching) for caching in (None, True, False)),
+    *((GAUDI_1_22, caching, {}, "prefix_caching", bool(caching)) for caching in (None, True, False)),
+    (GAUDI_1_22, True, {"VLLM_CONTIGUOUS_PA": "true"}, "contiguous_pa", True),
+    (GAUDI_1_22, True, {"VLLM_CONTIGUOUS_PA": "true"}, "prefix_caching", True),
+    (V0_10_1, None, {}, "contiguous_pa", False),
+    (V0_10_1, None, {}, "prefix_caching", True),
+    (GAUDI_1_21, True, {}, "contiguous_pa", True),
+    (GAUDI_1_21, None, CONTIGUOUS, "contiguous_pa", False),
+    # The batch bucket is the prefill batch from v0.11.2 on, unless merged prefill sets it.
+    *((version, None, PREFILL_FOUR, "max_num_prefill_seqs", 4) for version in PLUGINS[:-1]),
+    *((version, None, PREFILL_FOUR, "max_num_prefill_seqs", None) for version in (V0_10_1, GAUDI_1_22)),
+    (NEWEST, None, {"VLLM_MERGED_PREFILL": "on", **LIN, **PREFILL_FOUR}, "max_num_prefill_seqs", None),
+    # The exponential strategy: a query of one counts from v0.13 on, the greatest context from v0.16 on.
+    (V0_13, None, QUERY_ONE, "prompt.query_len.min", 1),
+    *((version, None, QUERY_ONE, "prompt.query_len.min", None) for version in (V0_11_2, V0_10_1, GAUDI_1_22)),
+    (NEWEST, None, {"VLLM_PROMPT_QUERY_BUCKET_MIN": "128"}, "prompt.query_len", AxisBounds()),
+    (NEWEST, None, {"VLLM_PROMPT_SEQ_BUCKET_MIN": "1"}, "prompt.query_len", AxisBounds()),
+    (NEWEST, None, {**FILE, **QUERY_ONE}, "prompt.query_len", AxisBounds()),
+    (V0_16, None, CONTEXT_NINE, "prompt.num_ctx_blocks.max", 9),
+    (V0_14_1, None, CONTEXT_NINE, "prompt.num_ctx_blocks.max", None),
+    # Attention in slices.
+    (NEWEST, None, SLICES, "sliding", SlidingSpec(threshold=8192, slice_len=1024)),
+    (
+        NEWEST,
+        None,
+        {**SLICES, "PT_HPU_SDPA_BC_FACTOR": "2048", "VLLM_FUSEDSDPA_SLIDE_THLD": "4096"},
+        "sliding",
+        SlidingSpec(threshold=4096, slice_len=2048),
+    ),
+    (NEWEST, None, {"PT_HPU_SDPA_BC_FACTOR": "2048"}, "sliding", None),
+    (V0_10_1, None, SLICES, "sliding", None),
+    (GAUDI_1_22, None, {"VLLM_GRAPH_PROMPT_RATIO": "0.3"}, "ignored", ()),
+]
 
 
-@pytest.mark.parametrize("version", [AD55828, GAUDI_1_21, "vllm-hpu-extension@2b4ba56"])
-def test_the_older_extensions_are_linear_unless_asked(version: str) -> None:
-    assert parse(version).strategy == "linear"
-    assert parse(version, VLLM_EXPONENTIAL_BUCKETING="true").strategy == "exponential"
+def test_what_a_version_makes_of_an_environment() -> None:
+    wrong = []
+    for version, caching, environment, name, expected in FOUND:
+        found = attrgetter(name)(parse(version, caching=caching, **environment))
+        if found != expected:
+            wrong.append((version, caching, environment, name, found))
+
+    assert wrong == []
 
 
-def test_only_the_word_true_counts_in_gaudi_1_21() -> None:
-    assert parse(AD55828, VLLM_EXPONENTIAL_BUCKETING="1").strategy == "exponential"
+IGNORED: list[tuple[str, dict[str, str], str, str]] = [
+    (NEWEST, {**PAD, FLAG: "0"}, "VLLM_BUCKETING_STRATEGY", f"{FLAG} is set"),
+    *(
+        (
+            version,
+            {"VLLM_BUCKETING_STRATEGY": "linear_bucketing"},
+            "VLLM_BUCKETING_STRATEGY",
+            f"{version} chooses by {FLAG}",
+        )
+        for version in (V0_19_1, V0_17_1, V0_11_2)
+    ),
+    *(
+        (version, FILE, "VLLM_BUCKETING_FROM_FILE", f"{version} reads no bucket file")
+        for version in (V0_10_1, AD55828)
+    ),
+    *(
+        (version, {**UNIFY, **FILE}, "VLLM_BUCKETING_FROM_FILE", "unified attention has its")
+        for version in UNIFIED
+    ),
+    *(
+        (version, UNIFY, "VLLM_UNIFIED_ATTN", f"{version} has no unified attention")
+        for version in VERSIONS
+        if version not in UNIFIED
+    ),
+    (V0_10_1, PREFILL_FOUR, "VLLM_PROMPT_BS_BUCKET_MAX", "the exponential strategy does not read it"),
+    (
+        NEWEST,
+        {"VLLM_MERGED_PREFILL": "on", **LIN, **PREFILL_FOUR},
+        "VLLM_PROMPT_BS_BUCKET_MAX",
+        "merged prefill sets it",
+    ),
+    (
+        NEWEST,
+        {"VLLM_PROMPT_QUERY_BUCKET_MIN": "128"},
+        "VLLM_PROMPT_QUERY_BUCKET_MIN",
+        "of the exponential strategy only",
+    ),
+    (
+        NEWEST,
+        {"VLLM_PROMPT_SEQ_BUCKET_MIN": "1"},
+        "VLLM_PROMPT_SEQ_BUCKET_MIN",
+        "the exponential strategy reads VLLM_PROMPT_QUERY",
+    ),
+    (
+        GAUDI_1_22,
+        {"VLLM_DECODE_BS_BUCKET_LIMIT": "7"},
+        "VLLM_DECODE_BS_BUCKET_LIMIT",
+        f"{GAUDI_1_22} no longer reads limits",
+    ),
+    (
+        NEWEST,
+        {"PT_HPU_SDPA_BC_FACTOR": "2048"},
+        "PT_HPU_SDPA_BC_FACTOR",
+        "PT_HPU_SDPA_QKV_SLICE_MODE_FWD is not on",
+    ),
+    (V0_10_1, SLICES, "PT_HPU_SDPA_QKV_SLICE_MODE_FWD", f"the buckets of {V0_10_1} do not depend on it"),
+    (
+        NEWEST,
+        {"VLLM_DECODE_QUERY_BUCKET_MIN": "4"},
+        "VLLM_DECODE_QUERY_BUCKET_MIN",
+        "the decode phase has no such dimension",
+    ),
+    (
+        NEWEST,
+        {"VLLM_GRAPH_PROMPT_RATIO": "0.3"},
+        "VLLM_GRAPH_PROMPT_RATIO",
+        "only vllm-fork's V0 engine reads it",
+    ),
+]
 
-    found = parse(GAUDI_1_21, VLLM_EXPONENTIAL_BUCKETING="1")
 
-    assert found.strategy == "linear"
-    assert found.notes == (
-        "VLLM_EXPONENTIAL_BUCKETING is '1', which upstream reads as false (true is: true)",
+def test_why_a_variable_is_ignored() -> None:
+    wrong = []
+    for version, environment, name, why in IGNORED:
+        found = reason(parse(version, **environment), name)
+        if not found.startswith(why):
+            wrong.append((version, environment, name, found))
+
+    assert wrong == []
+
+
+def test_a_bucket_file_leaves_nothing_else_to_be_read() -> None:
+    found = parse(**FILE, **QUERY_ONE, VLLM_EXPONENTIAL_BUCKETING="true")
+
+    assert [one.name for one in found.ignored] == [FLAG, "VLLM_PROMPT_QUERY_BUCKET_MIN"]
+
+
+def test_a_slip_of_a_boolean_is_false_and_noted() -> None:
+    assert parse(GAUDI_1_21, VLLM_EXPONENTIAL_BUCKETING="1").notes == (
+        f"{FLAG} is '1', which upstream reads as false (true is: true)",
     )
-
-
-@pytest.mark.parametrize("version", NAMED)
-@pytest.mark.parametrize(
-    ("name", "strategy"), [("exp", "exponential"), ("lin", "linear"), ("pad", "padding_aware")]
-)
-def test_a_strategy_by_name(version: str, name: str, strategy: str) -> None:
-    assert parse(version, VLLM_BUCKETING_STRATEGY=name).strategy == strategy
+    found = parse(VLLM_CONTIGUOUS_PA="ture")
+    assert not found.contiguous_pa
+    assert found.notes[0].startswith("VLLM_CONTIGUOUS_PA is 'ture', which upstream reads as false")
 
 
 @pytest.mark.parametrize("name", ["exponential", "EXP", "", "pad ", "exponential_bucketing"])
@@ -100,144 +260,15 @@ def test_another_name_is_refused_as_the_plugin_refuses_it(name: str, beside: str
         parse(VLLM_BUCKETING_STRATEGY=name, **{beside: "1"})
 
 
-@pytest.mark.parametrize("version", [V0_19_1, V0_17_1, "vllm-gaudi@v0.11.2"])
-def test_before_v0_21_other_names_exist_and_are_ignored(version: str) -> None:
-    found = parse(version, VLLM_BUCKETING_STRATEGY="linear_bucketing")
-
-    assert found.strategy == "exponential"
-    assert (
-        reason(found, "VLLM_BUCKETING_STRATEGY") == f"{version} chooses by VLLM_EXPONENTIAL_BUCKETING alone"
-    )
+@pytest.mark.parametrize("version", [V0_19_1, V0_17_1, V0_11_2])
+def test_before_v0_21_the_plugin_does_not_start_with_a_newer_name(version: str) -> None:
     with pytest.raises(SpecError, match="is 'lin': the plugin does not start"):
         parse(version, VLLM_BUCKETING_STRATEGY="lin")
-
-
-@pytest.mark.parametrize(("flag", "strategy"), [("true", "exponential"), ("0", "linear"), ("", "linear")])
-def test_the_older_flag_comes_before_the_name(flag: str, strategy: str) -> None:
-    found = parse(VLLM_BUCKETING_STRATEGY="pad", VLLM_EXPONENTIAL_BUCKETING=flag)
-
-    assert found.strategy == strategy
-    assert "VLLM_EXPONENTIAL_BUCKETING is set" in reason(found, "VLLM_BUCKETING_STRATEGY")
-
-
-def test_a_bucket_file_comes_before_both() -> None:
-    found = parse(
-        VLLM_BUCKETING_FROM_FILE="b.txt", VLLM_EXPONENTIAL_BUCKETING="true", VLLM_PROMPT_QUERY_BUCKET_MIN="1"
-    )
-
-    assert (found.strategy, found.file) == ("file", "b.txt")
-    assert found.prompt.query_len == AxisBounds()
-    assert {one.name for one in found.ignored} == {
-        "VLLM_EXPONENTIAL_BUCKETING",
-        "VLLM_PROMPT_QUERY_BUCKET_MIN",
-    }
-
-
-def test_an_empty_path_is_no_file() -> None:
-    assert parse(VLLM_BUCKETING_FROM_FILE="").strategy == "exponential"
-
-
-@pytest.mark.parametrize("version", [V0_10_1, GAUDI_1_22, AD55828])
-def test_versions_without_bucket_files_ignore_one(version: str) -> None:
-    found = parse(version, VLLM_BUCKETING_FROM_FILE="b.txt")
-
-    assert found.strategy != "file"
-    assert "reads no bucket file" in reason(found, "VLLM_BUCKETING_FROM_FILE")
-
-
-@pytest.mark.parametrize("version", UNIFIED)
-def test_unified_attention_turns_contiguous_pa_and_merged_prefill_on(version: str) -> None:
-    found = parse(version, VLLM_UNIFIED_ATTN="true", VLLM_BUCKETING_FROM_FILE="b.txt")
-
-    assert found.unified
-    assert (found.strategy, found.contiguous_pa, found.merged_prefill) == ("unified", True, True)
-    assert found.prefix_caching
-    assert reason(found, "VLLM_BUCKETING_FROM_FILE") == "unified attention has its own strategy"
-
-
-def test_unified_attention_yields_to_what_is_set() -> None:
-    found = parse(V0_17_1, VLLM_UNIFIED_ATTN="1", VLLM_CONTIGUOUS_PA="false", VLLM_MERGED_PREFILL="no")
-
-    assert (found.unified, found.contiguous_pa, found.merged_prefill) == (True, False, False)
-
-
-@pytest.mark.parametrize("version", [name for name in VERSIONS if name not in UNIFIED])
-def test_other_versions_have_no_unified_attention(version: str) -> None:
-    found = parse(version, VLLM_UNIFIED_ATTN="true")
-
-    assert not found.unified
-    assert "no unified attention" in reason(found, "VLLM_UNIFIED_ATTN")
-
-
-@pytest.mark.parametrize("caching", [None, True, False])
-def test_unset_contiguous_pa_is_off_whatever_the_command_says(caching: bool | None) -> None:
-    found = parse(caching=caching)
-
-    assert not found.contiguous_pa
-    assert found.prefix_caching is (caching is not False)
-
-
-def test_contiguous_pa_turns_prefix_caching_off() -> None:
-    found = parse(VLLM_CONTIGUOUS_PA="1", caching=True)
-
-    assert (found.contiguous_pa, found.prefix_caching) == (True, False)
-
-
-def test_the_undocumented_override_of_prefix_caching_decides_contiguous_pa() -> None:
-    assert parse(VLLM_PREFIX_CACHING="false").contiguous_pa
-    assert not parse(VLLM_PREFIX_CACHING="false", VLLM_CONTIGUOUS_PA="false").contiguous_pa
-
-
-@pytest.mark.parametrize(("caching", "contiguous"), [(True, False), (False, True), (None, True)])
-def test_in_the_extension_contiguous_pa_is_on_without_prefix_caching(
-    caching: bool | None, contiguous: bool
-) -> None:
-    found = parse(GAUDI_1_22, caching=caching)
-
-    assert (found.contiguous_pa, found.prefix_caching) == (contiguous, bool(caching))
-
-
-def test_in_the_extension_both_may_be_on() -> None:
-    found = parse(GAUDI_1_22, caching=True, VLLM_CONTIGUOUS_PA="true")
-
-    assert (found.contiguous_pa, found.prefix_caching) == (True, True)
-
-
-def test_v0_10_1_has_prefix_caching_by_default() -> None:
-    assert (parse(V0_10_1).contiguous_pa, parse(V0_10_1).prefix_caching) == (False, True)
-
-
-def test_gaudi_1_21_has_contiguous_pa_by_default() -> None:
-    assert parse(GAUDI_1_21, caching=True).contiguous_pa
-    assert not parse(GAUDI_1_21, VLLM_CONTIGUOUS_PA="1").contiguous_pa
-
-
-@pytest.mark.parametrize("version", PLUGINS[:-1])
-def test_the_batch_bucket_is_the_prefill_batch_from_v0_11_2_on(version: str) -> None:
-    found = parse(version, VLLM_PROMPT_BS_BUCKET_MAX="4")
-
-    assert found.max_num_prefill_seqs == 4
-    assert "VLLM_PROMPT_BS_BUCKET_MAX" not in {one.name for one in found.ignored}
-
-
-@pytest.mark.parametrize("version", [V0_10_1, GAUDI_1_22])
-def test_before_it_is_not(version: str) -> None:
-    found = parse(version, VLLM_PROMPT_BS_BUCKET_MAX="4")
-
-    assert found.max_num_prefill_seqs is None
-    assert reason(found, "VLLM_PROMPT_BS_BUCKET_MAX") == "the exponential strategy does not read it"
 
 
 def test_a_prefill_batch_of_none_is_refused() -> None:
     with pytest.raises(SpecError, match="VLLM_PROMPT_BS_BUCKET_MAX: is 0"):
         parse(VLLM_PROMPT_BS_BUCKET_MAX="0")
-
-
-def test_merged_prefill_sets_the_prefill_batch_itself() -> None:
-    found = parse(VLLM_MERGED_PREFILL="on", VLLM_BUCKETING_STRATEGY="lin", VLLM_PROMPT_BS_BUCKET_MAX="4")
-
-    assert (found.merged_prefill, found.max_num_prefill_seqs) == (True, None)
-    assert reason(found, "VLLM_PROMPT_BS_BUCKET_MAX") == "merged prefill sets it"
 
 
 def test_exponential_heeds_two_bounds_and_ignores_the_rest() -> None:
@@ -251,27 +282,6 @@ def test_exponential_heeds_two_bounds_and_ignores_the_rest() -> None:
     assert {one.name for one in found.ignored} == set(BOUNDS) - heeded
 
 
-def test_exponential_heeds_no_query_other_than_one_and_no_alias() -> None:
-    found = parse(VLLM_PROMPT_QUERY_BUCKET_MIN="128", VLLM_PROMPT_SEQ_BUCKET_MIN="1")
-
-    assert found.prompt.query_len == AxisBounds()
-    assert (
-        reason(found, "VLLM_PROMPT_QUERY_BUCKET_MIN") == "of the exponential strategy only the value 1 counts"
-    )
-    assert reason(found, "VLLM_PROMPT_SEQ_BUCKET_MIN").endswith("reads VLLM_PROMPT_QUERY_BUCKET_MIN only")
-
-
-@pytest.mark.parametrize("version", ["vllm-gaudi@v0.11.2", V0_10_1, GAUDI_1_22])
-def test_a_query_of_one_counts_from_v0_13_on(version: str) -> None:
-    assert parse("vllm-gaudi@v0.13.0", VLLM_PROMPT_QUERY_BUCKET_MIN="1").prompt.query_len.min == 1
-    assert parse(version, VLLM_PROMPT_QUERY_BUCKET_MIN="1").prompt.query_len.min is None
-
-
-def test_the_greatest_context_counts_from_v0_16_on() -> None:
-    assert parse("vllm-gaudi@v0.16.0", VLLM_PROMPT_CTX_BUCKET_MAX="9").prompt.num_ctx_blocks.max == 9
-    assert parse("vllm-gaudi@v0.14.1", VLLM_PROMPT_CTX_BUCKET_MAX="9").prompt.num_ctx_blocks.max is None
-
-
 def test_limits_count_in_the_exponential_strategy_up_to_ad55828() -> None:
     values = {f"VLLM_{axis}_BUCKET_LIMIT": "7" for axis in AXES}
     found = parse(AD55828, VLLM_EXPONENTIAL_BUCKETING="true", **values)
@@ -282,7 +292,6 @@ def test_limits_count_in_the_exponential_strategy_up_to_ad55828() -> None:
         "VLLM_PROMPT_QUERY_BUCKET_LIMIT",
         "VLLM_PROMPT_CTX_BUCKET_LIMIT",
     }
-    assert "no longer reads limits" in reason(parse(GAUDI_1_22, **values), "VLLM_DECODE_BS_BUCKET_LIMIT")
 
 
 def test_linear_reads_three_parameters_of_all_axes() -> None:
@@ -338,47 +347,6 @@ def test_merged_prefill_keeps_the_least_query_and_the_step() -> None:
     assert found.prompt.batch_size == AxisBounds()
     assert found.prompt.query_len == AxisBounds(min=8, step=8)
     assert found.prompt.num_ctx_blocks == AxisBounds(min=8, step=8, max=8)
-
-
-def test_sliced_attention() -> None:
-    switch = {"PT_HPU_SDPA_QKV_SLICE_MODE_FWD": "true"}
-
-    assert parse(**switch).sliding == SlidingSpec(threshold=8192, slice_len=1024)
-    found = parse(**switch, PT_HPU_SDPA_BC_FACTOR="2048", VLLM_FUSEDSDPA_SLIDE_THLD="4096")
-    assert found.sliding == SlidingSpec(threshold=4096, slice_len=2048)
-
-
-def test_sliced_attention_is_ignored_where_it_is_off_or_unknown() -> None:
-    off = parse(PT_HPU_SDPA_BC_FACTOR="2048")
-    unknown = parse(V0_10_1, PT_HPU_SDPA_QKV_SLICE_MODE_FWD="true")
-
-    assert (off.sliding, unknown.sliding) == (None, None)
-    assert reason(off, "PT_HPU_SDPA_BC_FACTOR") == "PT_HPU_SDPA_QKV_SLICE_MODE_FWD is not on"
-    assert "do not depend on it" in reason(unknown, "PT_HPU_SDPA_QKV_SLICE_MODE_FWD")
-
-
-def test_a_dimension_that_a_phase_has_not_is_ignored() -> None:
-    found = parse(VLLM_DECODE_QUERY_BUCKET_MIN="4")
-
-    assert reason(found, "VLLM_DECODE_QUERY_BUCKET_MIN") == "the decode phase has no such dimension"
-
-
-def test_documented_variables_that_nothing_reads_are_ignored() -> None:
-    found = parse(VLLM_HPU_LOG_STEP_GRAPH_COMPILATION="1", VLLM_GRAPH_PROMPT_RATIO="0.3")
-
-    assert [one.name for one in found.ignored] == [
-        "VLLM_GRAPH_PROMPT_RATIO",
-        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
-    ]
-    assert found.ignored[1].value == "1"
-    assert parse(GAUDI_1_22, VLLM_GRAPH_PROMPT_RATIO="0.3").ignored == ()
-
-
-def test_a_slip_of_a_boolean_is_false_and_noted() -> None:
-    found = parse(VLLM_CONTIGUOUS_PA="ture")
-
-    assert not found.contiguous_pa
-    assert found.notes[0].startswith("VLLM_CONTIGUOUS_PA is 'ture', which upstream reads as false")
 
 
 READ = [name for name in BOUNDS if not name.endswith("LIMIT")]

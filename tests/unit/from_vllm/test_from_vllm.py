@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, get_args
 
 import pytest
@@ -19,9 +20,7 @@ from aotgaudi.manifest.manifest import Manifest, dumps, loads
 from aotgaudi.manifest.memory import kv_cache_bytes
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, AxisBounds, SlidingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec, LoraSpec
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.quantization import QuantizationSpec
-from aotgaudi.spec.scheduler import SchedulerSpec
 
 NEWEST = "vllm-gaudi@091bbad"
 GAUDI_1_22 = "vllm-hpu-extension@8211e0b"
@@ -109,25 +108,205 @@ def test_what_the_command_says_is_taken() -> None:
     assert report.assumed == ()
 
 
-def test_a_batch_is_never_larger_than_its_tokens_by_default() -> None:
-    assert spec("--max-num-batched-tokens 128").limits.max_num_seqs == 128
-    assert spec("--max-num-seqs 4 --max-model-len 256").limits.max_num_batched_tokens == 1024
+FREE = {"pin": Pin(free_bytes=int(79.22 * 2**30))}
+UNPINNED = {"pin": Pin()}
+OF_1_22 = {"version": GAUDI_1_22}
+OF_0_10 = {"version": "vllm-gaudi@v0.10.1"}
+OF_0_17 = {"version": "vllm-gaudi@v0.17.1"}
+OF_0_20 = {"version": "vllm-gaudi@v0.20.0rc0"}
+PAD = {"VLLM_BUCKETING_STRATEGY": "pad"}
+CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "1"}
+HALF = {"config": {**LLAMA, "torch_dtype": "float16"}}
+SLIDING = {**LLAMA, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
+YARN = {
+    "config": {
+        **LLAMA,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
+    }
+}
+NO_LENGTH = {"config": {name: value for name, value in LLAMA.items() if "position" not in name}}
+LONG = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+
+SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
+    # A batch is never larger than its tokens; without chunked prefill a whole prompt fits a step.
+    ("limits", "--max-num-batched-tokens 128", {}, "max_num_seqs", 128),
+    ("limits", "--max-num-seqs 4 --max-model-len 256", {}, "max_num_batched_tokens", 1024),
+    ("limits", "--no-enable-chunked-prefill", {}, "max_num_batched_tokens", 8192),
+    ("limits", "", OF_1_22, "max_num_batched_tokens", 8192),
+    ("limits", "--enable-chunked-prefill", OF_1_22, "max_num_batched_tokens", 2048),
+    # Prompts of a step, by version.
+    ("limits", "", {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}, "max_num_prefill_seqs", 4),
+    ("limits", "--max-num-seqs 2", {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}, "max_num_prefill_seqs", 4),
+    ("limits", "--max-num-seqs 8", {"VLLM_MERGED_PREFILL": "1"}, "max_num_prefill_seqs", 8),
+    ("limits", "--max-num-seqs 8", OF_1_22, "max_num_prefill_seqs", 8),
+    ("limits", "--max-num-prefill-seqs 2", OF_1_22, "max_num_prefill_seqs", 2),
+    ("limits", "--max-num-prefill-seqs 2", {}, "max_num_prefill_seqs", 1),
+    ("limits", "", {**OF_0_10, "VLLM_PROMPT_BS_BUCKET_MAX": "1"}, "max_num_prefill_seqs", 1),
+    ("limits", "", {**OF_0_10, "VLLM_MERGED_PREFILL": "1"}, "max_num_prefill_seqs", 1),
+    # Blocks: pinned by the option, then by the command, then by free memory and upstream's formula.
+    ("limits", "--num-gpu-blocks-override 5000", {}, "num_blocks", 4096),
+    ("limits", "--num-gpu-blocks-override 5000", UNPINNED, "num_blocks", 5000),
+    ("limits", "--num-gpu-blocks-override 5000", {"pin": Pin(free_bytes=1)}, "num_blocks", 5000),
+    ("limits", "", FREE, "num_blocks", 4105),
+    ("limits", "--gpu-memory-utilization 0.5", FREE, "num_blocks", 2280),
+    ("limits", "", {**FREE, "VLLM_GRAPH_RESERVED_MEM": "0.4"}, "num_blocks", 2736),
+    ("limits", "--enforce-eager", {**FREE, "VLLM_GRAPH_RESERVED_MEM": "0.4"}, "num_blocks", 4562),
+    ("limits", "", {**FREE, **OF_1_22}, "num_blocks", 4106),
+    ("limits", "--kv-cache-dtype fp8_inc", FREE, "num_blocks", 8212),
+    ("limits", "-tp 8", FREE, "num_blocks", 32853),
+    ("limits", "-tp 16", FREE, "num_blocks", 32853),
+    ("limits", "-pp 2", FREE, "num_blocks", 8212),
+    ("limits", "-pp 2", {**FREE, **OF_1_22}, "num_blocks", 4106),
+    # The extension divides the blocks among the stages of a pipeline.
+    ("limits", "-pp 2 --num-gpu-blocks-override 5000", {**UNPINNED, **OF_1_22}, "num_blocks", 2500),
+    ("limits", "-pp 2 --num-gpu-blocks-override 5000", UNPINNED, "num_blocks", 5000),
+    ("limits", "-pp 2", OF_1_22, "num_blocks", 4096),
+    # vLLM keeps one block for itself.
+    ("limits", "--max-model-len 300 --max-num-seqs 2", {"pin": Pin(num_blocks=4)}, "num_blocks", 4),
+    (
+        "limits",
+        "--max-model-len 300 --max-num-seqs 2",
+        {**OF_1_22, "pin": Pin(num_blocks=3)},
+        "num_blocks",
+        3,
+    ),
+    # Lengths.
+    ("limits", "--max-model-len 8192", LONG, "allow_long_max_model_len", False),
+    ("limits", "--max-model-len 10000", LONG, "allow_long_max_model_len", True),
+    ("limits", "--max-model-len 10000", {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "True "}, "max_model_len", 10000),
+    ("limits", "", YARN, "max_model_len", 32768),
+    ("limits", "", YARN, "allow_long_max_model_len", True),
+    ("limits", "--max-model-len 32768", YARN, "max_model_len", 32768),
+    ("limits", "--max-model-len 32769", {**YARN, **LONG}, "max_model_len", 32769),
+    ("limits", "--max-model-len 4096", NO_LENGTH, "max_model_len", 4096),
+    # The model: Gaudi serves bfloat16, the extension float32, too.
+    ("model", "", HALF, "dtype", "bfloat16"),
+    ("model", "--dtype half", {}, "dtype", "bfloat16"),
+    ("model", "--dtype auto", {"config": {**LLAMA, "torch_dtype": None}}, "dtype", "bfloat16"),
+    ("model", "--dtype float32", OF_1_22, "dtype", "float32"),
+    ("model", "-q awq_hpu", {}, "quantization", QuantizationSpec(method="awq_hpu")),
+    ("model", "-q None", {}, "quantization", None),
+    ("model", "--kv-cache-dtype auto", {}, "quantization", None),
+    ("model", "--kv-cache-dtype bfloat16", {}, "quantization", None),
+    # The defragmenter.
+    ("defrag", "", {}, "enabled", False),
+    ("defrag", "", CONTIGUOUS, "enabled", True),
+    ("defrag", "", {**CONTIGUOUS, "VLLM_DEFRAG": "0"}, "enabled", False),
+    ("defrag", "", {"VLLM_DEFRAG": "1"}, "enabled", True),
+    ("defrag", "", {**OF_0_20, **CONTIGUOUS}, "enabled", False),
+    ("defrag", "", {**OF_0_20, "VLLM_DEFRAG": "1"}, "enabled", True),
+    ("defrag", "", {**OF_0_17, **CONTIGUOUS}, "enabled", False),
+    ("defrag", "", {**OF_0_17, "VLLM_UNIFIED_ATTN": "1"}, "enabled", True),
+    ("defrag", "", {**OF_0_10, "VLLM_DEFRAG": "1"}, "enabled", False),
+    ("defrag", "", {**OF_1_22, "VLLM_DEFRAG": "1"}, "enabled", False),
+    ("defrag", "", {"version": "vllm-hpu-extension@7717587", "VLLM_DEFRAG": "1"}, "enabled", True),
+    ("defrag", "", {"PT_HPU_LAZY_MODE": "0"}, "with_graphs", True),
+    ("defrag", "", {"PT_HPU_LAZY_MODE": "1"}, "with_graphs", False),
+    ("defrag", "", {"PT_HPU_LAZY_MODE": "1", "VLLM_DEFRAG_WITH_GRAPHS": "yes"}, "with_graphs", True),
+    ("defrag", "", {}, "threshold", 32),
+    ("defrag", "", {"VLLM_DEFRAG_THRESHOLD": "8"}, "threshold", 8),
+    # The smallest batch of the sampler.
+    ("sampler", "", {}, "smallest_batch_size", 1),
+    ("sampler", "", {"version": "vllm-gaudi@v0.16.0"}, "smallest_batch_size", 1),
+    ("sampler", "", {"version": "vllm-gaudi@v0.14.1"}, "smallest_batch_size", 0),
+    ("sampler", "", {"version": "vllm-gaudi@v0.11.2"}, "smallest_batch_size", 0),
+    # Buckets.
+    ("bucketing", "", PAD, "strategy", "padding_aware"),
+    ("bucketing", "", CONTIGUOUS, "prefix_caching", False),
+    (
+        "bucketing",
+        "",
+        {**PAD, "VLLM_DECODE_BS_BUCKET_PAD_MAX": "16"},
+        "decode.batch_size",
+        AxisBounds(pad_max=16),
+    ),
+    ("bucketing", "", {"PT_HPU_SDPA_QKV_SLICE_MODE_FWD": "1"}, "sliding", SlidingSpec()),
+    ("bucketing", "", {"VLLM_BUCKETING_FROM_FILE": "b.txt"}, "strategy", "file"),
+    ("bucketing", "", {"VLLM_BUCKETING_FROM_FILE": "b.txt"}, "file_text", "# b.txt"),
+    ("bucketing", "", {}, "skip_decode_block_clamp", False),
+    ("bucketing", "", {"config": SLIDING}, "skip_decode_block_clamp", True),
+    ("bucketing", "", {}, "num_speculative_tokens", 0),
+    ("bucketing", "--speculative-config.num_speculative_tokens 2", {}, "num_speculative_tokens", 2),
+    ("bucketing", "--num-speculative-tokens 4", {}, "num_speculative_tokens", 4),
+    # Without its slices of attention, pad takes few tokens.
+    (
+        "bucketing",
+        "--max-num-batched-tokens 512 --max-num-seqs 8",
+        {**OF_0_20, **PAD},
+        "strategy",
+        "padding_aware",
+    ),
+    # The scheduler.
+    ("scheduler", "--no-enable-chunked-prefill", {}, "chunked_prefill", False),
+    ("scheduler", "", OF_1_22, "chunked_prefill", False),
+    ("scheduler", "--enable-chunked-prefill", OF_1_22, "chunked_prefill", True),
+    ("scheduler", "--max-logprobs 3", {}, "max_logprobs", 3),
+    ("scheduler", "--max-logprobs=-1", {}, "max_logprobs", -1),
+    ("scheduler", "", {"VLLM_T_COMPILE_DYNAMIC_SHAPES": "0"}, "static_shapes", True),
+    # Vision.
+    ("vision", "", {"VLLM_MULTIMODAL_BUCKETS": "1600,4096"}, "buckets", (1600, 4096)),
+    ("vision", "", {"VLLM_MULTIMODAL_BUCKETS": ""}, "buckets", None),
+    ("vision", "", {"VLLM_MULTIMODAL_BUCKETS": "None"}, "buckets", ()),
+    ("vision", "", {"VLLM_MULTIMODAL_RESOLUTIONS": " 10x20 , 30x40x2"}, "resolutions", ("10x20", "30x40x2")),
+    ("vision", "", {"VLLM_MULTIMODAL_RESOLUTIONS": ""}, "resolutions", ()),
+]
 
 
-def test_without_chunked_prefill_a_whole_prompt_fits_a_step() -> None:
-    assert spec("--no-enable-chunked-prefill").limits.max_num_batched_tokens == 8192
-    assert spec(version=GAUDI_1_22).limits.max_num_batched_tokens == 8192
-    assert spec("--enable-chunked-prefill", version=GAUDI_1_22).limits.max_num_batched_tokens == 2048
+def test_what_a_command_an_environment_and_a_version_make() -> None:
+    wrong = []
+    for table, flags, rest, name, expected in SPECS:
+        found = attrgetter(f"{table}.{name}")(spec(flags, **rest))
+        if found != expected:
+            wrong.append((flags, rest, f"{table}.{name}", found))
+
+    assert wrong == []
 
 
-def test_prefill_batches_by_version() -> None:
-    assert spec(VLLM_PROMPT_BS_BUCKET_MAX="4").limits.max_num_prefill_seqs == 4
-    assert spec("--max-num-seqs 8", VLLM_MERGED_PREFILL="1").limits.max_num_prefill_seqs == 8
-    assert spec("--max-num-seqs 8", version=GAUDI_1_22).limits.max_num_prefill_seqs == 8
-    assert spec("--max-num-prefill-seqs 2", version=GAUDI_1_22).limits.max_num_prefill_seqs == 2
-    assert spec("--max-num-prefill-seqs 2").limits.max_num_prefill_seqs == 1
-    for name in ("VLLM_PROMPT_BS_BUCKET_MAX", "VLLM_MERGED_PREFILL"):
-        assert spec(version="vllm-gaudi@v0.10.1", **{name: "1"}).limits.max_num_prefill_seqs == 1
+NOTES: list[tuple[str, dict[str, Any], str, bool]] = [
+    ("", FREE, "add --num-gpu-blocks-override 4105 to the vLLM command", True),
+    ("", {}, "add --num-gpu-blocks-override 4096", True),
+    ("--num-gpu-blocks-override 4096", {}, "add", False),
+    ("--gpu-memory-utilization 0.8", {}, "no effect, as the number of KV blocks is given", True),
+    (
+        "-pp 2",
+        OF_1_22,
+        "8192 KV blocks, from --num-blocks\n2 schedulers, one for each stage, have 4096",
+        True,
+    ),
+    ("-pp 2", OF_1_22, "add --num-gpu-blocks-override 8192", True),
+    ("", HALF, "Gaudi serves bfloat16", True),
+    ("--dtype half", {}, "Gaudi serves bfloat16", True),
+    ("--dtype bfloat16", HALF, "Gaudi serves bfloat16", False),
+    ("", {}, "Gaudi serves bfloat16", False),
+    ("", OF_0_10, "vllm-gaudi@v0.10.1 warms up no sampler", True),
+    ("", {"VLLM_SKIP_WARMUP": "true"}, "VLLM_SKIP_WARMUP", True),
+    ("", {"VLLM_SKIP_WARMUP": "false"}, "VLLM_SKIP_WARMUP", False),
+    ("", {"config": {**LLAMA, "quantization_config": {}}}, "quantized", True),
+    ("", {}, "draft model", False),
+    ("--num-speculative-tokens 4", {}, "draft model", True),
+    ("--max-model-len 10000", LONG, "more than the model's 8192 positions", True),
+    ("--max-model-len 8192", LONG, "VLLM_ALLOW_LONG_MAX_MODEL_LEN", False),
+    ("--max-model-len 4096", NO_LENGTH, "does not check that the model supports --max-model-len 4096", True),
+    ("--max-model-len 20000", YARN, "at most original_max_position_embeddings", True),
+    (
+        "",
+        {**YARN, "version": "vllm-gaudi@v0.24.0"},
+        "max_model_len 32,768: original_max_position_embeddings 8,192 x factor 4 (yarn), as vLLM 0.24.0",
+        True,
+    ),
+    (
+        "",
+        {"version": "vllm-gaudi@v0.24.0"},
+        "max_model_len 8,192: max_position_embeddings 8,192, as vLLM 0.24.0",
+        True,
+    ),
+]
+
+
+def test_what_the_user_is_told() -> None:
+    wrong = [row for row in NOTES if (row[2] in notes(row[0], **row[1])) is not row[3]]
+
+    assert wrong == []
 
 
 @pytest.mark.parametrize(
@@ -144,7 +323,19 @@ def test_prefill_batches_by_version() -> None:
         ("--num-gpu-blocks-override 3", {"pin": Pin()}, "the number of KV blocks"),
         ("--num-gpu-blocks-override 0", {"pin": Pin()}, "--num-gpu-blocks-override"),
         ("--served-model-name ''", {}, "--served-model-name"),
+        ("", NO_LENGTH, "--max-model-len"),
         ("", {"config": {**LLAMA, "max_position_embeddings": None}}, "--max-model-len"),
+        ("", {"pin": Pin(free_bytes=10)}, "--free-memory"),
+        ("--max-logprobs many", {}, "--max-logprobs"),
+        ("", {**OF_0_17, "VLLM_UNIFIED_ATTN": "1", "VLLM_MERGED_PREFILL": "0"}, "VLLM_MERGED_PREFILL"),
+        ("-tp 3", {}, "--tensor-parallel-size"),
+        ("-tp 0", {}, "--tensor-parallel-size"),
+        ("-pp 33", {}, "--pipeline-parallel-size"),
+        ("-pp x", {}, "--pipeline-parallel-size"),
+        ("--enable-lora --max-lora-rank 24", {}, "--max-lora-rank"),
+        ("--enable-lora --max-loras 0", {}, "--max-loras"),
+        ("--enable-lora --lora-dtype int8", {}, "--lora-dtype"),
+        ("--kv-cache-dtype int4", {}, "--kv-cache-dtype"),
         (
             "--max-model-len 9",
             {"config": {"max_position_embeddings": 9}},
@@ -209,12 +400,6 @@ def test_the_version_is_among_the_assumptions_unless_it_is_given() -> None:
     assert not any("--bucketing-version" in line for line in read()[1].assumed)
 
 
-def test_blocks_are_pinned_by_the_option_then_by_the_command() -> None:
-    assert spec("--num-gpu-blocks-override 5000").limits.num_blocks == 4096
-    assert spec("--num-gpu-blocks-override 5000", pin=Pin()).limits.num_blocks == 5000
-    assert spec("--num-gpu-blocks-override 5000", pin=Pin(free_bytes=1)).limits.num_blocks == 5000
-
-
 def test_blocks_that_are_pinned_nowhere_are_refused_with_the_ways_to_pin_them() -> None:
     error = mistake(pin=Pin())
 
@@ -223,115 +408,12 @@ def test_blocks_that_are_pinned_nowhere_are_refused_with_the_ways_to_pin_them() 
         assert way in error.remedy
 
 
-def test_blocks_from_free_memory_by_upstreams_formula() -> None:
-    free = Pin(free_bytes=int(79.22 * 2**30))
-
-    assert spec(pin=free).limits.num_blocks == 4105
-    assert spec("--gpu-memory-utilization 0.5", pin=free).limits.num_blocks == 2280
-    assert spec(pin=free, VLLM_GRAPH_RESERVED_MEM="0.4").limits.num_blocks == 2736
-    assert spec("--enforce-eager", pin=free, VLLM_GRAPH_RESERVED_MEM="0.4").limits.num_blocks == 4562
-    assert spec(pin=free, version=GAUDI_1_22).limits.num_blocks == 4106
-
-
-def test_the_report_says_where_the_blocks_are_from_and_how_to_serve_with_them() -> None:
-    assert "add --num-gpu-blocks-override 4105 to the vLLM command" in notes(
-        pin=Pin(free_bytes=int(79.22 * 2**30))
-    )
-    assert "add --num-gpu-blocks-override 4096" in notes()
-    assert "add" not in notes("--num-gpu-blocks-override 4096")
-    assert "no effect, as the number of KV blocks is given" in notes("--gpu-memory-utilization 0.8")
-
-
-def test_memory_for_not_one_block_is_refused() -> None:
-    assert mistake(pin=Pin(free_bytes=10)).where == "--free-memory"
-
-
-@pytest.mark.parametrize(
-    ("flags", "config", "dtype", "is_noted"),
-    [
-        ("", "bfloat16", "bfloat16", False),
-        ("--dtype bfloat16", "float16", "bfloat16", False),
-        ("", "float16", "bfloat16", True),
-        ("--dtype half", "bfloat16", "bfloat16", True),
-        ("--dtype auto", None, "bfloat16", True),
-    ],
-)
-def test_gaudi_serves_bfloat16(flags: str, config: str | None, dtype: str, is_noted: bool) -> None:
-    values = {**LLAMA, "torch_dtype": config}
-
-    assert spec(flags, config=values).model.dtype == dtype
-    assert ("Gaudi serves bfloat16" in notes(flags, config=values)) is is_noted
-
-
-def test_the_extension_serves_float32_too() -> None:
-    assert spec("--dtype float32", version=GAUDI_1_22).model.dtype == "float32"
-
-
-@pytest.mark.parametrize(
-    ("version", "environment", "enabled"),
-    [
-        (NEWEST, {}, False),
-        (NEWEST, {"VLLM_CONTIGUOUS_PA": "1"}, True),
-        (NEWEST, {"VLLM_CONTIGUOUS_PA": "1", "VLLM_DEFRAG": "0"}, False),
-        (NEWEST, {"VLLM_DEFRAG": "1"}, True),
-        ("vllm-gaudi@v0.20.0rc0", {"VLLM_CONTIGUOUS_PA": "1"}, False),
-        ("vllm-gaudi@v0.20.0rc0", {"VLLM_DEFRAG": "1"}, True),
-        ("vllm-gaudi@v0.17.1", {"VLLM_CONTIGUOUS_PA": "1"}, False),
-        ("vllm-gaudi@v0.17.1", {"VLLM_UNIFIED_ATTN": "1"}, True),
-        ("vllm-gaudi@v0.10.1", {"VLLM_DEFRAG": "1"}, False),
-        (GAUDI_1_22, {"VLLM_DEFRAG": "1"}, False),
-        ("vllm-hpu-extension@7717587", {"VLLM_DEFRAG": "1"}, True),
-    ],
-)
-def test_what_enables_the_defragmenter(version: str, environment: dict[str, str], enabled: bool) -> None:
-    assert spec(version=version, **environment).defrag.enabled is enabled
-
-
-def test_the_defragmenters_threshold_and_graphs() -> None:
-    assert spec(VLLM_DEFRAG_THRESHOLD="8", PT_HPU_LAZY_MODE="1").defrag == DefragSpec(
-        enabled=False, threshold=8, with_graphs=False
-    )
-    assert spec(PT_HPU_LAZY_MODE="0").defrag.with_graphs
-    assert spec(PT_HPU_LAZY_MODE="1", VLLM_DEFRAG_WITH_GRAPHS="yes").defrag.with_graphs
-    assert spec(PT_HPU_LAZY_MODE="0").defrag.threshold == 32
-
-
 def test_versions_without_a_defragmenter_ignore_its_variables() -> None:
     _, report = read(version="vllm-gaudi@v0.10.1", VLLM_DEFRAG="1")
 
     assert [(one.name, one.reason) for one in report.ignored] == [
         ("VLLM_DEFRAG", "vllm-gaudi@v0.10.1 has no defragmenter")
     ]
-
-
-@pytest.mark.parametrize(
-    ("version", "smallest"),
-    [(NEWEST, 1), ("vllm-gaudi@v0.16.0", 1), ("vllm-gaudi@v0.14.1", 0), ("vllm-gaudi@v0.11.2", 0)],
-)
-def test_the_smallest_batch_of_the_sampler(version: str, smallest: int) -> None:
-    assert spec(version=version).sampler.smallest_batch_size == smallest
-
-
-def test_a_version_that_warms_no_sampler_is_noted() -> None:
-    assert "vllm-gaudi@v0.10.1 warms up no sampler" in notes(version="vllm-gaudi@v0.10.1")
-
-
-def test_the_environments_bucketing_is_the_specs() -> None:
-    found = spec(
-        VLLM_BUCKETING_STRATEGY="pad",
-        VLLM_CONTIGUOUS_PA="true",
-        VLLM_DECODE_BS_BUCKET_PAD_MAX="16",
-        PT_HPU_SDPA_QKV_SLICE_MODE_FWD="1",
-    ).bucketing
-
-    assert (found.strategy, found.contiguous_pa, found.prefix_caching) == ("padding_aware", True, False)
-    assert (found.decode.batch_size, found.sliding) == (AxisBounds(pad_max=16), SlidingSpec())
-
-
-def test_a_bucket_file_is_read_and_embedded() -> None:
-    found = spec(VLLM_BUCKETING_FROM_FILE="b.txt").bucketing
-
-    assert (found.strategy, found.file_text) == ("file", "# b.txt")
 
 
 def test_assignments_in_the_command_come_before_the_environment() -> None:
@@ -346,20 +428,6 @@ def test_assignments_in_the_command_come_before_the_environment() -> None:
     )
 
     assert spec_from_vllm(setup)[0].bucketing.strategy == "linear"
-
-
-@pytest.mark.parametrize(
-    ("flags", "tokens"),
-    [
-        ("", 0),
-        ("""--speculative-config '{"method": "ngram", "num_speculative_tokens": 3}'""", 3),
-        ("--speculative-config.num_speculative_tokens 2", 2),
-        ("--num-speculative-tokens 4", 4),
-    ],
-)
-def test_speculative_tokens(flags: str, tokens: int) -> None:
-    assert spec(flags).bucketing.num_speculative_tokens == tokens
-    assert ("draft model" in notes(flags)) is bool(tokens)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", '"3"', "true", "1.5", "2000"])
@@ -378,13 +446,6 @@ def test_recurrent_layers() -> None:
     assert "recurrent layers" in notes(config=config)
     assert mistake("--max-num-batched-tokens 200", config=config).where == "--max-num-batched-tokens"
     assert mistake(config=config, pin=Pin(free_bytes=2**36)).where == "--free-memory"
-
-
-def test_interleaved_windows_skip_the_clamp_of_decode_blocks() -> None:
-    config = {**LLAMA, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"]}
-
-    assert spec(config=config).bucketing.skip_decode_block_clamp
-    assert not spec().bucketing.skip_decode_block_clamp
 
 
 @pytest.mark.parametrize(
@@ -427,14 +488,6 @@ def test_a_resolution_of_the_environment_becomes_entries_up_to_the_images_of_a_p
     assert [entry.size for entry in entries] == [1620 * count for count in range(1, max_images + 1)]
 
 
-def test_buckets_and_resolutions_of_vision() -> None:
-    found = spec(VLLM_MULTIMODAL_BUCKETS="1600,4096", VLLM_MULTIMODAL_RESOLUTIONS=" 10x20 , 30x40x2").vision
-
-    assert (found.buckets, found.resolutions) == ((1600, 4096), ("10x20", "30x40x2"))
-    assert spec(VLLM_MULTIMODAL_BUCKETS="", VLLM_MULTIMODAL_RESOLUTIONS="").vision.buckets is None
-    assert spec(VLLM_MULTIMODAL_BUCKETS="None").vision.buckets == ()
-
-
 def test_other_variables_are_sorted_by_whether_they_change_code() -> None:
     _, report = read(
         "--port 1", VLLM_PROMPT_USE_FUSEDSDPA="1", PT_HPU_WEIGHT_SHARING="0", VLLM_API_KEY="secret", HOME="/x"
@@ -443,12 +496,6 @@ def test_other_variables_are_sorted_by_whether_they_change_code() -> None:
     assert [one.name for one in report.unknown] == ["PT_HPU_WEIGHT_SHARING", "VLLM_PROMPT_USE_FUSEDSDPA"]
     assert [one.name for one in report.harmless] == ["--port", "VLLM_API_KEY"]
     assert not any("secret" in line for line in report.lines())
-
-
-def test_further_notes() -> None:
-    assert "VLLM_SKIP_WARMUP" in notes(VLLM_SKIP_WARMUP="true")
-    assert "VLLM_SKIP_WARMUP" not in notes(VLLM_SKIP_WARMUP="false")
-    assert "quantized" in notes(config={**LLAMA, "quantization_config": {}})
 
 
 def test_the_report_in_lines() -> None:
@@ -473,13 +520,10 @@ def test_the_report_in_lines() -> None:
 
 
 def test_what_decides_which_graphs_traffic_compiles_is_in_the_spec_only_if_the_command_says_it() -> None:
-    plain, asked = spec(), spec("--max-logprobs 3", VLLM_T_COMPILE_DYNAMIC_SHAPES="0")
+    plain = spec()
 
     assert set(plain.scheduler.model_dump()) == {"engine", "chunked_prefill"}
-    assert (asked.scheduler.static_shapes, asked.scheduler.max_logprobs) == (True, 3)
-    assert spec("--max-logprobs=-1").scheduler.max_logprobs == -1
     assert spec(VLLM_T_COMPILE_DYNAMIC_SHAPES="true") == plain
-    assert mistake("--max-logprobs many").where == "--max-logprobs"
     compiled = {"PT_HPU_LAZY_MODE": "0"}
     dynamic = "graphs of shapes that are traced as dynamic ones"
     assert any(text.startswith(dynamic) for text in left_out(spec(**compiled)))
@@ -488,78 +532,18 @@ def test_what_decides_which_graphs_traffic_compiles_is_in_the_spec_only_if_the_c
     assert not any(text.startswith(dynamic) for text in static)
 
 
-def test_the_server_is_vllms_and_computes_prompts_in_chunks_or_whole() -> None:
-    assert spec().scheduler == SchedulerSpec(engine="vllm")
-    assert not spec("--no-enable-chunked-prefill").scheduler.chunked_prefill
-    assert not spec(version=GAUDI_1_22).scheduler.chunked_prefill
-    assert spec("--enable-chunked-prefill", version=GAUDI_1_22).scheduler.chunked_prefill
+def test_a_whole_prompt_must_fit_a_step_without_chunked_prefill() -> None:
     error = mistake("--no-enable-chunked-prefill --max-num-batched-tokens 4096")
+
     assert (error.where, "at least max_model_len" in error.remedy) == ("--max-num-batched-tokens", True)
 
 
-@pytest.mark.parametrize("variable", ["1", "true", "True "])
-def test_a_length_beyond_the_models_positions_is_allowed_with_a_note(variable: str) -> None:
-    found = spec("--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=variable)
+@pytest.mark.parametrize("value", ["0", "yes"])
+def test_a_length_beyond_the_models_positions_needs_permission(value: str) -> None:
+    error = mistake("--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=value)
 
-    assert (found.limits.max_model_len, found.limits.allow_long_max_model_len) == (10000, True)
-    assert "more than the model's 8192 positions" in notes(
-        "--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=variable
-    )
-
-
-def test_a_length_within_them_needs_no_permission() -> None:
-    found, report = read("--max-model-len 8192", VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
-
-    assert not found.limits.allow_long_max_model_len
-    assert not any("VLLM_ALLOW_LONG_MAX_MODEL_LEN" in line for line in report.lines())
-    for value in ("0", "yes"):
-        error = mistake("--max-model-len 10000", VLLM_ALLOW_LONG_MAX_MODEL_LEN=value)
-        assert (error.where, "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in error.remedy) == ("--max-model-len", True)
-
-
-YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
-
-
-def test_the_length_that_vllm_derives_is_served_and_its_rule_is_printed() -> None:
-    found, report = read(config={**LLAMA, "rope_scaling": YARN}, version="vllm-gaudi@v0.24.0")
-
-    assert (found.limits.max_model_len, found.limits.allow_long_max_model_len) == (32768, True)
-    assert (
-        "max_model_len 32,768: original_max_position_embeddings 8,192 x factor 4 (yarn), as vLLM 0.24.0"
-        in report.notes
-    )
-    assert "max_model_len 8,192: max_position_embeddings 8,192, as vLLM 0.24.0" in notes(
-        version="vllm-gaudi@v0.24.0"
-    )
-
-
-def test_a_length_that_this_vllm_takes_is_taken() -> None:
-    config = {**LLAMA, "rope_scaling": YARN}
-
-    assert spec("--max-model-len 32768", config=config).limits.max_model_len == 32768
-    assert "at most original_max_position_embeddings" in notes("--max-model-len 20000", config=config)
-    error = mistake("--max-model-len 32769", config=config)
-    assert "x factor 4 (yarn), as vLLM 0.27.1" in error.problem
-    assert spec("--max-model-len 32769", config=config, VLLM_ALLOW_LONG_MAX_MODEL_LEN="1")
-
-
-def test_a_config_that_tells_no_length_leaves_it_to_the_command() -> None:
-    config = {name: value for name, value in LLAMA.items() if name != "max_position_embeddings"}
-
-    assert spec("--max-model-len 4096", config=config).limits.max_model_len == 4096
-    assert "does not check that the model supports --max-model-len 4096" in notes(
-        "--max-model-len 4096", config=config
-    )
-    assert mistake(config=config).where == "--max-model-len"
-
-
-def test_a_prompt_batch_above_the_sequences_is_the_plugins_to_use() -> None:
-    found = spec("--max-num-seqs 2", VLLM_PROMPT_BS_BUCKET_MAX="4")
-
-    assert (found.limits.max_num_prefill_seqs, found.limits.max_num_seqs) == (4, 2)
-
-
-PAD = {"VLLM_BUCKETING_STRATEGY": "pad"}
+    assert (error.where, "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in error.remedy) == ("--max-model-len", True)
+    assert "x factor 4 (yarn), as vLLM 0.27.1" in mistake("--max-model-len 32769", **YARN).problem
 
 
 @pytest.mark.parametrize(
@@ -598,24 +582,8 @@ def test_an_empty_decode_range_under_contiguous_attention_is_refused_in_a_senten
         enumerate_entries(found)
 
 
-def test_pad_without_slices_takes_few_tokens_in_v0_20_0rc0() -> None:
-    flags = "--max-num-batched-tokens 512 --max-num-seqs 8"
-
-    assert spec(flags, version="vllm-gaudi@v0.20.0rc0", **PAD).bucketing.strategy == "padding_aware"
-
-
-def test_unified_attention_without_merged_prefill_is_refused() -> None:
-    error = mistake(version="vllm-gaudi@v0.17.1", VLLM_UNIFIED_ATTN="1", VLLM_MERGED_PREFILL="0")
-
-    assert error.where == "VLLM_MERGED_PREFILL"
-
-
 def test_vllm_keeps_one_block_for_itself() -> None:
-    flags = "--max-model-len 300 --max-num-seqs 2"
-
-    assert spec(flags, pin=Pin(num_blocks=4)).limits.num_blocks == 4
-    assert "null block" in mistake(flags, pin=Pin(num_blocks=3)).problem
-    assert spec(flags, pin=Pin(num_blocks=3), version=GAUDI_1_22).limits.num_blocks == 3
+    assert "null block" in mistake("--max-model-len 300 --max-num-seqs 2", pin=Pin(num_blocks=3)).problem
 
 
 def test_the_quantization_that_a_command_asks_for() -> None:
@@ -624,9 +592,7 @@ def test_the_quantization_that_a_command_asks_for() -> None:
     assert found.model.quantization == QuantizationSpec(
         method="inc", kv_cache_dtype="fp8_inc", config_sha256=sha256_bytes(b"/q/maxabs_quant_g3.json")
     )
-    assert spec("-q awq_hpu").model.quantization == QuantizationSpec(method="awq_hpu")
-    for flags in ("", "-q None", "--kv-cache-dtype auto", "--kv-cache-dtype bfloat16"):
-        assert spec(flags).model.quantization is None
+    assert spec().model.quantization is None
 
 
 def test_quant_config_alone_turns_quantization_on() -> None:
@@ -635,29 +601,6 @@ def test_quant_config_alone_turns_quantization_on() -> None:
     assert found.model.quantization == QuantizationSpec(method="inc", config_sha256=sha256_bytes(b"q.json"))
     assert any("QUANT_CONFIG alone turns on quantization" in note for note in report.notes)
     assert found.model.signature() != spec().model.signature()
-
-
-def test_an_fp8_cache_has_twice_the_blocks() -> None:
-    free = Pin(free_bytes=int(79.22 * 2**30))
-
-    assert spec("--kv-cache-dtype fp8_inc", pin=free).limits.num_blocks == 8212
-    assert spec("-tp 8", pin=free).limits.num_blocks == 32853
-    assert spec("-tp 16", pin=free, config=LLAMA).limits.num_blocks == 32853
-    assert spec("-pp 2", pin=free).limits.num_blocks == 8212
-    assert spec("-pp 2", pin=free, version=GAUDI_1_22).limits.num_blocks == 4106
-
-
-def test_the_extension_divides_the_blocks_among_the_stages_of_a_pipeline() -> None:
-    override = "-pp 2 --num-gpu-blocks-override 5000"
-
-    assert spec(override, pin=Pin(), version=GAUDI_1_22).limits.num_blocks == 2500
-    assert spec(override, pin=Pin()).limits.num_blocks == 5000
-    assert spec("-pp 2", version=GAUDI_1_22).limits.num_blocks == 4096
-    told = notes("-pp 2", version=GAUDI_1_22)
-    assert (
-        "8192 KV blocks, from --num-blocks\n2 schedulers, one for each stage, have 4096 of them each" in told
-    )
-    assert "add --num-gpu-blocks-override 8192" in told
 
 
 def test_adapter_slots() -> None:
@@ -709,23 +652,6 @@ def test_validated_configurations_are_enumerated(
     one = Manifest.of(spec("--max-num-seqs 8 --max-model-len 4096", version=version, config=config))
     assert (manifest.entries, manifest.id != one.id) == (one.entries, True)
     assert kv_cache_bytes(found) < kv_cache_bytes(one.spec)
-
-
-@pytest.mark.parametrize(
-    ("flags", "where"),
-    [
-        ("-tp 3", "--tensor-parallel-size"),
-        ("-tp 0", "--tensor-parallel-size"),
-        ("-pp 33", "--pipeline-parallel-size"),
-        ("-pp x", "--pipeline-parallel-size"),
-        ("--enable-lora --max-lora-rank 24", "--max-lora-rank"),
-        ("--enable-lora --max-loras 0", "--max-loras"),
-        ("--enable-lora --lora-dtype int8", "--lora-dtype"),
-        ("--kv-cache-dtype int4", "--kv-cache-dtype"),
-    ],
-)
-def test_mistakes_in_devices_adapters_and_quantization_name_the_flag(flags: str, where: str) -> None:
-    assert mistake(flags).where == where
 
 
 @given(

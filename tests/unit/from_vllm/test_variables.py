@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.commands.flags import VARIABLES
 from aotgaudi.errors import SpecError
-from aotgaudi.from_vllm.variables import (
+from aotgaudi.from_vllm.command import (
     EnvFile,
     EnvFileStyle,
     OtherVariables,

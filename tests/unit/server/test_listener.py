@@ -178,15 +178,13 @@ def at_localhost(url: str) -> str:
     return url.replace("127.0.0.1", "localhost")
 
 
-def test_key_and_certificate_may_be_one_file_and_the_key_encrypted(service: Service, tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path, password=PASSWORD)
+def test_key_and_certificate_may_be_one_file(service: Service, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path)
     both = tmp_path / "both.pem"
     both.write_bytes(key.read_bytes() + certificate.read_bytes())
-    (tmp_path / "password").write_bytes(PASSWORD + b"\n")
-    files = TlsFiles(ssl_certfile=both, ssl_keyfile_password_file=tmp_path / "password")
 
     with (
-        serving(service, tls=files.context()) as running,
+        serving(service, tls=TlsFiles(ssl_certfile=both).context()) as running,
         trusting(TlsFiles(ssl_certfile=certificate)) as http,
     ):
         assert http.get(f"{at_localhost(running.url)}/health").status_code == 200
@@ -219,21 +217,12 @@ def _files(folder: Path, **names: str) -> TlsFiles:
         ),
         ({"ssl_certfile": "."}, "cannot be used"),
         ({"ssl_keyfile": "server.key"}, "--ssl-keyfile: is of no use without a certificate"),
-        ({"ssl_keyfile_password_file": "right"}, "is of no use without a certificate"),
         ({"ssl_certfile": "server.key"}, "server.key: cannot be used"),
         ({"ssl_certfile": "server.pem"}, "server.pem: cannot be used"),
         ({"ssl_certfile": "server.pem", "ssl_keyfile": "server.pem"}, "server.pem: cannot be used"),
         ({"ssl_certfile": "server.pem", "ssl_keyfile": "other.key"}, "other.key: cannot be used: .*mismatch"),
         ({"ssl_certfile": "torn.pem", "ssl_keyfile": "server.key"}, "torn.pem, .*server.key: cannot be used"),
         ({"ssl_certfile": "locked.pem", "ssl_keyfile": "locked.key"}, "locked.key: cannot be used"),
-        (
-            {"ssl_certfile": "locked.pem", "ssl_keyfile": "locked.key", "ssl_keyfile_password_file": "wrong"},
-            "wrong: cannot be used",
-        ),
-        (
-            {"ssl_certfile": "locked.pem", "ssl_keyfile": "locked.key", "ssl_keyfile_password_file": "none"},
-            "none: cannot be used: No such file",
-        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_said_in_one_line(
@@ -242,8 +231,6 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line(
     make_certificate(tmp_path)
     make_certificate(tmp_path, "other")
     make_certificate(tmp_path, "locked", PASSWORD)
-    (tmp_path / "right").write_bytes(PASSWORD)
-    (tmp_path / "wrong").write_bytes(b"open, barley")
     (tmp_path / "torn.pem").write_bytes((tmp_path / "server.pem").read_bytes()[:200])
 
     with pytest.raises(SpecError, match=said) as refused:

@@ -9,24 +9,24 @@ import sys
 
 import pytest
 
-from aotgaudi.server.options import DEFAULT_MAX_CONNECTIONS
+from aotgaudi.server.options import MAX_CONNECTIONS
 
 pytestmark = pytest.mark.process
 
 _PROGRAM = """
 import resource, sys
 from aotgaudi.server.options import allow_connections
-soft, hard, asked = map(int, sys.argv[1:])
+soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 try:
-    print(allow_connections(asked or None), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    print(allow_connections(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 except Exception as error:
     print(error)
 """
 
 
-def run(soft: int, hard: int, asked: int = 0) -> str:
-    arguments = map(str, (soft, hard, asked))
+def run(soft: int, hard: int) -> str:
+    arguments = map(str, (soft, hard))
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM, *arguments],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -41,7 +41,7 @@ def run(soft: int, hard: int, asked: int = 0) -> str:
 def test_the_soft_limit_is_raised_as_far_as_is_needed() -> None:
     connections, soft = map(int, run(256, 10_000).split())
 
-    assert connections == DEFAULT_MAX_CONNECTIONS
+    assert connections == MAX_CONNECTIONS
     assert connections < soft < connections + 100
 
 
@@ -55,13 +55,12 @@ def test_a_low_hard_limit_gives_fewer_connections_and_keeps_files_for_the_server
 def test_a_limit_that_is_higher_already_stays() -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
-    assert run(hard, hard, 10) == f"10 {hard}"
+    assert run(hard, hard) == f"{MAX_CONNECTIONS} {hard}"
 
 
-@pytest.mark.parametrize(("limit", "asked"), [(30, 0), (200, 1000)])
-def test_too_few_files_are_a_users_mistake(limit: int, asked: int) -> None:
-    said = run(limit, limit, asked)
+def test_too_few_files_are_a_users_mistake() -> None:
+    said = run(30, 30)
 
-    assert said.startswith(f"{asked or 1} connections: need ")
-    assert f"may open {limit} " in said
+    assert said.startswith("connections: need ")
+    assert "may open 30 " in said
     assert "ulimit -Hn" in said

@@ -192,7 +192,8 @@ def test_a_missing_store_is_not_made_read_only(tmp_path: Path) -> None:
 _AS_ANYBODY = """
 import os, sys
 from pathlib import Path
-from aotgaudi.cli.store_options import StorePlace
+import aotgaudi.store.store  # While these files can be read.
+from aotgaudi.cli.options import StorePlace
 os.environ.pop("HOME", None)
 os.setgid(54321)
 os.setuid(54321)
