@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_cache import (
     build_time_line,
     outcome_document,

@@ -18,9 +18,9 @@ from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
 from aotgaudi.cli.show import emit, refuse_unwritable
 from aotgaudi.cli.store_options import StorePlace, store_limit_option, store_options
 from aotgaudi.cli.target_option import refused_target_option
+from aotgaudi.compile.cards import require_proof
 from aotgaudi.compile.pipeline import Workers, compile_missing, make_receipt, plan_manifest
 from aotgaudi.compile.recheck import Difference, Recheck, recheck
-from aotgaudi.compile.recipe_proof import require_proof
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotReproducibleError, counted

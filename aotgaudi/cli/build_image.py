@@ -13,10 +13,9 @@ from aotgaudi.cli.images import insecure_option, push_image
 from aotgaudi.cli.options import json_option, path_argument, path_option
 from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.show import emit, size_text
-from aotgaudi.share.image import WrittenImage, open_base, write_image
+from aotgaudi.share.image import WrittenImage, layout_name, open_base, write_image
 from aotgaudi.share.layer import Compression
 from aotgaudi.share.oci import BUNDLE_ROOT, check_tag, refuse_foreign_layout
-from aotgaudi.share.skopeo import layout_name
 
 
 @click.command("image")

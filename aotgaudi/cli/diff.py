@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.kind import is_capture
+from aotgaudi.bundle.format import is_capture
 from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.captures import diff_captures
 from aotgaudi.cli.options import json_option, path_argument

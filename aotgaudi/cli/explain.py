@@ -11,7 +11,7 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
-from aotgaudi.bundle.kind import is_capture
+from aotgaudi.bundle.format import is_capture
 from aotgaudi.cli.build_options import find_entries
 from aotgaudi.cli.bundles import load_manifest_of
 from aotgaudi.cli.options import CommandWithWords, json_option, path_argument, path_option

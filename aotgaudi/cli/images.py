@@ -14,8 +14,7 @@ from aotgaudi.cli.options import json_option, path_option
 from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.serving_options import acceptance_options
 from aotgaudi.cli.show import emit, size_text
-from aotgaudi.share.image import pull_image, write_image
-from aotgaudi.share.skopeo import copy_image, layout_name
+from aotgaudi.share.image import copy_image, layout_name, pull_image, write_image
 
 insecure_option = click.option(
     "--insecure",

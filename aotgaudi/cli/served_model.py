@@ -19,8 +19,8 @@ import click
 from aotgaudi.cli.options import ABOVE_ZERO, POSITIVE, FiniteRange, option, parse_byte_count
 from aotgaudi.cli.serving_options import find_model
 from aotgaudi.errors import MissingPackageError
+from aotgaudi.machine import Threads, bound_spinning, choose_threads
 from aotgaudi.spec.policy import Policy
-from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
 Seccomp = Literal["auto", "require", "off"]
 """As in `aotgaudi.runtime.guard`, which imports too much for a help text."""

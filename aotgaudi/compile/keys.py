@@ -249,7 +249,7 @@ class ModelCheckRow(Value):
 
 
 class ProofRow(Value):
-    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/recipe_proof.py).
+    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/cards.py).
 
     `recipes` maps file name -> digest of files that programs need in addition to their units' artifacts. `num_recipes`
     counts all recipes.

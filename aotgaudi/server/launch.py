@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
-from aotgaudi.machine import is_loopback
+from aotgaudi.machine import Threads, is_loopback
 from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
@@ -45,7 +45,6 @@ from aotgaudi.server.preprocess.pool import DEFAULT_STALL_SECONDS, PreprocessorP
 from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.run_and_drain import HttpServer
 from aotgaudi.server.service import Service
-from aotgaudi.threads import Threads
 
 if TYPE_CHECKING:
     import ssl

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import bind_model, check_model, model_spec, open_model
-from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, TEXTS, TOOL_USE_TEMPLATE, ModelDirectory
-from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.model_directory import (
+    MAX_TEXT_BYTES,
+    TEXTS,
+    TOOL_USE_TEMPLATE,
+    ModelDirectory,
+    bind_model,
+    check_model,
+    model_spec,
+    open_model,
+)
 from aotgaudi.bundle.signing import Signing, SigningKey, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.trust import OwnerRule, SignaturePolicy, TrustPolicy
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, CorruptError, SpecError, UntrustedError
 from aotgaudi.spec.build_spec import BuildSpec

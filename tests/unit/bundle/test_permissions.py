@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.permissions import OwnerRule
-from aotgaudi.bundle.trust import TrustPolicy
+from aotgaudi.bundle.trust import OwnerRule, TrustPolicy
 from aotgaudi.bundle.verify import hold_bundle, verify_bundle
 from aotgaudi.errors import UntrustedError
 

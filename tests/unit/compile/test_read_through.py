@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.keys import ProgramRow, UnitRow, record
+from aotgaudi.compile.pipeline import fetch_missing, rows_of, upload_all
 from aotgaudi.compile.plan import Plan, make_plan
-from aotgaudi.compile.read_through import fetch_missing, rows_of, upload_all
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.share import remote as remote_module
 from aotgaudi.share import remote_cache
-from aotgaudi.share.answers import Memory
 from aotgaudi.share.remote import Remote
-from aotgaudi.share.remote_cache import RemoteCache, Traffic
+from aotgaudi.share.remote_cache import Memory, RemoteCache, Traffic
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
 from tests.remotes import Place, faulty_place, place

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.share import answers
-from aotgaudi.share.answers import Memory
+from aotgaudi.share.remote_cache import LARGEST_REMEMBERED_BYTES, Memory
 from aotgaudi.store.store import Store
 
 ANSWERS = {"a" * 64: b'{"record": 1}', "b" * 64: None}
@@ -116,7 +115,7 @@ def test_nothing_is_unpickled_or_read_from_files(store: Store, tmp_path: Path) -
 def test_it_stays_within_its_bounds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
     found = memory(store)
-    found.note({"f" * 64: os.urandom(answers.LARGEST_REMEMBERED_BYTES).hex().encode()})
+    found.note({"f" * 64: os.urandom(LARGEST_REMEMBERED_BYTES).hex().encode()})
     for start in range(0, 400, 20):
         found.note({f"{start + number:064x}": os.urandom(5000).hex().encode() for number in range(20)})
     found.close()

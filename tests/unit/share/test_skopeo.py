@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import RemoteError, SpecError
-from aotgaudi.share.skopeo import copy_image, layout_name
+from aotgaudi.share.image import copy_image, layout_name
 
 pytestmark = pytest.mark.process
 

@@ -19,9 +19,8 @@ from aotgaudi.store.collect import (
     read_contents,
 )
 from aotgaudi.store.records import digests_in
-from aotgaudi.store.roots import Root
 from aotgaudi.store.scratch import sweep_temporary_files
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import Root, Store
 from tests.unit.failing import raising
 
 EVERYTHING = 1 << 60

@@ -16,8 +16,7 @@ import pytest
 
 from aotgaudi.errors import StoreError
 from aotgaudi.store.fsck import check_store
-from aotgaudi.store.roots import Root
-from aotgaudi.store.store import STORE_FORMAT, Store
+from aotgaudi.store.store import STORE_FORMAT, Root, Store
 from tests.unit.failing import raising
 
 KEY = "ab" * 32
