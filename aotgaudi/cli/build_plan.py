@@ -22,7 +22,7 @@ _UNMEASURED = "how long that takes is not known: no record of this store is of u
 
 def _can_estimate(plan: Plan) -> bool:
     """Whether compile times are known. Those of the table were measured on CPUs."""
-    return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.seen)
+    return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.by_label)
 
 
 @click.command("plan")
