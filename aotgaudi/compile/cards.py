@@ -22,7 +22,7 @@ from pathlib import Path
 
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.jobs import ModelCheckJob, TraceJob, logged_errors
-from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, read_proof, record
+from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, read_rows, record
 from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
@@ -210,7 +210,8 @@ class ProveJob:
 
 def find_proof(plan: Plan, store: Store) -> ProofRow | None:
     """Returns the recorded proof of the complete programs of `plan`; None without one."""
-    return read_proof(store, proof_key(plan))
+    key = proof_key(plan)
+    return read_rows(ProofRow, store, (key,)).get(key)
 
 
 def require_proof(plan: Plan, store: Store) -> ProofRow | None:

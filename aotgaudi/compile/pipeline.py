@@ -32,7 +32,7 @@ from aotgaudi.compile.keys import (
     ProofRow,
     UnitRow,
     builder_versions,
-    read_programs,
+    read_rows,
     record,
     require_key_parts,
 )
@@ -85,7 +85,7 @@ class Workers:
             )
         from aotgaudi.compile.ray import RayPlace, RayPool
 
-        place = RayPlace(self.ray, target.backend, exchange)
+        place = RayPlace(self.ray, exchange)
         return RayPool(place, store, num_workers=self.jobs, timeout_seconds=self.timeout_seconds)
 
 
@@ -359,7 +359,7 @@ def fetch_missing(plan: Plan, store: Store, remote: RemoteCache) -> bool:
         checked = remote.look_up(check.key.hex, ModelCheckRow.model_validate, record)
     untraced = [state.key.hex for state in plan.untraced]
     num_found = remote.look_up_all(untraced, ProgramRow.model_validate, record)
-    traced = read_programs(store, untraced if num_found else ())
+    traced = read_rows(ProgramRow, store, untraced if num_found else ())
     units = {key for row in traced.values() for key in row.units} - plan.units.keys()
     num_found += remote.look_up_all([*plan.missing_units, *units], UnitRow.model_validate, record)
     return num_found > 0 or (checked is not None and checked.result())

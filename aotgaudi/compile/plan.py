@@ -24,9 +24,7 @@ from aotgaudi.compile.keys import (
     ProgramRow,
     UnitRow,
     model_check_key,
-    read_model_check,
-    read_programs,
-    read_units,
+    read_rows,
 )
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
@@ -242,14 +240,18 @@ def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: 
     """Looks up every entry. Entries with the same program key share a program."""
     keys = ProgramKeys(spec, target)
     groups = _by_program(entries, keys)
-    rows = read_programs(store, groups)
+    rows = read_rows(ProgramRow, store, groups)
     programs = [
         ProgramState(keys.of(members[0]), tuple(members), rows.get(key), keys.n_splits(members[0]) or 1)
         for key, members in groups.items()
     ]
-    units = read_units(store, dict.fromkeys(key for row in rows.values() for key in row.units))
+    units = read_rows(UnitRow, store, dict.fromkeys(key for row in rows.values() for key in row.units))
     check = check_key_of(_firsts(groups), spec, target)
-    state = None if check is None else ModelCheckState(check, read_model_check(store, check.hex))
+    state = (
+        None
+        if check is None
+        else ModelCheckState(check, read_rows(ModelCheckRow, store, (check.hex,)).get(check.hex))
+    )
     plan = Plan(target, tuple(programs), units, model_check=state)
     return plan if plan.is_complete else replace(plan, estimates=read_estimates(store, target))
 

@@ -47,7 +47,7 @@ from aotgaudi.compile.keys import (
     ProofRow,
     UnitRow,
     UnitSource,
-    read_units,
+    read_rows,
     record,
 )
 from aotgaudi.compile.plan import MODEL_CHECK_SECONDS, Plan, ProgramState, TimeLeft, Work
@@ -438,7 +438,7 @@ class _Run:
             return
         new = [key for key in row.units if key not in self._unit_keys]
         self._unit_keys.update(new)
-        there = read_units(self._store, new)
+        there = read_rows(UnitRow, self._store, new)
         for key, unit in there.items():
             self._upload(key, unit)
         for key in (key for key in new if key not in there):

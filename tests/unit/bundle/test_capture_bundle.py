@@ -23,10 +23,6 @@ from tests.launches import a_launch
 from tests.unit.bundle.conftest import CAPTURED, LAUNCH, LAUNCH_ID, SealedCapture
 
 
-def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
 def test_the_index_counts_files_and_each_object_once(captured: SealedCapture) -> None:
     bundle = captured.open()
 
@@ -38,18 +34,6 @@ def test_the_index_counts_files_and_each_object_once(captured: SealedCapture) ->
     report = verify_bundle(bundle)
     assert report.is_intact
     assert (report.num_entries, report.kind) == (len(CAPTURED), "capture")
-
-
-def test_sealing_twice_gives_the_same_bytes_and_touches_nothing(
-    captured: SealedCapture, tmp_path: Path
-) -> None:
-    before = {path: path.stat().st_mtime_ns for path in captured.path.rglob("*")}
-
-    captured.pack()
-    captured.pack(tmp_path / "other")
-
-    assert {path: path.stat().st_mtime_ns for path in captured.path.rglob("*")} == before
-    assert contents(tmp_path / "other") == contents(captured.path)
 
 
 def test_another_launch_is_refused(captured: SealedCapture, tmp_path: Path) -> None:

@@ -86,14 +86,6 @@ def test_a_sticky_directory_is_refused(sealed: Sealed, name: str) -> None:
         check(sealed)
 
 
-@pytest.mark.parametrize("mode", [0o1777, 0o777, 0o775])
-def test_a_shared_directory_is_refused(sealed: Sealed, mode: int) -> None:
-    sealed.path.chmod(mode)
-
-    with pytest.raises(UntrustedError, match="can be written to by"):
-        check(sealed)
-
-
 @needs_root
 def test_roots_files_are_anybodys_to_run(sealed: Sealed) -> None:
     """As in a container that runs as an arbitrary uid."""

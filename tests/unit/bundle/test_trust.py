@@ -34,7 +34,7 @@ from aotgaudi.bundle.signing import Signing, SigningKey, add_signatures, generat
 from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, UntrustedError
+from aotgaudi.errors import ManifestError, UntrustedError
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
@@ -166,16 +166,6 @@ def test_the_right_key_id_with_the_wrong_key(sealed: Sealed, keys: Keys) -> None
     assert "names a trusted key and was not made by it" in refused(sealed.path, policy(keys["one"]))
 
 
-@pytest.mark.parametrize("name", [MANIFEST_NAME, RECEIPT_NAME])
-def test_one_edited_document(sealed: Sealed, keys: Keys, name: str) -> None:
-    sign(sealed.path, keys["one"])
-    path = sealed.path / name
-    path.write_bytes(path.read_bytes().replace(b"a", b"b", 1))
-
-    with pytest.raises(CorruptError, match=f"{name}: sha256 is"):
-        opened(sealed.path, policy(keys["one"]))
-
-
 def test_everything_edited_consistently(sealed: Sealed, keys: Keys) -> None:
     """Manifest, receipt and index agree with each other, as after sealing; the signature is another's."""
     sign(sealed.path, keys["one"])
@@ -198,22 +188,6 @@ def test_an_edited_index_is_not_even_parsed(sealed: Sealed, keys: Keys) -> None:
     assert "is not what was signed" in refused(sealed.path, policy(keys["one"]))
 
 
-def test_an_extra_and_a_missing_object(sealed: Sealed, keys: Keys) -> None:
-    """The index accounts for every object, so that the signature does."""
-    sign(sealed.path, keys["one"])
-    stray = sealed.object("layer.so").with_name("stray.so")
-    stray.write_bytes(b"\x7fELF")
-    report = verify_bundle(opened(sealed.path, policy(keys["one"])))
-    with pytest.raises(CorruptError, match=r"stray\.so: not in the index"):
-        report.raise_if_bad(sealed.path)
-
-    stray.unlink()
-    sealed.object("layer.so").unlink()
-    report = verify_bundle(opened(sealed.path, policy(keys["one"])))
-    with pytest.raises(NotWarmError, match="no such file"):
-        report.raise_if_bad(sealed.path)
-
-
 def test_another_payload_type(sealed: Sealed, keys: Keys) -> None:
     sign(sealed.path, keys["one"])
     envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
@@ -227,17 +201,6 @@ def test_another_payload_type(sealed: Sealed, keys: Keys) -> None:
     assert "is over 'application/json', should be 'application/vnd.in-toto+json'" in refused(
         sealed.path, policy(keys["one"])
     )
-
-
-def test_another_predicate_type(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"])
-    resign_statement(
-        sealed.path,
-        keys["one"],
-        lambda document: document.update(predicateType="https://slsa.dev/provenance/v1"),
-    )
-
-    assert "signed statement: predicateType" in refused(sealed.path, policy(keys["one"]))
 
 
 @pytest.mark.parametrize(
@@ -369,12 +332,6 @@ def test_sealing_twice_gives_the_same_signature(sealed: Sealed, keys: Keys, tmp_
     assert len(load_envelope(a).signatures) == 2
     assert (tmp_path / "a" / SIGNATURE_NAME).stat().st_mode & 0o777 == 0o644
     assert opened(tmp_path / "a", policy(keys["two"])).statement is not None
-
-
-def test_sealing_signed_over_the_same_bundle_signs_it(sealed: Sealed, keys: Keys) -> None:
-    sealed.pack(signing=Signing((keys["one"],)))
-
-    assert opened(sealed.path, policy(keys["one"])).statement is not None
 
 
 def test_sealing_unsigned_leaves_an_identical_signed_bundle_alone(sealed: Sealed, keys: Keys) -> None:

@@ -160,15 +160,6 @@ def test_only_regular_files_are_read(sealed: Sealed, name: str, replace: object)
     assert bad.entries == USERS[name]
 
 
-def test_two_swapped_objects_are_both_found(sealed: Sealed) -> None:
-    first, second = sealed.object("layer.so"), sealed.object("constants")
-    one, two = first.read_bytes(), second.read_bytes()
-    first.write_bytes(two)
-    second.write_bytes(one)
-
-    assert len(sealed.report().corrupt) == 2
-
-
 def names(num_inputs: int, num_outputs: int) -> bytes:
     """What a unit's object has of its inputs and outputs, in the midst of its code."""
     given, made = (

@@ -68,10 +68,3 @@ def test_a_step_without_hyper_connections_has_no_class_in_its_key() -> None:
 
     for step in STEPS:
         assert "entry.n_splits" not in dict(program_key(step, llama, TARGET).components)
-
-
-@pytest.mark.parametrize("name", ["hc_mult", "hc_sinkhorn_iters", "hc_eps", "rms_norm_eps", "hidden_size"])
-def test_every_constant_of_the_graphs_is_in_it(name: str) -> None:
-    other = key_of(MhcEntry(64, 2, "attn"), **{name: 2 * CONFIG[name]})
-
-    assert [row[0] for row in BASE.differences(other)] == [f"model.model.config.{name}"]

@@ -144,21 +144,6 @@ def test_the_same_bundle_gives_the_same_image_elsewhere_and_later(
     assert (tmp_path / "image 2").stat().st_mode & 0o777 == 0o755
 
 
-def test_an_unchanged_bundle_keeps_its_layer_whatever_the_epoch_of_the_build(
-    sealed: Sealed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generate_key(tmp_path / "key")
-    layers = set()
-    for number, seconds in enumerate(("0", "1700000000")):
-        monkeypatch.setenv("SOURCE_DATE_EPOCH", seconds)
-        signing = Signing((load_signing_key(tmp_path / "key"),))
-        sealed.pack(tmp_path / str(number) / "bundle", signing=signing)
-        bundle = open_bundle(tmp_path / str(number) / "bundle")
-        layers.add(write_image(bundle, tmp_path / f"image {number}", tag="v1"))
-
-    assert len(layers) == 1
-
-
 def test_what_lies_beside_the_bundle_stays_out(sealed: Sealed, tmp_path: Path) -> None:
     first = write_image(sealed.open(), tmp_path / "image", tag="v1")
     (sealed.path / "secret.env").write_text("PASSWORD=x")

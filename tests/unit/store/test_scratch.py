@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -36,16 +35,6 @@ def test_a_sweep_leaves_a_scratch_directory_that_is_used_and_takes_one_whose_use
 
         assert used.is_dir()
         assert not dead.exists()
-
-
-def test_a_directory_of_another_name_goes_by_age_alone(root: Path) -> None:
-    other = root / "tmp" / "check-of-somebody"
-    other.mkdir()
-    assert sweep_temporary_files(root) == 0
-
-    os.utime(other, (0, 0))
-
-    assert sweep_temporary_files(root) == 1
 
 
 def test_a_scratch_directory_that_was_swept_meanwhile_is_no_error(root: Path) -> None:
