@@ -161,7 +161,7 @@ def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) 
     path = Path(path)
     examine = policy.examine
     index_bytes = _read_index(path, examine)
-    signature = None if policy.signatures is None else read_signature(path, examine)
+    signature = read_signature(path, examine) if policy.keys else None
     statement = policy.require_signature(signature, index_bytes, path)
     try:
         index = load_index(index_bytes)

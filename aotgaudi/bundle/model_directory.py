@@ -255,7 +255,7 @@ def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> Mo
     write to the directory. Raises SpecError for a capture.
     """
     policy, bound = bundle.policy, bundle.require_programs().model
-    if policy.signatures is not None and bound is None and not allow_unbound:
+    if policy.keys and bound is None and not allow_unbound:
         raise UntrustedError(
             f"bundle {bundle.path} does not bind its model: trusted keys have signed for the code, not for weights,"
             " tokenizer and chat template (bind them: aotgaudi build bundle MANIFEST -o DIR --model DIR --sign-key"

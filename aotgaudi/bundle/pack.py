@@ -155,11 +155,9 @@ _NUM_THREADS = 8
 def refuse_foreign(out: Path) -> None:
     """Raises StoreError unless `out` is a bundle, an empty directory or missing, since nothing else may be overwritten."""
     refusal = f"cannot seal a bundle at {out}: it is"
+    if not holds_something(out, refusal):
+        return
     try:
-        if out.is_symlink() or (out.exists() and not out.is_dir()):
-            raise StoreError(f"{refusal} not a directory (choose another path)")
-        if not out.exists() or not any(out.iterdir()):
-            return
         load_index((out / INDEX_NAME).read_bytes())
     except FileNotFoundError as error:
         raise StoreError(
@@ -168,6 +166,16 @@ def refuse_foreign(out: Path) -> None:
     except ManifestError as error:
         remedy = "remove it, or choose another path"
         raise StoreError(f"{refusal} not a bundle that this aotgaudi can read: {error} ({remedy})") from error
+    except OSError as error:
+        raise store_error("look at", out, error) from error
+
+
+def holds_something(out: Path, refusal: str) -> bool:
+    """Returns whether `out` is a directory that is not empty. Raises StoreError, with `refusal`, if it is something else."""
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise StoreError(f"{refusal} not a directory (choose another path)")
+        return out.exists() and any(out.iterdir())
     except OSError as error:
         raise store_error("look at", out, error) from error
 

@@ -100,10 +100,10 @@ _MAX_KEY_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """Which bundles may be used. `owners` None accepts files of all owners, `signatures` None accepts unsigned bundles."""
+    """Which bundles may be used. `owners` None accepts files of all owners, no `keys` accept unsigned bundles."""
 
     owners: OwnerRule | None = None
-    signatures: SignaturePolicy | None = None
+    keys: frozenset[TrustedKey] = frozenset()
 
     @classmethod
     def demanding(
@@ -122,19 +122,35 @@ class TrustPolicy:
             SpecError: a file holds no public key.
         """
         owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
-        keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
-        return cls(owners, SignaturePolicy(keys) if keys else None)
+        return cls(owners, frozenset(load_trusted_key(Path(path)) for path in trusted_keys))
 
     def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
-        """Returns the statement that trusted keys signed about the index; None if not required. Raises UntrustedError."""
-        if self.signatures is None:
+        """Returns the statement that trusted keys signed about the index; None if not required.
+
+        Raises UntrustedError of one line.
+        """
+        if not self.keys:
             return None
         if signature is None:
             raise UntrustedError(
                 f"bundle {path} is not signed, and a trusted key is demanded"
                 f" (sign it: aotgaudi sign {path} --sign-key FILE)"
             )
-        return self.signatures.verify(signature, index_bytes, path)
+        from aotgaudi.bundle.signature import load_envelope, load_statement
+
+        try:
+            envelope = load_envelope(signature)
+            _require_signer(envelope, self.keys)
+            statement = load_statement(envelope.payload)
+        except (ManifestError, UntrustedError) as error:
+            raise UntrustedError(f"bundle {path} is not to be trusted: {error}") from error
+        found = sha256_bytes(index_bytes)
+        if statement.index_sha256 != found:
+            raise UntrustedError(
+                f"bundle {path} is not what was signed: its index has sha256 {found[:12]}...,"
+                f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
+            )
+        return statement
 
     @property
     def examine(self) -> Examine:
@@ -150,49 +166,25 @@ class TrustPolicy:
 ANY_BUNDLE = TrustPolicy()
 
 
-@dataclass(frozen=True)
-class SignaturePolicy:
-    """Requires a signature by one of `keys`."""
+def _require_signer(envelope: Envelope, keys: frozenset[TrustedKey]) -> None:
+    from aotgaudi.bundle.signature import PAYLOAD_TYPE
 
-    keys: frozenset[TrustedKey]
-
-    def verify(self, envelope_bytes: bytes, index_bytes: bytes, bundle: Path) -> Statement:
-        """Returns the statement that trusted keys signed about the index. Raises UntrustedError of one line."""
-        from aotgaudi.bundle.signature import load_envelope, load_statement
-
-        try:
-            envelope = load_envelope(envelope_bytes)
-            self._require_signer(envelope)
-            statement = load_statement(envelope.payload)
-        except (ManifestError, UntrustedError) as error:
-            raise UntrustedError(f"bundle {bundle} is not to be trusted: {error}") from error
-        found = sha256_bytes(index_bytes)
-        if statement.index_sha256 != found:
-            raise UntrustedError(
-                f"bundle {bundle} is not what was signed: its index has sha256 {found[:12]}...,"
-                f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
-            )
-        return statement
-
-    def _require_signer(self, envelope: Envelope) -> None:
-        from aotgaudi.bundle.signature import PAYLOAD_TYPE
-
-        if envelope.payload_type != PAYLOAD_TYPE:
-            raise UntrustedError(
-                f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
-            )
-        signed = envelope.signed_bytes()
-        if not any(key.has_signed(row.value, signed) for key in self.keys for row in envelope.signatures):
-            raise UntrustedError(self._lacking(envelope))
-
-    def _lacking(self, envelope: Envelope) -> str:
-        trusted = {key.key_id for key in self.keys}
-        named = sorted({row.key_id for row in envelope.signatures})
-        if trusted.intersection(named):
-            hint = "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
-        else:
-            hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
-        return f"no trusted key has signed it ({hint})"
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise UntrustedError(
+            f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
+        )
+    signed = envelope.signed_bytes()
+    if any(key.has_signed(row.value, signed) for key in keys for row in envelope.signatures):
+        return
+    trusted = {key.key_id for key in keys}
+    named = sorted({row.key_id for row in envelope.signatures})
+    if trusted.intersection(named):
+        hint = (
+            "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
+        )
+    else:
+        hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
+    raise UntrustedError(f"no trusted key has signed it ({hint})")
 
 
 def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:

@@ -24,7 +24,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.compile.jobs import ModelCheckJob, TraceJob, logged_errors
 from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, read_rows, record
 from aotgaudi.compile.plan import Plan
-from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool
+from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, Job, LocalPool, Pool, run_all
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import CardError, CompileError, NotWarmError
 from aotgaudi.gaudi.environment import WITHOUT_BRIDGE, process_environment
@@ -158,7 +158,6 @@ class CardPool:
 
 _NUM_ROUNDS = 2
 _MOST_NAMED = 5
-_WAIT_SECONDS = 1.0
 
 Files = Mapping[str, str]
 """Name -> digest."""
@@ -278,16 +277,11 @@ def _round(
             lower=store.lower,
         )
         environment = card_environment(directory, usable_modules(os.environ)[0])
-        with LocalPool(
+        pool = LocalPool(
             1, store.root / "toolcache", timeout_seconds=timeout_seconds, environment=environment
-        ) as pool:
-            pool.submit(0, job)
-            while not (done := pool.wait(_WAIT_SECONDS)):
-                pass
-    if done[0].error is not None:
-        raise done[0].error
-    found: Round = done[0].result
-    return found
+        )
+        found: list[Round] = run_all(pool, [job])
+    return found[0]
 
 
 def _parsed(files: Files) -> dict[str, Digest]:

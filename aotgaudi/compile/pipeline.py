@@ -26,7 +26,6 @@ from aotgaudi.compile.cards import find_proof, local_pool, proof_key, prove, req
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.keys import (
     PROVED_BACKENDS,
-    BuiltRow,
     ModelCheckRow,
     ProgramRow,
     ProofRow,
@@ -199,7 +198,7 @@ def compile_missing(
     with sharing.open(store, watch.warn) as remote:
         outcome = build.run(plan, remote, sharing.url)
         with phases.time("upload") if sharing.push else nullcontext():
-            return replace(outcome, remote=remote.finish(num_here=len(rows_of(plan))))
+            return replace(outcome, remote=remote.finish(num_here=len(plan.rows)))
 
 
 @dataclass(frozen=True)
@@ -367,13 +366,5 @@ def fetch_missing(plan: Plan, store: Store, remote: RemoteCache) -> bool:
 
 def upload_all(plan: Plan, remote: RemoteCache) -> None:
     """Uploads everything that `plan` found and `remote` lacks. Does not wait."""
-    for key, row in rows_of(plan).items():
+    for key, row in plan.rows.items():
         remote.upload(key, row)
-
-
-def rows_of(plan: Plan) -> dict[str, BuiltRow]:
-    """Returns the records that `plan` found, by key."""
-    rows: dict[str, BuiltRow] = {state.key.hex: state.row for state in plan.programs if state.row}
-    if plan.model_check is not None and plan.model_check.row is not None:
-        rows[plan.model_check.key.hex] = plan.model_check.row
-    return rows | plan.units

@@ -12,13 +12,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from statistics import fmean
 from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.keys import (
     CHECKED_BACKENDS,
+    BuiltRow,
     ModelCheckRow,
     ProgramKeys,
     ProgramRow,
@@ -211,21 +211,25 @@ class Plan:
         """Whether the graphs were compared with the model, if they have one."""
         return self.model_check is None or self.model_check.row is not None
 
+    @property
+    def rows(self) -> dict[str, BuiltRow]:
+        """The records that were found, by key."""
+        rows: dict[str, BuiltRow] = {state.key.hex: state.row for state in self.programs if state.row}
+        if self.model_check is not None and self.model_check.row is not None:
+            rows[self.model_check.key.hex] = self.model_check.row
+        return rows | self.units
+
     def digests(self) -> Iterator[Digest]:
         """Yields every object that was found (programs, texts, constants and artifacts), possibly more than once."""
-        programs = (state.row.digests() for state in self.programs if state.row)
-        yield from chain(*programs, *(row.digests() for row in self.units.values()))
+        for row in self.rows.values():
+            yield from row.digests()
 
     def as_root(self, name: str) -> Root:
         """Returns the root that keeps everything that was found, including texts, so that nothing is traced again.
 
         Raises ValueError for an invalid name.
         """
-        programs = (state.key.hex for state in self.programs if state.row is not None)
-        check = self.model_check
-        checks = [] if check is None or check.row is None else [check.key.hex]
-        keys = frozenset((*programs, *self.units, *checks))
-        return Root(name=name, keys=keys, objects=frozenset(self.digests()))
+        return Root(name=name, keys=frozenset(self.rows), objects=frozenset(self.digests()))
 
     def estimate_seconds(self, workers: int) -> float:
         """Returns a wall-clock estimate. The work of an untraced program is guessed from its kind of entry."""

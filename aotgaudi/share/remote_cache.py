@@ -53,10 +53,6 @@ class Row(Protocol):
         """Yields the objects that it names."""
         ...
 
-
-class Upload(Row, Protocol):
-    """A row that can be uploaded."""
-
     def model_dump(self, *, mode: str) -> Any:
         """Returns the row as a JSON value."""
         ...
@@ -181,7 +177,7 @@ class RemoteCache:
         """Fetches one object into the store. Raises RemoteError, MissingObjectError, CorruptError, StoreError."""
         self._fetching(digest).result()
 
-    def upload(self, key: str, row: Upload) -> Future[None]:
+    def upload(self, key: str, row: Row) -> Future[None]:
         """Uploads the objects of `row` that the remote lacks, and then its record, unless there is a sound one.
 
         Does nothing without `push`. The future raises RemoteError, which need not be looked at: there is a warning, too.
@@ -283,7 +279,7 @@ class RemoteCache:
             raise
         self._fetched.add(num_bytes=digest.size_bytes)
 
-    def _send(self, key: str, row: Upload) -> None:
+    def _send(self, key: str, row: Row) -> None:
         if key in self._came:
             return
         data = dump_record(key, row.model_dump(mode="json"))

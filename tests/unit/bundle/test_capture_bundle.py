@@ -12,7 +12,7 @@ from aotgaudi.bundle.format import INDEX_NAME, load_index
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signature import load_envelope, load_statement
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import ANY_BUNDLE, SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, UntrustedError
@@ -77,7 +77,7 @@ def test_what_is_signed_is_the_launch_and_the_files_and_an_edit_is_refused(
 ) -> None:
     generate_key(tmp_path / "key")
     key = load_signing_key(tmp_path / "key")
-    policy = TrustPolicy(signatures=SignaturePolicy(frozenset({key.public})))
+    policy = TrustPolicy(keys=frozenset({key.public}))
     with pytest.raises(UntrustedError, match="not signed"):
         open_bundle(captured.path, policy)
 

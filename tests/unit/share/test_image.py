@@ -18,7 +18,7 @@ import zstandard
 
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.signing import Signing, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, TargetError, UntrustedError
@@ -410,7 +410,7 @@ def test_what_is_not_the_bundle_is_refused_and_the_one_that_is_there_stays(
 def test_a_bundle_that_nobody_trusted_has_signed_is_refused(
     sealed: Sealed, tmp_path: Path, signer: str | None
 ) -> None:
-    policy = TrustPolicy(signatures=SignaturePolicy(frozenset([generate_key(tmp_path / "key")])))
+    policy = TrustPolicy(keys=frozenset([generate_key(tmp_path / "key")]))
     generate_key(tmp_path / "other")
     sealed.pack(tmp_path / "out")
     before = files(tmp_path / "out")
