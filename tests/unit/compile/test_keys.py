@@ -14,12 +14,13 @@ import pytest
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.keys import graph_code_digest, unit_key
 from aotgaudi.digest import Key
-from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry, StepEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.spec.sampler import UPSTREAM_SETTINGS, SamplerSpec
+from tests.specs import spec_of as spec_with
 from tests.workload import program_key
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data" / "keys.json"
@@ -138,6 +139,64 @@ def test_penalties_share_a_key_and_numbers_of_log_probabilities_do_not() -> None
 
     assert key(presence_penalty=1.0) == key(frequency_penalty=-0.5) == key(repetition_penalty=1.3)
     assert key(num_logprobs=3) != key(num_logprobs=5)
+
+
+HYPER = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 64,
+    "max_position_embeddings": 512,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def hyper_key(entry: MhcEntry, **config: Any) -> Key:
+    return program_key(entry, spec_of({**HYPER, **config}), TARGET)
+
+
+HYPER_BASE = hyper_key(MhcEntry(64, 2, "attn"))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("num_tokens", MhcEntry(65, 2, "attn")),
+        ("n_splits", MhcEntry(64, 3, "attn")),
+        ("sublayer", MhcEntry(64, 2, "ffn")),
+    ],
+)
+def test_every_field_of_a_hyper_connection_is_in_it(name: str, other: MhcEntry) -> None:
+    assert [row[0] for row in HYPER_BASE.differences(hyper_key(other))] == [f"entry.{name}"]
+
+
+STEPS = (PromptEntry(1, 64, 2), DecodeEntry(4, 1, 8))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_keyed_by_its_class_and_by_nothing_else_of_the_rule(step: StepEntry) -> None:
+    def key_under(rule: str, num_sms: int) -> Key:
+        spec = spec_with(
+            config={**HYPER, "hidden_size": 1024},
+            mhc={"rule": rule},
+            target={"backend": "cpu", "num_sms": num_sms},
+        )
+        return program_key(step, spec, TARGET)
+
+    base = key_under("sglang-pr25810", 8)
+
+    assert dict(base.components)["entry.n_splits"] == "8"
+    assert [row[0] for row in base.differences(key_under("sglang-pr25810", 4))] == ["entry.n_splits"]
+    assert [row[0] for row in base.differences(key_under("one", 8))] == ["entry.n_splits"]
+    assert key_under("vllm-collapsed", 9) == key_under("vllm-collapsed", 16)
+
+
+def test_a_step_without_hyper_connections_has_no_class_in_its_key() -> None:
+    llama = spec_of({"model_type": "llama", "hidden_size": 64, "max_position_embeddings": 512})
+
+    for step in STEPS:
+        assert "entry.n_splits" not in dict(program_key(step, llama, TARGET).components)
 
 
 def test_a_unit_key_is_its_text_and_nothing_of_the_model() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from aotgaudi.store.collect import (
     read_contents,
 )
 from aotgaudi.store.records import digests_in
-from aotgaudi.store.scratch import sweep_temporary_files
+from aotgaudi.store.scratch import locked_directory, sweep_temporary_files
 from aotgaudi.store.store import Root, Store
 from tests.unit.failing import raising
 
@@ -233,6 +234,34 @@ def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(
     sweep_temporary_files(store.root)
 
     assert [path.name for path in (store.root / "tmp").iterdir()] == ["put-1-young"]
+
+
+def test_a_scratch_directory_is_private_and_gone_at_the_end(store: Store) -> None:
+    with locked_directory(store.root) as path:
+        (path / "file").write_bytes(b"x")
+        assert path.parent == store.root / "tmp"
+        assert path.stat().st_mode & 0o777 == 0o700
+
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_a_sweep_leaves_a_scratch_directory_that_is_used_and_takes_one_whose_user_is_dead(
+    store: Store,
+) -> None:
+    with locked_directory(store.root) as used:
+        dead = store.root / "tmp" / "unit-of-the-dead"
+        dead.mkdir()
+        (dead / "half").write_bytes(b"x")
+
+        assert sweep_temporary_files(store.root) == 1
+
+        assert used.is_dir()
+        assert not dead.exists()
+
+
+def test_a_scratch_directory_that_was_swept_meanwhile_is_no_error(store: Store) -> None:
+    with locked_directory(store.root) as path:
+        shutil.rmtree(path)
 
 
 def test_a_build_first_clears_what_the_dead_left_but_not_beside_another_build(store: Store) -> None:
