@@ -17,15 +17,14 @@ from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
+    RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
-from aotgaudi.bundle.permissions import check_directories
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt, load_sealed
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
-from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy, require_match
+from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy, check_directories, require_match
 from aotgaudi.digest import Digest
 from aotgaudi.errors import (
     CorruptError,
@@ -162,7 +161,7 @@ def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) 
     path = Path(path)
     examine = policy.examine
     index_bytes = _read_index(path, examine)
-    signature = None if policy.signatures is None else read_signature(path, examine)
+    signature = read_signature(path, examine) if policy.keys else None
     statement = policy.require_signature(signature, index_bytes, path)
     try:
         index = load_index(index_bytes)

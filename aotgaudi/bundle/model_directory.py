@@ -1,4 +1,4 @@
-"""A model directory: which of its files a server reads, and whether they are those that a bundle binds.
+"""A model directory: which of its files a server reads, how a bundle is bound to them, and how to get one from the hub.
 
 A receipt may bind a model. It then names by digest every file of the directory that a server reads, so that a signature of
 the bundle covers these files too. A bound file is parsed from exactly the bytes that were hashed. A file that would be read
@@ -7,21 +7,28 @@ but is not bound is refused. Other files (``README.md``) are never read.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.trust import OwnerRule
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
-from aotgaudi.errors import CorruptError, SpecError, UntrustedError, store_error
+from aotgaudi.errors import CorruptError, RemoteError, SpecError, UntrustedError, first_line, store_error
 from aotgaudi.files import open_regular, read_whole
+
+if TYPE_CHECKING:
+    from aotgaudi.bundle.bundle import Bundle
+    from aotgaudi.spec.build_spec import BuildSpec
+    from aotgaudi.spec.model import ModelSpec
 
 CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -91,7 +98,7 @@ class ModelDirectory:
             )
         return digest
 
-    @contextmanager
+    @contextlib.contextmanager
     def open(self, name: str, expected: Digest | None = None) -> Iterator[FileIO]:
         """Opens a file. Raises FileNotFoundError, and CorruptError for another size than `expected`'s: nothing is hashed."""
 
@@ -215,3 +222,118 @@ def _is_file_name(tensor: str, value: object, where: str) -> bool:
     if Path(value).name != value or "\0" in value:
         raise SpecError(where, f"names a file outside its directory: {value!r:.100}")
     return True
+
+
+def bind_model(path: Path, spec: BuildSpec) -> dict[str, Digest]:
+    """Returns the digest, by name, of every file that a server reads from the model directory at `path`.
+
+    Raises SpecError if the directory cannot be served with bundles of `spec`.
+    """
+    from aotgaudi.bundle.receipt import require_file_name  # Request workers need none of this.
+
+    model = ModelDirectory(path)
+    check_model(spec, model)
+    texts = (*TEXTS, TOOL_USE_TEMPLATE)
+    names = [name for name in texts if os.path.lexists(path / name)] + model.weight_files()
+    for name in names:
+        try:
+            require_file_name(name)
+        except ValueError as error:
+            raise SpecError(str(path), f"has a file that cannot be bound: {error}") from error
+    try:
+        return {name: model.digest(name) for name in names}
+    except FileNotFoundError as error:
+        raise SpecError(str(error.filename), "is missing", WEIGHTS_REMEDY) from error
+    except OSError as error:
+        raise store_error("read", path, error) from error
+
+
+def open_model(bundle: Bundle, path: Path, *, allow_unbound: bool = False) -> ModelDirectory:
+    """Returns the model directory to serve `bundle` with. None of its files has been read.
+
+    Raises UntrustedError if a signature is required and does not cover a model, unless `allow_unbound`, or if others may
+    write to the directory. Raises SpecError for a capture.
+    """
+    policy, bound = bundle.policy, bundle.require_programs().model
+    if policy.keys and bound is None and not allow_unbound:
+        raise UntrustedError(
+            f"bundle {bundle.path} does not bind its model: trusted keys have signed for the code, not for weights,"
+            " tokenizer and chat template (bind them: aotgaudi build bundle MANIFEST -o DIR --model DIR --sign-key"
+            " FILE; or trust the directory: --allow-unbound-model)"
+        )
+    model = ModelDirectory(path, bound, policy.model_owners)
+    model.check_owners()
+    return model
+
+
+def check_model(spec: BuildSpec, model: ModelDirectory) -> None:
+    """Raises SpecError unless the directory's configuration gives the same graphs as the manifest's."""
+    found = model_spec(model, spec.model.dtype).model_copy(
+        update={"quantization": spec.model.quantization}  # Chosen by the builder; no config.json has it.
+    )
+    differences = spec.model.signature().differences(found.signature())
+    if differences:
+        name, wanted, got = differences[0]
+        others = f" (and {len(differences) - 1} more differences)" if len(differences) > 1 else ""
+        raise SpecError(
+            str(model.path / CONFIG),
+            f"is another model than the bundle was built for: {name} is {got}, the bundle has {wanted}{others}",
+            f"serve {spec.model.name}, or build a bundle for this model",
+        )
+
+
+def model_spec(model: ModelDirectory, dtype: str) -> ModelSpec:
+    """Returns the model of config.json, in `dtype`. Raises as the methods of `ModelDirectory` do."""
+    from aotgaudi.spec.model import ModelSpec
+    from aotgaudi.spec.parse import value_from_json
+
+    data = model.read(CONFIG)
+    if data is None:
+        raise SpecError(str(model.path), f"has no {CONFIG}", "a Hugging Face model directory")
+    where = str(model.path / CONFIG)
+    config = load_foreign_object(data, where)
+    try:
+        return value_from_json(
+            ModelSpec, {"name": model.path.name or "model", "dtype": dtype, "config": config}
+        )
+    except SpecError as error:
+        raise SpecError(where, f"{error.where} {error.problem}", error.remedy) from error
+
+
+_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_ANSWER_SECONDS = 5.0
+_SETTINGS = re.compile(
+    r"(HF_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|SSL_CERT_(FILE|DIR))", re.IGNORECASE
+)
+"""Variables that lead the hub's library, and what it speaks HTTP with."""
+
+
+def is_hub_id(text: str) -> bool:
+    """Returns whether `text` is the id of a model, ``ORG/NAME``, and not a path such as ``./a/b``, ``/a`` or ``a/b/c``."""
+    return _ID.fullmatch(text) is not None
+
+
+def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = None) -> Path:
+    """Returns a directory with the files of a model that match `patterns`, from the hub or from its cache.
+
+    A hub that does not answer within five seconds is not asked again. With ``HF_HUB_OFFLINE``, only the cache is used.
+
+    Raises RemoteError if neither has the model.
+    """
+    try:
+        with contextlib.redirect_stdout(
+            io.StringIO()
+        ):  # It prints why it cannot be imported, and then raises that.
+            from huggingface_hub import snapshot_download
+        folder = snapshot_download(
+            model_id, revision=revision, allow_patterns=list(patterns), etag_timeout=_ANSWER_SECONDS
+        )
+    except ModuleNotFoundError:
+        raise
+    except (
+        Exception
+    ) as error:  # Those of the library that speaks HTTP, whichever that is, and of the user's settings.
+        led = sorted(name for name in os.environ if _SETTINGS.fullmatch(name))
+        remedy = f" (the environment sets {', '.join(led)})" if led else ""
+        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line(error)}{remedy}") from error
+    return Path(folder)

@@ -7,10 +7,14 @@ exactly the bytes of the index that we read. Key ids are only shown to people. W
 `cryptography` does the mathematics. securesystemslib, which signs, selects keys by id when it verifies, and imports other
 installed packages (boto3, for example), so it is used offline only. To keep the start of `aotgaudi serve` fast, this module
 imports the formats and `cryptography` only when there is something to verify.
+
+Owners and modes of a file are checked through its descriptor, after it is opened and before it is read. Then no other user
+can change its bytes after we have verified them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -18,15 +22,77 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aotgaudi.bundle.permissions import OwnerRule
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import ManifestError, SpecError, UntrustedError
+from aotgaudi.errors import ManifestError, SpecError, UntrustedError, store_error
 from aotgaudi.files import Examine, accept_any, open_regular
+from aotgaudi.store.location import replaceable_in
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from aotgaudi.bundle.signature import Envelope, Statement
+
+
+_ALLOW = "allow it with --allow-unsafe-permissions"
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRule:
+    """Accepts files that belong to `uid` or root and that nobody else may write to, except the group with `trusts_group`."""
+
+    uid: int
+    trusts_group: bool = False
+
+    def check(self, path: Path, status: os.stat_result) -> None:
+        """Raises UntrustedError, with `path` and the remedy, unless the rule accepts `status`."""
+        mode = stat.S_IMODE(status.st_mode)
+        if status.st_uid not in (0, self.uid):
+            who = f"root, or to uid {self.uid}" if self.uid else "root"
+            raise UntrustedError(
+                f"{path} belongs to uid {status.st_uid}, who can change it; it must belong to {who}"
+                f" (chown -R {self.uid} {path}, or {_ALLOW})"
+            )
+        if mode & (stat.S_IWOTH if self.trusts_group else stat.S_IWGRP | stat.S_IWOTH):
+            who = "everybody" if mode & stat.S_IWOTH else "its group"
+            raise UntrustedError(
+                f"{path} can be written to by {who} (mode {mode:04o}) (chmod -R go-w {path}, or {_ALLOW})"
+            )
+        if mode & stat.S_ISVTX:
+            raise UntrustedError(
+                f"{path} is sticky (mode {mode:04o}), as shared directories are (chmod -R -t {path}, or {_ALLOW})"
+            )
+
+    def check_parents(self, path: Path) -> None:
+        """Raises UntrustedError if anybody may replace `path` by something else, and OSError."""
+        parent = replaceable_in(path)
+        if parent is not None:
+            raise UntrustedError(
+                f"everybody may replace {path}, for everybody may write to {parent}"
+                f" (chmod o-w {parent}, or +t, or {_ALLOW})"
+            )
+
+
+def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -> None:
+    """Checks `root`, the directories above it, and those `on_the_way` to its objects. Links are not followed.
+
+    Files are checked when they are opened, and `verify_bundle` refuses all others. Raises UntrustedError, and StoreError if
+    the system does not let us look.
+    """
+    try:
+        rule.check(root, root.stat())
+        rule.check_parents(root)
+        for path in on_the_way:
+            _check_name(path, rule)
+    except OSError as error:
+        raise store_error("look at", root, error) from error
+
+
+def _check_name(path: Path, rule: OwnerRule) -> None:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying reports missing objects.
+        status = path.lstat()
+        if not stat.S_ISLNK(status.st_mode):
+            rule.check(path, status)
+
 
 KEY_REMEDY = "make a pair with: aotgaudi key generate FILE"
 _MAX_KEY_BYTES = 64 << 10
@@ -34,10 +100,10 @@ _MAX_KEY_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """Which bundles may be used. `owners` None accepts files of all owners, `signatures` None accepts unsigned bundles."""
+    """Which bundles may be used. `owners` None accepts files of all owners, no `keys` accept unsigned bundles."""
 
     owners: OwnerRule | None = None
-    signatures: SignaturePolicy | None = None
+    keys: frozenset[TrustedKey] = frozenset()
 
     @classmethod
     def demanding(
@@ -56,19 +122,35 @@ class TrustPolicy:
             SpecError: a file holds no public key.
         """
         owners = None if allow_unsafe_permissions else OwnerRule(os.geteuid())
-        keys = frozenset(load_trusted_key(Path(path)) for path in trusted_keys)
-        return cls(owners, SignaturePolicy(keys) if keys else None)
+        return cls(owners, frozenset(load_trusted_key(Path(path)) for path in trusted_keys))
 
     def require_signature(self, signature: bytes | None, index_bytes: bytes, path: Path) -> Statement | None:
-        """Returns the statement that trusted keys signed about the index; None if not required. Raises UntrustedError."""
-        if self.signatures is None:
+        """Returns the statement that trusted keys signed about the index; None if not required.
+
+        Raises UntrustedError of one line.
+        """
+        if not self.keys:
             return None
         if signature is None:
             raise UntrustedError(
                 f"bundle {path} is not signed, and a trusted key is demanded"
                 f" (sign it: aotgaudi sign {path} --sign-key FILE)"
             )
-        return self.signatures.verify(signature, index_bytes, path)
+        from aotgaudi.bundle.signature import load_envelope, load_statement
+
+        try:
+            envelope = load_envelope(signature)
+            _require_signer(envelope, self.keys)
+            statement = load_statement(envelope.payload)
+        except (ManifestError, UntrustedError) as error:
+            raise UntrustedError(f"bundle {path} is not to be trusted: {error}") from error
+        found = sha256_bytes(index_bytes)
+        if statement.index_sha256 != found:
+            raise UntrustedError(
+                f"bundle {path} is not what was signed: its index has sha256 {found[:12]}...,"
+                f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
+            )
+        return statement
 
     @property
     def examine(self) -> Examine:
@@ -84,49 +166,25 @@ class TrustPolicy:
 ANY_BUNDLE = TrustPolicy()
 
 
-@dataclass(frozen=True)
-class SignaturePolicy:
-    """Requires a signature by one of `keys`."""
+def _require_signer(envelope: Envelope, keys: frozenset[TrustedKey]) -> None:
+    from aotgaudi.bundle.signature import PAYLOAD_TYPE
 
-    keys: frozenset[TrustedKey]
-
-    def verify(self, envelope_bytes: bytes, index_bytes: bytes, bundle: Path) -> Statement:
-        """Returns the statement that trusted keys signed about the index. Raises UntrustedError of one line."""
-        from aotgaudi.bundle.signature import load_envelope, load_statement
-
-        try:
-            envelope = load_envelope(envelope_bytes)
-            self._require_signer(envelope)
-            statement = load_statement(envelope.payload)
-        except (ManifestError, UntrustedError) as error:
-            raise UntrustedError(f"bundle {bundle} is not to be trusted: {error}") from error
-        found = sha256_bytes(index_bytes)
-        if statement.index_sha256 != found:
-            raise UntrustedError(
-                f"bundle {bundle} is not what was signed: its index has sha256 {found[:12]}...,"
-                f" the signature is of {statement.index_sha256[:12]}... (it was edited, or is another bundle's)"
-            )
-        return statement
-
-    def _require_signer(self, envelope: Envelope) -> None:
-        from aotgaudi.bundle.signature import PAYLOAD_TYPE
-
-        if envelope.payload_type != PAYLOAD_TYPE:
-            raise UntrustedError(
-                f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
-            )
-        signed = envelope.signed_bytes()
-        if not any(key.has_signed(row.value, signed) for key in self.keys for row in envelope.signatures):
-            raise UntrustedError(self._lacking(envelope))
-
-    def _lacking(self, envelope: Envelope) -> str:
-        trusted = {key.key_id for key in self.keys}
-        named = sorted({row.key_id for row in envelope.signatures})
-        if trusted.intersection(named):
-            hint = "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
-        else:
-            hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
-        return f"no trusted key has signed it ({hint})"
+    if envelope.payload_type != PAYLOAD_TYPE:
+        raise UntrustedError(
+            f"the signature is over {envelope.payload_type!r:.100}, should be {PAYLOAD_TYPE!r}"
+        )
+    signed = envelope.signed_bytes()
+    if any(key.has_signed(row.value, signed) for key in keys for row in envelope.signatures):
+        return
+    trusted = {key.key_id for key in keys}
+    named = sorted({row.key_id for row in envelope.signatures})
+    if trusted.intersection(named):
+        hint = (
+            "a signature names a trusted key and was not made by it: forged, or what was signed was changed"
+        )
+    else:
+        hint = f"signed by {_short(named)}; trusted: {_short(sorted(trusted))}"
+    raise UntrustedError(f"no trusted key has signed it ({hint})")
 
 
 def require_match(statement: Statement, expected: Statement, bundle: Path) -> None:

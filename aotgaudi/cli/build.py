@@ -13,8 +13,8 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
+from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_manifest import default_manifest_path
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line
@@ -33,10 +33,10 @@ from aotgaudi.cli.options import (
 )
 from aotgaudi.cli.progress import BuildDisplay, interrupted_by_sigterm
 from aotgaudi.cli.show import emit, refuse_unwritable
+from aotgaudi.compile.cards import require_proof
 from aotgaudi.compile.pipeline import Workers, build, compile_missing, make_receipt, plan_manifest, seal
 from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.recheck import Difference, recheck
-from aotgaudi.compile.recipe_proof import require_proof
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotReproducibleError, counted
@@ -381,7 +381,7 @@ _UNMEASURED = "how long that takes is not known: no record of this store is of u
 
 def _can_estimate(plan: Plan) -> bool:
     """Whether compile times are known. Those of the table were measured on CPUs."""
-    return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.seen)
+    return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.by_label)
 
 
 @click.command("plan")

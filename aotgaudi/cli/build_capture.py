@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
+from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
 from aotgaudi.cli.options import (
     FiniteRange,

@@ -32,8 +32,7 @@ from aotgaudi.errors import CorruptError, StoreError
 from aotgaudi.manifest.manifest import load_manifest_or_spec
 from aotgaudi.store.collect import CollectionPlan, StoreUsage, collect, collect_unless_used, measure_store
 from aotgaudi.store.fsck import FsckReport, Loss, check_store
-from aotgaudi.store.roots import Root
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import Root, Store
 from aotgaudi.wrap.capture_records import capture_key
 
 

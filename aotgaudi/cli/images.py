@@ -14,10 +14,9 @@ from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.options import acceptance_options, json_option, path_argument, path_option
 from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.show import emit, size_text
-from aotgaudi.share.image import WrittenImage, open_base, pull_image, write_image
+from aotgaudi.share.image import WrittenImage, copy_image, layout_name, open_base, pull_image, write_image
 from aotgaudi.share.layer import Compression
 from aotgaudi.share.oci import BUNDLE_ROOT, check_tag, refuse_foreign_layout
-from aotgaudi.share.skopeo import copy_image, layout_name
 
 insecure_option = click.option(
     "--insecure",

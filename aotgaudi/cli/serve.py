@@ -34,6 +34,7 @@ from aotgaudi.cli.options import (
 )
 from aotgaudi.engine.limits import AdmissionLimits
 from aotgaudi.errors import MissingPackageError
+from aotgaudi.machine import Threads, bound_spinning, choose_threads
 from aotgaudi.server.options import (
     Access,
     Listening,
@@ -46,7 +47,6 @@ from aotgaudi.server.options import (
     read_key_digests,
 )
 from aotgaudi.spec.policy import Policy
-from aotgaudi.threads import Threads, bound_spinning, choose_threads
 
 if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
@@ -406,7 +406,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     observability: Observability,
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
-    from aotgaudi.bundle.kind import is_capture
+    from aotgaudi.bundle.format import is_capture
     from aotgaudi.phases import Phases, since_process_start
 
     phases = Phases(since_process_start())

@@ -15,8 +15,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.online import check_target, this_machine
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.model import open_model
-from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory, open_model
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt
 from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import Report, require_memory, verify_bundle
@@ -226,9 +225,9 @@ def _model(bundle: Bundle) -> tuple[tuple[str, str], ...]:
 
 
 def _signed(bundle: Bundle) -> str:
-    if bundle.statement is None or bundle.policy.signatures is None:
+    if bundle.statement is None:
         return "not asked for (--trusted-key)"
-    return f"by one of {len(bundle.policy.signatures.keys)} trusted keys"
+    return f"by one of {len(bundle.policy.keys)} trusted keys"
 
 
 def _bound(receipt: SealedReceipt) -> dict[str, str] | None:

@@ -20,9 +20,10 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, Union
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
@@ -32,9 +33,7 @@ from aotgaudi.compile.keys import (
     ProgramRow,
     UnitRow,
     UnitSource,
-    read_model_check,
-    read_programs,
-    read_units,
+    read_rows,
     record,
     unit_key,
 )
@@ -150,6 +149,11 @@ class CompileJob:
 
 BuildJob = Union[ModelCheckJob, TraceJob, CompileJob]
 
+ROWS: Mapping[type, type[BuiltRow]] = MappingProxyType(
+    {ModelCheckJob: ModelCheckRow, TraceJob: ProgramRow, CompileJob: UnitRow}
+)
+"""What the record of each kind of job is."""
+
 
 def explained(error: Exception, family: str) -> SpecError | None:
     """Returns a trace's error in words that name the family and what it does; None for one that has such words."""
@@ -183,10 +187,7 @@ def key_of(job: BuildJob) -> str:
 def find_row(store: Store, job: BuildJob) -> BuiltRow | None:
     """Returns the record of `job` if it is intact, else None."""
     key = key_of(job)
-    if isinstance(job, ModelCheckJob):
-        return read_model_check(store, key)
-    rows = read_programs(store, (key,)) if isinstance(job, TraceJob) else read_units(store, (key,))
-    return rows.get(key)
+    return read_rows(ROWS[type(job)], store, (key,)).get(key)
 
 
 def build_once(job: BuildJob) -> Built | Busy:
@@ -220,7 +221,7 @@ def is_busy(store: Store, job: BuildJob) -> bool:
 
 def run_model_check(job: ModelCheckJob) -> ModelCheckRow:
     """Compares graphs with the model. Raises ModelDiffersError, and like `run_trace`."""
-    with _errors_of(job), _logged(job.log_path), _explained(job.model):
+    with logged_errors(job), _explained(job.model):
         from aotgaudi.compile.model_comparison import compare_model
 
         _one_thread()
@@ -236,7 +237,7 @@ def run_trace(job: TraceJob) -> ProgramRow:
 
     Raises SpecError for a model that cannot be built, StoreError, and CompileError for everything else.
     """
-    with _errors_of(job), _logged(job.log_path), _explained(job.model):
+    with logged_errors(job), _explained(job.model):
         from aotgaudi.graphs.trace import trace
 
         _one_thread()
@@ -270,7 +271,7 @@ def run_compile(job: CompileJob) -> UnitRow:
 
     Raises CompileError, StoreError, and LostTextError if the unit's text does not match its key.
     """
-    with _errors_of(job), _logged(job.log_path), locked_directory(job.store_root) as work_dir:
+    with logged_errors(job), locked_directory(job.store_root) as work_dir:
         objects = ObjectStore(job.store_root, job.lower, heals=True)
         before = _cpu_seconds()
         key, compiled = _compile(job, objects, work_dir)
@@ -289,7 +290,7 @@ def run_compile(job: CompileJob) -> UnitRow:
 
 def compile_again(job: CompileJob, work_dir: Path) -> CompiledUnit:
     """Compiles and checks one unit in `work_dir`, and publishes nothing. Raises like `run_compile`."""
-    with _errors_of(job), _logged(job.log_path):
+    with logged_errors(job):
         return _compile(job, ObjectStore(job.store_root, job.lower), work_dir)[1]
 
 

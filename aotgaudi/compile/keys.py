@@ -249,7 +249,7 @@ class ModelCheckRow(Value):
 
 
 class ProofRow(Value):
-    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/recipe_proof.py).
+    """A proof that processes which find only recorded recipes compile nothing for these programs (compile/cards.py).
 
     `recipes` maps file name -> digest of files that programs need in addition to their units' artifacts. `num_recipes`
     counts all recipes.
@@ -284,27 +284,8 @@ def record(store: Store, key: str, row: BuiltRow | ProofRow) -> None:
         _LOG.warning("%s: built twice, with different results; the first stays", key)
 
 
-def read_programs(store: Store, keys: Iterable[str]) -> dict[str, ProgramRow]:
-    """Returns the intact rows of `keys`, which are program keys, in their order. Leaves out keys without one."""
-    return _read(ProgramRow, store, keys)
-
-
-def read_units(store: Store, keys: Iterable[str]) -> dict[str, UnitRow]:
-    """Returns the intact rows of `keys`, which are unit keys, in their order. Leaves out keys without one."""
-    return _read(UnitRow, store, keys)
-
-
-def read_model_check(store: Store, key: str) -> ModelCheckRow | None:
-    """Returns the record of the check of `key`, if there is one."""
-    return _read(ModelCheckRow, store, (key,)).get(key)
-
-
-def read_proof(store: Store, key: str) -> ProofRow | None:
-    """Returns the intact proof of `key`, if there is one."""
-    return _read(ProofRow, store, (key,)).get(key)
-
-
-def _read(kind: type[RowT], store: Store, keys: Iterable[str]) -> dict[str, RowT]:
+def read_rows(kind: type[RowT], store: Store, keys: Iterable[str]) -> dict[str, RowT]:
+    """Returns the intact rows of `keys`, whose records are of this `kind`, in their order. Leaves out keys without one."""
     values = store.actions.get_many(keys).items()
     rows = ((key, _intact(kind, value, store.objects)) for key, value in values)
     return {key: row for key, row in rows if row is not None}

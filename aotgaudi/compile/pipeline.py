@@ -17,18 +17,25 @@ from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import build_target
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.format import BundleIndex
-from aotgaudi.bundle.model import bind_model
-from aotgaudi.bundle.pack import pack_bundle
+from aotgaudi.bundle.model_directory import bind_model
+from aotgaudi.bundle.pack import pack_bundle, refuse_foreign
 from aotgaudi.bundle.programs import load_program, split_problems
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
-from aotgaudi.bundle.staging import refuse_foreign
-from aotgaudi.compile.cards import local_pool
+from aotgaudi.compile.cards import find_proof, local_pool, proof_key, prove, require_proof
 from aotgaudi.compile.jobs import BuildJob
-from aotgaudi.compile.keys import PROVED_BACKENDS, ProofRow, builder_versions, record, require_key_parts
+from aotgaudi.compile.keys import (
+    PROVED_BACKENDS,
+    ModelCheckRow,
+    ProgramRow,
+    ProofRow,
+    UnitRow,
+    builder_versions,
+    read_rows,
+    record,
+    require_key_parts,
+)
 from aotgaudi.compile.plan import Plan, is_known_complete, make_plan, remember_complete
-from aotgaudi.compile.read_through import fetch_missing, rows_of, upload_all
-from aotgaudi.compile.recipe_proof import find_proof, proof_key, prove, require_proof
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Pool
 from aotgaudi.digest import Digest
@@ -77,7 +84,7 @@ class Workers:
             )
         from aotgaudi.compile.ray import RayPlace, RayPool
 
-        place = RayPlace(self.ray, target.backend, exchange)
+        place = RayPlace(self.ray, exchange)
         return RayPool(place, store, num_workers=self.jobs, timeout_seconds=self.timeout_seconds)
 
 
@@ -191,7 +198,7 @@ def compile_missing(
     with sharing.open(store, watch.warn) as remote:
         outcome = build.run(plan, remote, sharing.url)
         with phases.time("upload") if sharing.push else nullcontext():
-            return replace(outcome, remote=remote.finish(num_here=len(rows_of(plan))))
+            return replace(outcome, remote=remote.finish(num_here=len(plan.rows)))
 
 
 @dataclass(frozen=True)
@@ -339,3 +346,25 @@ def _raise_for(outcome: BuildOutcome) -> None:
         rows = [f"  {failure.label}: {failure.message}\n    log: {failure.log_path}" for failure in failures]
         head = f"{len(failures)} of {num_jobs} jobs failed; the others are in the store"
         raise CompileError("\n".join([head, *rows]))
+
+
+def fetch_missing(plan: Plan, store: Store, remote: RemoteCache) -> bool:
+    """Fetches into `store` what `plan` lacks and `remote` has: programs first, then their units.
+
+    Returns whether anything came, so that a new plan finds more. Raises StoreError.
+    """
+    check, checked = plan.model_check, None
+    if check is not None and check.row is None:
+        checked = remote.look_up(check.key.hex, ModelCheckRow.model_validate, record)
+    untraced = [state.key.hex for state in plan.untraced]
+    num_found = remote.look_up_all(untraced, ProgramRow.model_validate, record)
+    traced = read_rows(ProgramRow, store, untraced if num_found else ())
+    units = {key for row in traced.values() for key in row.units} - plan.units.keys()
+    num_found += remote.look_up_all([*plan.missing_units, *units], UnitRow.model_validate, record)
+    return num_found > 0 or (checked is not None and checked.result())
+
+
+def upload_all(plan: Plan, remote: RemoteCache) -> None:
+    """Uploads everything that `plan` found and `remote` lacks. Does not wait."""
+    for key, row in plan.rows.items():
+        remote.upload(key, row)

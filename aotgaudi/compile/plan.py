@@ -2,38 +2,34 @@
 
 Imports no torch: if a build has nothing to do, the store's records alone answer.
 
-The estimate for a unit is the time of the most similar unit on record, or else a value from a table. Similar units are the
-same piece of a step (`layer`, `head`, ...) for the same kind of entry, with sizes close in proportion. A run corrects the
-estimates by the times of its jobs. Estimates only decide the order of units and the displayed time.
+The estimate for a unit is its time on record, else the mean of its kind, else a value from a table. It only decides the
+order of units and the displayed time, which a run corrects by the times of its jobs.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from statistics import fmean
 from types import MappingProxyType
 
 from aotgaudi.backends.base import Target
 from aotgaudi.compile.keys import (
     CHECKED_BACKENDS,
+    BuiltRow,
     ModelCheckRow,
     ProgramKeys,
     ProgramRow,
     UnitRow,
     model_check_key,
-    read_model_check,
-    read_programs,
-    read_units,
+    read_rows,
 )
 from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.store.roots import Root
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import Root, Store
 
 UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
     {
@@ -58,61 +54,43 @@ _UNITS_A_STEP = ("embedding", "layer", "head")
 _MOST_RECORDS = 1000
 """The most records that estimates are read from; 300 take a hundredth of a second."""
 
-_NUMBER = re.compile(r"\d+")
-
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a job's work: its kind (``trace``, ``layer``, ...) and its estimate in seconds."""
+class Work:
+    """The estimated seconds of a job, and of the jobs that should follow from it (a trace leads to units)."""
 
-    kind: str
     seconds: float
-
-
-Work = tuple[Part, ...]
-"""A job's part, then the parts that should follow from it (a trace leads to units)."""
-
-Shape = tuple[str, tuple[int, ...]]
-"""A label without its numbers, and the numbers: ``("layer (decode, #, #)", (4, 128))``."""
+    later_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class Estimates:
-    """Compile seconds on one worker. `seen` maps a label without numbers to (numbers, seconds) of units compiled before."""
+    """Compile seconds of units on one worker, by label and, as the mean, by kind (the first word of a label)."""
 
-    seen: Mapping[str, tuple[tuple[tuple[int, ...], float], ...]] = field(default_factory=dict)
+    by_label: Mapping[str, float] = field(default_factory=dict)
+    by_kind: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, float]]) -> Estimates:
         """Makes estimates from the labels and seconds of earlier compiles."""
-        seen: dict[str, list[tuple[tuple[int, ...], float]]] = defaultdict(list)
-        for label, seconds in rows:
-            text, numbers = _shape(label)
-            seen[text].append((numbers, seconds))
-        return cls({text: tuple(samples) for text, samples in seen.items()})
+        kinds: dict[str, list[float]] = defaultdict(list)
+        by_label = dict(rows)
+        for label, seconds in by_label.items():
+            kinds[_kind(label)].append(seconds)
+        return cls(by_label, {kind: fmean(seconds) for kind, seconds in kinds.items()})
 
     def unit_seconds(self, label: str) -> float:
         """Returns the expected seconds of a unit with this label, at least 0."""
-        text, numbers = _shape(label)
-        samples = self.seen.get(text)
-        if samples:
-            return min(samples, key=lambda sample: (_distance(sample[0], numbers), sample))[1]
-        return UNIT_SECONDS.get(_kind(label), OTHER_SECONDS)
-
-    def of_unit(self, label: str) -> Work:
-        """Returns the expected work of compiling this unit."""
-        return (Part(_kind(label), self.unit_seconds(label)),)
-
-    def of_model_check(self) -> Work:
-        """Returns the expected work of comparing graphs with the model."""
-        return (Part("check", MODEL_CHECK_SECONDS),)
+        kind = _kind(label)
+        unseen = self.by_kind.get(kind, UNIT_SECONDS.get(kind, OTHER_SECONDS))
+        return self.by_label.get(label, unseen)
 
     def of_entry(self, entry: Entry) -> Work:
         """Returns the expected work for an untraced entry: the trace, and the units that it may produce."""
         is_step = entry.kind in ("prompt", "decode")
         kinds = _UNITS_A_STEP if is_step else (entry.kind,)
-        trace = Part("trace", TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS)
-        return (trace, *(Part(kind, self.unit_seconds(f"{kind} {entry}")) for kind in kinds))
+        units = sum(self.unit_seconds(f"{kind} {entry}") for kind in kinds)
+        return Work(TRACE_SECONDS if is_step else SMALL_TRACE_SECONDS, units)
 
 
 def read_estimates(store: Store, target: Target) -> Estimates:
@@ -135,82 +113,34 @@ _DECISIVE = frozenset({"target.backend", "target.machine"})
 
 
 class TimeLeft:
-    """Predicts how long the rest of a run takes. It learns how this run's jobs compare with their estimates, by kind.
-
-    Between events (a job ends, or a new one is found) the prediction falls as time passes, even if a job is late. At an
-    event it follows what was learnt: down at once, up by at most a quarter or 10 seconds, whichever is more.
-    """
+    """Predicts how long the rest of a run takes, by the estimates and how this run's jobs compare with theirs."""
 
     def __init__(self) -> None:
-        self._measured: dict[str, float] = defaultdict(float)
-        self._estimated: dict[str, float] = defaultdict(float)
-        self._event: object = None
-        self._work = self._shown = math.inf
+        self._measured = self._estimated = _PRIOR_SECONDS
 
-    def learn(self, part: Part, seconds: float) -> None:
+    def learn(self, work: Work, seconds: float) -> None:
         """Records the wall-clock seconds of a job of this run."""
-        for kind in (part.kind, _ALL):
-            self._measured[kind] += max(0.0, seconds)
-            self._estimated[kind] += part.seconds
+        self._measured += seconds
+        self._estimated += work.seconds
 
     def seconds(
-        self,
-        *,
-        waiting: Sequence[Work],
-        running: Sequence[tuple[Work, float]],
-        num_workers: int,
-        event: object,
+        self, *, waiting: Sequence[Work], running: Sequence[tuple[Work, float]], num_workers: int
     ) -> float:
-        """Returns the seconds that are left; 0 only if no work is left.
-
-        Args:
-            waiting: Jobs that have not begun.
-            running: Running jobs, each with the seconds since it began.
-            num_workers: How many jobs may run at a time.
-            event: A value that changes at each event, e.g. the number of finished jobs.
-        """
-        work = sum(self._expected(part) for parts in waiting for part in parts)
-        for (own, *later), elapsed in running:
-            work += _rest(self._expected(own), elapsed) + sum(map(self._expected, later))
-        work /= max(1, min(num_workers, len(waiting) + len(running)))
-        if event == self._event and self._work > 0:
-            self._shown *= min(1.0, work / self._work)
-        else:
-            self._shown = min(work, max(_RISE * self._shown, self._shown + _RISE_SECONDS))
-        self._event, self._work = event, work
-        return self._shown
-
-    def _expected(self, part: Part) -> float:
-        """Returns the estimate times the measured-to-estimated ratio of its kind. A few jobs change the ratio little."""
-        overall = _ratio(self._measured[_ALL], self._estimated[_ALL], 1.0)
-        return part.seconds * _ratio(self._measured[part.kind], self._estimated[part.kind], overall)
+        """Returns the seconds that are left on `num_workers`. `running` has each job with the seconds since it began."""
+        ratio = self._measured / self._estimated
+        left = sum(ratio * (work.seconds + work.later_seconds) for work in waiting)
+        left += sum(
+            max(0.0, ratio * work.seconds - elapsed) + ratio * work.later_seconds for work, elapsed in running
+        )
+        return left / max(1, min(num_workers, len(waiting) + len(running)))
 
 
-_ALL = "all kinds"
-_RISE, _RISE_SECONDS = 1.25, 10.0
 _PRIOR_SECONDS = 5.0
-
-
-def _ratio(measured: float, estimated: float, prior: float) -> float:
-    return (measured + _PRIOR_SECONDS * prior) / (estimated + _PRIOR_SECONDS)
-
-
-def _rest(seconds: float, elapsed: float) -> float:
-    """Returns the remaining seconds of a job that should take `seconds`: always more than 0, and falling."""
-    return seconds * math.exp(-elapsed / seconds) if seconds > 0 else 0.0
+"""With this weight the estimates count before any job has ended."""
 
 
 def _kind(label: str) -> str:
     return label.split(" ", 1)[0]
-
-
-def _shape(label: str) -> Shape:
-    return _NUMBER.sub("#", label), tuple(map(int, _NUMBER.findall(label)))
-
-
-def _distance(left: tuple[int, ...], right: tuple[int, ...]) -> float:
-    """Returns the distance between sizes, in doublings."""
-    return sum(abs(math.log2((a + 1) / (b + 1))) for a, b in zip(left, right, strict=True))
 
 
 @dataclass(frozen=True)
@@ -281,41 +211,51 @@ class Plan:
         """Whether the graphs were compared with the model, if they have one."""
         return self.model_check is None or self.model_check.row is not None
 
+    @property
+    def rows(self) -> dict[str, BuiltRow]:
+        """The records that were found, by key."""
+        rows: dict[str, BuiltRow] = {state.key.hex: state.row for state in self.programs if state.row}
+        if self.model_check is not None and self.model_check.row is not None:
+            rows[self.model_check.key.hex] = self.model_check.row
+        return rows | self.units
+
     def digests(self) -> Iterator[Digest]:
         """Yields every object that was found (programs, texts, constants and artifacts), possibly more than once."""
-        programs = (state.row.digests() for state in self.programs if state.row)
-        yield from chain(*programs, *(row.digests() for row in self.units.values()))
+        for row in self.rows.values():
+            yield from row.digests()
 
     def as_root(self, name: str) -> Root:
         """Returns the root that keeps everything that was found, including texts, so that nothing is traced again.
 
         Raises ValueError for an invalid name.
         """
-        programs = (state.key.hex for state in self.programs if state.row is not None)
-        check = self.model_check
-        checks = [] if check is None or check.row is None else [check.key.hex]
-        keys = frozenset((*programs, *self.units, *checks))
-        return Root(name=name, keys=keys, objects=frozenset(self.digests()))
+        return Root(name=name, keys=frozenset(self.rows), objects=frozenset(self.digests()))
 
     def estimate_seconds(self, workers: int) -> float:
         """Returns a wall-clock estimate. The work of an untraced program is guessed from its kind of entry."""
-        known = (self.estimates.of_unit(label) for label in self.missing_units.values())
-        guessed = (self.estimates.of_entry(state.entries[0]) for state in self.untraced)
-        return sum(part.seconds for work in chain(known, guessed) for part in work) / max(1, workers)
+        seconds = sum(map(self.estimates.unit_seconds, self.missing_units.values()))
+        for state in self.untraced:
+            work = self.estimates.of_entry(state.entries[0])
+            seconds += work.seconds + work.later_seconds
+        return seconds / max(1, workers)
 
 
 def make_plan(entries: Iterable[Entry], spec: BuildSpec, target: Target, store: Store) -> Plan:
     """Looks up every entry. Entries with the same program key share a program."""
     keys = ProgramKeys(spec, target)
     groups = _by_program(entries, keys)
-    rows = read_programs(store, groups)
+    rows = read_rows(ProgramRow, store, groups)
     programs = [
         ProgramState(keys.of(members[0]), tuple(members), rows.get(key), keys.n_splits(members[0]) or 1)
         for key, members in groups.items()
     ]
-    units = read_units(store, dict.fromkeys(key for row in rows.values() for key in row.units))
+    units = read_rows(UnitRow, store, dict.fromkeys(key for row in rows.values() for key in row.units))
     check = check_key_of(_firsts(groups), spec, target)
-    state = None if check is None else ModelCheckState(check, read_model_check(store, check.hex))
+    state = (
+        None
+        if check is None
+        else ModelCheckState(check, read_rows(ModelCheckRow, store, (check.hex,)).get(check.hex))
+    )
     plan = Plan(target, tuple(programs), units, model_check=state)
     return plan if plan.is_complete else replace(plan, estimates=read_estimates(store, target))
 

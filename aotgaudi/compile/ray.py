@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster: one task is one job, with the resources that its target needs.
+"""Workers on a Ray cluster: one task is one job, with one CPU.
 
 On a node, a job runs as on this machine: in a process that the task supervises (workers.py). Timeouts, signals, settings and
 the death of a worker therefore mean the same everywhere. Ray chooses the node and notices lost machines. Ray does not retry:
@@ -25,25 +25,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.child import python_command
-from aotgaudi.compile.jobs import (
-    BuildJob,
-    Built,
-    Busy,
-    CompileJob,
-    ModelCheckJob,
-    TraceJob,
-    build_once,
-    find_row,
-    key_of,
-)
-from aotgaudi.compile.keys import BuiltRow, ModelCheckRow, ProgramRow, UnitRow, record
+from aotgaudi.compile.jobs import ROWS, BuildJob, Built, Busy, CompileJob, build_once, find_row, key_of
+from aotgaudi.compile.keys import BuiltRow, record
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError, first_line
@@ -232,13 +222,8 @@ def build_through(job: BuildJob, url: str) -> Built | Busy:
 
 
 def _look_up(job: BuildJob, remote: RemoteCache) -> bool:
-    key = key_of(job)
-    rows: dict[type, Callable[[Any], BuiltRow]] = {
-        ModelCheckJob: ModelCheckRow.model_validate,
-        TraceJob: ProgramRow.model_validate,
-        CompileJob: UnitRow.model_validate,
-    }
-    return remote.look_up(key, rows[type(job)], record).result()
+    kind: type[Any] = ROWS[type(job)]
+    return remote.look_up(key_of(job), kind.model_validate, record).result()
 
 
 def _scratch_store(url: str) -> Path:
@@ -252,7 +237,6 @@ _LOOK_SECONDS = 2.0
 """How long we rely on the known size of the cluster, which changes during a build."""
 
 _GRACE_SECONDS = 60.0
-_DEVICES = frozenset({"hpu", "cuda"})
 
 
 class WorkerLostError(WorkerDiedError):
@@ -292,7 +276,6 @@ class RayPlace:
     """A cluster: `address` in Ray's form, or ``local`` for one on this machine. `exchange` None: nodes share the store."""
 
     address: str
-    backend: str
     exchange: str | None = None
 
     def __post_init__(self) -> None:
@@ -309,18 +292,6 @@ class RayPlace:
                 f"{self.exchange!r:.100} is another directory on every node",
                 "/DIR, or a URL such as s3://BUCKET/PREFIX",
             )
-
-    @property
-    def resources(self) -> dict[str, Any]:
-        """The resources of one job, as options of a task."""
-        if self.backend == "hpu":
-            return {"num_cpus": 1, "resources": {"HPU": 1}}
-        return {"num_cpus": 1, "num_gpus": 1} if self.backend == "cuda" else {"num_cpus": 1}
-
-    @property
-    def bound_by(self) -> str:
-        """The resource that limits how many jobs the cluster can run."""
-        return {"hpu": "HPU", "cuda": "GPU"}.get(self.backend, "CPU")
 
 
 class RayPool:
@@ -345,7 +316,7 @@ class RayPool:
     def __enter__(self) -> RayPool:
         with contextlib.ExitStack() as started:
             self._ray = started.enter_context(connected(self._place.address, self._most))
-            self._task = self._ray.remote(max_retries=0, **self._place.resources)(run_on_node)
+            self._task = self._ray.remote(max_retries=0, num_cpus=1)(run_on_node)
             self._cluster = started.pop_all()
         return self
 
@@ -360,7 +331,7 @@ class RayPool:
         """See `Pool.num_workers`. The cluster's current capacity, but at least 1: that job may wait for a node."""
         known, when = self._known
         if time.monotonic() - when > _LOOK_SECONDS:
-            known = int(self._ray.cluster_resources().get(self._place.bound_by, 0))
+            known = int(self._ray.cluster_resources().get("CPU", 0))
             self._known = (known, time.monotonic())
         return max(1, min(known, self._most or known))
 
@@ -369,10 +340,7 @@ class RayPool:
         if self._exchange is not None:
             offer(job, self._store, self._exchange)
         cache_dir = None if self._exchange is not None else self._store.root / "toolcache"
-        is_kept = self._place.backend not in _DEVICES
-        task = self._task.remote(
-            NodeJob(job, self._place.exchange), cache_dir, self._timeout_seconds, is_kept
-        )
+        task = self._task.remote(NodeJob(job, self._place.exchange), cache_dir, self._timeout_seconds)
         self._tasks[task] = (ticket, job)
 
     def withdraw(self) -> list[int]:
@@ -401,27 +369,19 @@ class RayPool:
         return Done(ticket, result, error)
 
 
-def run_on_node(
-    job: NodeJob, cache_dir: Path | None, timeout_seconds: float, is_kept: bool
-) -> tuple[Any, Exception | None]:
+def run_on_node(job: NodeJob, cache_dir: Path | None, timeout_seconds: float) -> tuple[Any, Exception | None]:
     """Runs in a task: does `job` in a child process, and returns its result or its error."""
     here = str(cache_dir or Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}" / "toolcache")
-    if is_kept:
-        return _run(_kept_pool(here, timeout_seconds), job, timeout_seconds)
-    with LocalPool(1, Path(here), timeout_seconds=timeout_seconds) as pool:
-        return _run(pool, job, timeout_seconds)  # Frees the device for the next task.
-
-
-@functools.cache
-def _kept_pool(cache_dir: str, timeout_seconds: float) -> LocalPool:
-    """Returns this Ray worker's child process. It is kept because it has imported torch."""
-    return LocalPool(1, Path(cache_dir), timeout_seconds=timeout_seconds)
-
-
-def _run(pool: LocalPool, job: NodeJob, timeout_seconds: float) -> tuple[Any, Exception | None]:
+    pool = _kept_pool(here, timeout_seconds)
     pool.submit(0, job)
     deadline = time.monotonic() + timeout_seconds + _GRACE_SECONDS
     while time.monotonic() < deadline:
         for done in pool.wait(1.0):
             return done.result, done.error
     return None, JobTimeoutError("timed out")
+
+
+@functools.cache
+def _kept_pool(cache_dir: str, timeout_seconds: float) -> LocalPool:
+    """Returns this Ray worker's child process. It is kept because it has imported torch."""
+    return LocalPool(1, Path(cache_dir), timeout_seconds=timeout_seconds)

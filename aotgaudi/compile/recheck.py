@@ -18,14 +18,12 @@ from aotgaudi.backends.offline import differences, what_is_compared
 from aotgaudi.compile.cards import local_pool
 from aotgaudi.compile.jobs import CompileJob, compile_again
 from aotgaudi.compile.plan import Plan
-from aotgaudi.compile.workers import Done, JobTimeoutError, WorkerDiedError
+from aotgaudi.compile.workers import run_all
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CompileError, NotWarmError
+from aotgaudi.errors import NotWarmError
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.store.scratch import plain_path
 from aotgaudi.store.store import Store
-
-_POLL_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -73,8 +71,10 @@ def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="check-", dir=_scratch_root(store)) as scratch:
         jobs = [_job(key, plan, store, Path(scratch)) for key in keys]
-        found = _run(jobs, Path(scratch), num_workers)
-    labels = tuple(each.job.label for each in jobs)
+        cache_dir = Path(scratch) / "toolcache"
+        pool = local_pool(plan.target, nullcontext(Path(scratch)), min(num_workers, len(jobs)), cache_dir)
+        found = tuple(difference for of_unit in run_all(pool, jobs) for difference in of_unit)
+    labels = tuple(each.label for each in jobs)
     return Recheck(labels, found, time.monotonic() - started, what_is_compared(plan.target))
 
 
@@ -85,6 +85,11 @@ class RecheckJob:
     job: CompileJob
     artifact: Mapping[str, Digest]
     scratch: Path
+
+    @property
+    def label(self) -> str:
+        """The unit's label."""
+        return self.job.label
 
     def run(self) -> tuple[Difference, ...]:
         """Returns the files that differ. Raises CompileError, CorruptError."""
@@ -100,7 +105,7 @@ class RecheckJob:
         stored, data = self.artifact.get(name), None if path is None else path.read_bytes()
         offset = first_difference(objects.read(stored) if stored else b"", data or b"")
         rebuilt = None if data is None else Digest.of(data)
-        return Difference(self.job.key, self.job.label, name, offset, _text(stored), _text(rebuilt))
+        return Difference(self.job.key, self.label, name, offset, _text(stored), _text(rebuilt))
 
 
 def _text(digest: Digest | None) -> str | None:
@@ -111,31 +116,6 @@ def first_difference(left: bytes, right: bytes) -> int:
     """Returns the offset at which two byte strings first differ; if one is a prefix of the other, its length."""
     pairs = zip(left, right, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))
-
-
-def _run(jobs: list[RecheckJob], scratch: Path, num_workers: int) -> tuple[Difference, ...]:
-    """Runs all jobs. Returns their differences in the order of the jobs."""
-    found: dict[int, tuple[Difference, ...]] = {}
-    num_started = 0
-    pool = local_pool(
-        jobs[0].job.target, nullcontext(scratch), min(num_workers, len(jobs)), scratch / "toolcache"
-    )
-    with pool:
-        while len(found) < len(jobs):
-            while num_started < min(len(jobs), len(found) + pool.num_workers):
-                pool.submit(num_started, jobs[num_started])
-                num_started += 1
-            for done in pool.wait(_POLL_SECONDS):
-                found[done.ticket] = _result(done, jobs[done.ticket].job.label)
-    return tuple(difference for ticket in sorted(found) for difference in found[ticket])
-
-
-def _result(done: Done, label: str) -> tuple[Difference, ...]:
-    if isinstance(done.error, (WorkerDiedError, JobTimeoutError)):
-        raise CompileError(f"{label}: {done.error}") from done.error
-    if done.error is not None:
-        raise done.error
-    return done.result  # type: ignore[no-any-return]
 
 
 def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:

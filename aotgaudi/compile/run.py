@@ -47,10 +47,10 @@ from aotgaudi.compile.keys import (
     ProofRow,
     UnitRow,
     UnitSource,
-    read_units,
+    read_rows,
     record,
 )
-from aotgaudi.compile.plan import Plan, ProgramState, TimeLeft, Work
+from aotgaudi.compile.plan import MODEL_CHECK_SECONDS, Plan, ProgramState, TimeLeft, Work
 from aotgaudi.compile.workers import Done, Pool, WorkerDiedError
 from aotgaudi.digest import Key
 from aotgaudi.errors import (
@@ -331,7 +331,7 @@ class _Run:
         else:
             assert isinstance(done.result, Built)
             if done.result.is_new:
-                self._time_left.learn(attempt.work[0], seconds)
+                self._time_left.learn(attempt.work, seconds)
             self._count(attempt.job, done.result.row, is_new=done.result.is_new)
 
     def look_at_others(self) -> None:
@@ -367,7 +367,6 @@ class _Run:
             waiting=[attempt.work for *_, attempt in self._queue],
             running=[(attempt.work, now - attempt.started) for attempt in begun],
             num_workers=num_workers,
-            event=(self._num_done, self._num_known),
         )
         labels = tuple(attempt.job.label for attempt in begun)
         return Progress(self._num_done, self._num_known, eta_seconds, labels)
@@ -411,7 +410,7 @@ class _Run:
             self._is_tracing = True
         else:
             is_first = self._is_tracing and not self._has_units
-            cost = _FIRST_UNIT_COST if is_first else attempt.work[0].seconds
+            cost = _FIRST_UNIT_COST if is_first else attempt.work.seconds
             self._has_units = True
         self._num_known += not known
         heapq.heappush(self._queue, (-cost, next(self._order), attempt))
@@ -419,11 +418,11 @@ class _Run:
     def _attempt(self, job: BuildJob, number: int = 1) -> _Attempt:
         estimates = self._plan.estimates
         if isinstance(job, ModelCheckJob):
-            work = estimates.of_model_check()
+            work = Work(MODEL_CHECK_SECONDS)
         elif isinstance(job, TraceJob):
             work = estimates.of_entry(job.entry)
         else:
-            work = estimates.of_unit(job.label)
+            work = Work(estimates.unit_seconds(job.label))
         return _Attempt(job, number, work)
 
     def _release_units(self) -> None:
@@ -439,7 +438,7 @@ class _Run:
             return
         new = [key for key in row.units if key not in self._unit_keys]
         self._unit_keys.update(new)
-        there = read_units(self._store, new)
+        there = read_rows(UnitRow, self._store, new)
         for key, unit in there.items():
             self._upload(key, unit)
         for key in (key for key in new if key not in there):

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar, Union
 
@@ -32,7 +31,6 @@ from aotgaudi.compile.plan import Plan, ProgramState
 from aotgaudi.digest import Digest, Key, differing
 from aotgaudi.entries import Entry
 from aotgaudi.errors import AotGaudiError, CorruptError, ManifestError, StoreError
-from aotgaudi.graphs.program import Program
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.records import RecordStore
 from aotgaudi.store.store import Store
@@ -119,7 +117,7 @@ class Sealed:
     assumed: tuple[str, ...] = ()
 
 
-def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: History) -> Sealed:
+def read_sealed(path: Path, manifest: Manifest, store: Store, history: History) -> Sealed:
     """Reads the bundle or the receipt at `path`, for comparison with `manifest`.
 
     A receipt does not say which units a program calls, so they are looked up in `store`. A receipt of another manifest does
@@ -129,17 +127,14 @@ def read_sealed(path: Path, manifest: Manifest, store: Store | None, history: Hi
     """
     if path.is_dir():
         bundle = open_bundle(path)
-        return _sealed(
-            path, bundle.require_programs(), bundle.manifest, partial(_read, bundle.read_object), ()
-        )
+        return _sealed(path, bundle.require_programs(), bundle.manifest, bundle.read_object)
     receipt = _read_receipt(path)
-    program_of = partial(_read, store.objects.read) if store else _unknown
     if receipt.manifest_id == manifest.id:
-        return _sealed(path, receipt, manifest, program_of, ())
+        return _sealed(path, receipt, manifest, store.objects.read)
     recorded = tuple(_recorded(receipt, history))
     if {program.digest for program in recorded} == set(map(str, receipt.programs.values())):
         return _of_programs(path, receipt, recorded, ())
-    return _sealed(path, receipt, manifest, program_of, (_ASSUMED_SPEC,))
+    return _sealed(path, receipt, manifest, store.objects.read, (_ASSUMED_SPEC,))
 
 
 _ASSUMED_SPEC = (
@@ -161,8 +156,8 @@ def _sealed(
     path: Path,
     receipt: Receipt,
     manifest: Manifest,
-    program_of: Callable[[Digest], Program | None],
-    assumed: tuple[str, ...],
+    read: Callable[[Digest], bytes],
+    assumed: tuple[str, ...] = (),
 ) -> Sealed:
     """Computes the keys that the entries of `manifest` had when they were sealed."""
     here = builder_versions()
@@ -176,7 +171,7 @@ def _sealed(
         digest = receipt.programs.get(entry.id)
         key = keys.hex_of(entry)
         if digest is not None and key not in found:
-            found[key] = BuiltProgram(key, dict(keys.of(entry).components), _units_of(program_of(digest)))
+            found[key] = BuiltProgram(key, dict(keys.of(entry).components), _units_of(digest, read))
     return _of_programs(path, receipt, tuple(found.values()), (*assumed, *lacking))
 
 
@@ -194,20 +189,12 @@ def _of_programs(
     )
 
 
-def _units_of(program: Program | None) -> tuple[str, ...]:
-    return () if program is None else tuple(dict.fromkeys(call.unit for call in program.calls))
-
-
-def _unknown(_: Digest) -> None:
-    return None
-
-
-def _read(read: Callable[[Digest], bytes], digest: Digest) -> Program | None:
-    """Returns the program, or None if its object is gone or damaged. Its units are then not counted."""
+def _units_of(digest: Digest, read: Callable[[Digest], bytes]) -> tuple[str, ...]:
+    """Returns the units of a program; none if its object is gone or damaged. They are then not counted."""
     try:
-        return load_program(read(digest), digest)
+        return load_program(read(digest), digest).unit_keys()
     except AotGaudiError:
-        return None
+        return ()
 
 
 def _read_receipt(path: Path) -> Receipt:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -33,6 +33,7 @@ _GARBAGE_THRESHOLD = 70_000
 """A hundred times Python's default, with which garbage collection took a tenth of a worker's time and found little."""
 
 _CLOSING_SECONDS = 5.0
+_WAIT_SECONDS = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _TORCH_SETTINGS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_", "AOTINDUCTOR_", "INDUCTOR_", "TORCHDYNAMO_")
@@ -99,6 +100,27 @@ class Pool(Protocol[JobT_contra]):
     def wait(self, timeout_seconds: float) -> list[Done]:
         """Returns finished jobs as soon as there are any, or an empty list after `timeout_seconds`."""
         ...
+
+
+def run_all(pool: Pool[Any], jobs: Sequence[Any]) -> list[Any]:
+    """Enters `pool`, runs all `jobs` in it, and returns their results, in order. Raises the first error.
+
+    A job whose worker dies or hangs is a CompileError with its `label`.
+    """
+    found: dict[int, Any] = {}
+    num_started = 0
+    with pool:
+        while len(found) < len(jobs):
+            while num_started < min(len(jobs), len(found) + pool.num_workers):
+                pool.submit(num_started, jobs[num_started])
+                num_started += 1
+            for done in pool.wait(_WAIT_SECONDS):
+                if isinstance(done.error, (WorkerDiedError, JobTimeoutError)):
+                    raise CompileError(f"{jobs[done.ticket].label}: {done.error}") from done.error
+                if done.error is not None:
+                    raise done.error
+                found[done.ticket] = done.result
+    return [found[ticket] for ticket in range(len(jobs))]
 
 
 class LocalPool:

@@ -17,8 +17,7 @@ from aotgaudi.backends.base import Runtime
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.mhc_splits import StepSplits
-from aotgaudi.bundle.model import check_model
-from aotgaudi.bundle.model_directory import ModelDirectory
+from aotgaudi.bundle.model_directory import ModelDirectory, check_model
 from aotgaudi.engine.admission import RequestRules
 from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.constraints import ConstraintMaker, Grammars

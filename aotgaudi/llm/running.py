@@ -52,7 +52,7 @@ class ModelOptions:
     @property
     def hashes(self) -> bool:
         """Whether every object of the bundle is hashed. A signature would mean nothing otherwise."""
-        return self.require_warm or self.acceptance.signatures is not None
+        return self.require_warm or bool(self.acceptance.keys)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import warnings
 
 from aotgaudi.backends.online import check_target, prepare_process
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import open_model
+from aotgaudi.bundle.model_directory import open_model
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.pinned import pinned
 from aotgaudi.llm.running import ModelOptions, Observers, RunningModel

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.receipt import SealedUnit
-from aotgaudi.compile.keys import UnitRow, read_units
+from aotgaudi.compile.keys import UnitRow, read_rows
 from aotgaudi.compile.plan import Plan
 from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, ManifestError, NotWarmError
@@ -53,7 +53,7 @@ def inventory_of_bundle(bundle: Bundle, store: Store | None) -> Inventory:
             programs.append((tuple(entries), bundle.program(entries[0].id).unit_keys()))
         except (NotWarmError, CorruptError, ManifestError) as error:
             lost.append(str(error))
-    records = {} if store is None else read_units(store, receipt.units)
+    records = {} if store is None else read_rows(UnitRow, store, receipt.units)
     return Inventory("bundle", tuple(programs), receipt.units, records, tuple(lost))
 
 

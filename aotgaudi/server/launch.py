@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
-from aotgaudi.machine import is_loopback
+from aotgaudi.machine import Threads, is_loopback
 from aotgaudi.phases import Phases, listed
 from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
@@ -43,7 +43,6 @@ from aotgaudi.server.preprocess.pool import PreprocessorPool
 from aotgaudi.server.preprocess.prepare import ServedModel
 from aotgaudi.server.run_and_drain import HttpServer, bind, socket_file
 from aotgaudi.server.service import Service
-from aotgaudi.threads import Threads
 
 if TYPE_CHECKING:
     import ssl

@@ -3,6 +3,8 @@
 Without a base, the image holds only data. Kubernetes can mount it as an image volume, and ``COPY --from`` can copy it. On a
 base image, the bundle is one more layer. The base's configuration stays (entry point, environment, user, history), and its
 layers are copied.
+
+Between registries and layouts, images are copied with skopeo, which knows credentials, certificates and mirrors.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
+import re
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +26,11 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
-from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign, settle
+from aotgaudi.bundle.pack import building_directory, exchange_directory, refuse_foreign, settle
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.errors import CorruptError, ManifestError, SpecError, TargetError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, RemoteError, SpecError, TargetError, store_error
 from aotgaudi.files import open_descriptor
 from aotgaudi.share.layer import Compression, Layer, unpack_layer, write_layer
 from aotgaudi.share.oci import (
@@ -49,7 +54,6 @@ from aotgaudi.share.oci import (
     new_layout,
     parse_layout,
 )
-from aotgaudi.share.skopeo import copy_image, layout_name
 
 _EPOCH = "1970-01-01T00:00:00Z"
 _CREATED_BY = "aotgaudi build image"
@@ -293,3 +297,64 @@ def _bundle_layer(manifest: ImageManifest, source: str) -> Descriptor:
         "is no image of a bundle: no layer of it is marked as one",
         "an image that `aotgaudi push` or `aotgaudi build image` wrote",
     )
+
+
+_STANDARD_ERROR = 2
+_MESSAGE = re.compile(r'msg="((?:[^"\\]|\\.)*)"')
+_INSTALL = "apt-get install skopeo, dnf install skopeo, or brew install skopeo"
+
+
+def copy_image(
+    source: str, destination: str, *, is_insecure: bool = False, architecture: str | None = None
+) -> str:
+    """Copies an image between two names of skopeo's, and returns the digest of its manifest at the destination.
+
+    Args:
+        source: An image, as ``docker://HOST/NAME:TAG`` or in another of skopeo's transports.
+        destination: Where to write it.
+        is_insecure: Use plain http and unverified TLS with registries, too.
+        architecture: Of an image for several platforms, take the one for Linux on this architecture, not on this machine's.
+
+    Raises RemoteError if skopeo is missing or fails.
+    """
+    has_terminal = os.isatty(_STANDARD_ERROR)
+    with tempfile.TemporaryDirectory() as folder:
+        digest = Path(folder, "digest")
+        command = ["skopeo"]
+        if architecture is not None:
+            command += ["--override-os", "linux", "--override-arch", architecture]
+        command += ["copy", "--digestfile", str(digest)]
+        if not has_terminal:
+            command.append("--quiet")
+        if is_insecure:
+            command += ["--src-tls-verify=false", "--dest-tls-verify=false"]
+        try:
+            done = subprocess.run(
+                [*command, "--", source, destination],
+                check=False,
+                stdin=subprocess.DEVNULL,
+                stdout=_STANDARD_ERROR if has_terminal else subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            )
+        except FileNotFoundError as error:
+            raise RemoteError(f"skopeo, which copies images, is not installed ({_INSTALL})") from error
+        except OSError as error:
+            raise RemoteError(f"skopeo cannot be started: {error.strerror}") from error
+        if done.returncode:
+            raise RemoteError(f"skopeo: {_last_message(done.stderr)}")
+        return digest.read_text(encoding="ascii")
+
+
+def layout_name(root: Path) -> str:
+    """Returns skopeo's name of an image layout. Raises SpecError: skopeo takes what follows a colon for a tag."""
+    if ":" in str(root):
+        raise SpecError(str(root), "skopeo reads no path with a colon", "another directory")
+    return f"oci:{root}"
+
+
+def _last_message(text: str) -> str:
+    line = (text.strip().splitlines() or ["it failed without a message"])[-1]
+    found = _MESSAGE.search(line)
+    return re.sub(r"\\(.)", r"\1", found[1]) if found else line

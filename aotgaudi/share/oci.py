@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from pydantic import Field, StringConstraints
 
-from aotgaudi.bundle.staging import building_directory, exchange_directory, settle
+from aotgaudi.bundle.pack import building_directory, exchange_directory, holds_something, settle
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.document import Count, ForeignValue, first_problem
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
@@ -278,13 +278,8 @@ def new_layout(out: Path) -> Iterator[LayoutWriter]:
 def refuse_foreign_layout(out: Path) -> None:
     """Raises StoreError unless `out` is missing, empty, or a layout that holds only images of bundles."""
     refusal = f"cannot write an image layout at {out}: it is"
-    try:
-        if out.is_symlink() or (out.exists() and not out.is_dir()):
-            raise StoreError(f"{refusal} not a directory (choose another path)")
-        if not out.exists() or not any(out.iterdir()):
-            return
-    except OSError as error:
-        raise store_error("look at", out, error) from error
+    if not holds_something(out, refusal):
+        return
     try:
         rows = Layout(out).index().manifests
     except (ManifestError, StoreError) as error:

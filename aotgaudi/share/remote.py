@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, Union
+from typing import Any, TypeVar, Union
 from urllib.parse import unquote, urlsplit
 
 from aotgaudi.digest import Digest
@@ -121,27 +121,8 @@ class Remote:
         raise AssertionError
 
 
-class _Files(Protocol):
-    """Files by name. Methods raise whatever their library raises."""
-
-    def read(self, name: str, start: int, stop: int) -> bytes | None:
-        """Returns the bytes from `start` to `stop`, fewer if the file ends before; None if there is no file.
-
-        A server without ranges may give the whole file.
-        """
-        ...
-
-    def size(self, name: str) -> int | None:
-        """Returns the size of a file; None if there is none."""
-        ...
-
-    def write(self, name: str, source: Source) -> None:
-        """Writes a file, in place of an earlier one."""
-        ...
-
-
 class _Directory:
-    """The files below a directory, which is created with the first of them."""
+    """The files below a directory, which is created with the first of them. Raises OSError."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.expanduser().absolute()
@@ -176,7 +157,10 @@ class _Directory:
 
 
 class _FileSystem:
-    """The files below `prefix` in a file system of fsspec."""
+    """The files below `prefix` in a file system of fsspec. Raises whatever that raises.
+
+    A server without ranges may give the whole file, of which a part was asked for.
+    """
 
     def __init__(self, files: Any, prefix: str) -> None:
         self._files, self._prefix = files, prefix.rstrip("/")
@@ -206,6 +190,9 @@ class _FileSystem:
             self._files.pipe_file(path, source)
         else:
             self._files.put_file(str(source), path)
+
+
+_Files = Union[_Directory, _FileSystem]
 
 
 def _open(url: str) -> _Files:

@@ -280,14 +280,8 @@ class ObjectStore:
     def put_bytes(self, data: bytes) -> Digest:
         """Stores `data` and returns its digest. If it raises StoreError, nothing is left behind."""
         digest = Digest.of(data)
-        try:
-            if self._is_intact(digest):
-                return digest
-            with temporary_file(self._tmp) as file:
-                file.write(data)
-                self._publish(file, digest)
-        except OSError as error:
-            raise store_error("store an object in", self.root, error, needed_bytes=len(data)) from error
+        if not self._is_intact(digest):
+            self.put_chunks(digest, [data])
         return digest
 
     def put_file(self, path: Path) -> Digest:

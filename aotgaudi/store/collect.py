@@ -22,7 +22,6 @@ from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.store.cas import remove
 from aotgaudi.store.records import RecordError, Stamp, digests_in
-from aotgaudi.store.roots import Root
 from aotgaudi.store.scratch import (
     ScratchItem,
     Usage,
@@ -30,7 +29,7 @@ from aotgaudi.store.scratch import (
     sweep_temporary_files,
     usage_of,
 )
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import Root, Store
 
 KINDS = (
     "objects",

@@ -41,7 +41,7 @@ from typing import IO, Any
 from aotgaudi.child import python_command
 from aotgaudi.errors import SpecError, StoreError, UntrustedError, store_error
 from aotgaudi.files import own_directory
-from aotgaudi.store.access import belongs_to_root, replaceable_in
+from aotgaudi.store.location import belongs_to_root, replaceable_in
 from aotgaudi.wrap.events import printable
 from aotgaudi.wrap.process_tree import GOODBYE, ProcessTree, adopt_orphans, send
 from aotgaudi.wrap.programs import ProgramWatch

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from aotgaudi.compile.keys import read_units
+from aotgaudi.compile.keys import UnitRow, read_rows
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.store.records import RecordError
 from aotgaudi.store.store import Store
@@ -82,7 +82,7 @@ def read(root: Path, work: Workload, stop: Event, results: Any) -> None:
 def is_torn(store: Store, key: str) -> bool:
     try:
         value = store.actions.records.load(key)
-        row = read_units(store, (key,)).get(key)
+        row = read_rows(UnitRow, store, (key,)).get(key)
         if value is not None and row is None:
             return True
         for digest in row.digests() if row else ():

@@ -34,8 +34,7 @@ from kills import Tally, check_store
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.verify import verify_bundle
-from aotgaudi.compile.pipeline import make_receipt
-from aotgaudi.compile.read_through import fetch_missing, upload_all
+from aotgaudi.compile.pipeline import fetch_missing, make_receipt, upload_all
 from aotgaudi.compile.run import Watch, run_plan
 from aotgaudi.errors import AotGaudiError, CompileError, RemoteError
 from aotgaudi.manifest.manifest import Manifest, dumps

@@ -26,7 +26,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import aotgaudi
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.format import BundleIndex, load_index
-from aotgaudi.bundle.model import bind_model
+from aotgaudi.bundle.model_directory import bind_model
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.entries import Entry

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.compile.keys import ProgramKeys, read_programs
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, read_rows
 from aotgaudi.compile.pipeline import seal
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, MhcEntry, PromptEntry
@@ -280,7 +280,7 @@ def test_a_store_that_has_another_classs_program_for_an_entry_is_not_sealed(
     for sublayer in ("attn", "ffn"):
         entries = MhcEntry(160, 1, sublayer), MhcEntry(128, 2, sublayer)
         one, two = map(keys.hex_of, entries)
-        row = read_programs(store, (two,))[two]
+        row = read_rows(ProgramRow, store, (two,))[two]
         store.actions.put(one, row.model_dump(mode="json"), lambda _: False)
 
     with pytest.raises(

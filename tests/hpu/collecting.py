@@ -12,10 +12,10 @@ from typing import Any
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.hpu.probe import hpu_target
+from aotgaudi.compile.cards import prove
 from aotgaudi.compile.jobs import CompileJob, run_compile
 from aotgaudi.compile.keys import ProgramRow, ProofRow, UnitRow, UnitSource, unit_key
 from aotgaudi.compile.plan import Plan, ProgramState
-from aotgaudi.compile.recipe_proof import prove
 from aotgaudi.digest import Key
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.gaudi.environment import process_environment

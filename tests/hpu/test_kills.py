@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.compile.jobs import build_once
-from aotgaudi.compile.keys import read_units
+from aotgaudi.compile.keys import UnitRow, read_rows
 from aotgaudi.gaudi.recipes import RecipeSet
 from aotgaudi.store.fsck import check_store
 from tests.hpu.collecting import LAYER, OTHER, Place
@@ -47,7 +47,7 @@ def ended(process: Fork, seconds: float) -> bool:
 def check(place: Place, path: Path) -> bool:
     """Whether the unit is recorded; then every file of it is intact, and its recipes are complete pairs."""
     key = path.read_text(encoding="ascii") if path.exists() else ""
-    row = read_units(place.store, (key,)).get(key)
+    row = read_rows(UnitRow, place.store, (key,)).get(key)
     if row is None:
         return False
     for digest in row.artifact.values():

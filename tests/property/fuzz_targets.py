@@ -53,7 +53,7 @@ from aotgaudi.share.oci import (
     load_document,
 )
 from aotgaudi.store.records import dump_record, load_record
-from aotgaudi.store.roots import Root, load_root
+from aotgaudi.store.store import Root, load_root
 from tests.specs import spec_of
 
 SPEC = spec_of(limits={"max_model_len": 32, "num_blocks": 4}, target={"backend": "fake"})

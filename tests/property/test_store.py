@@ -19,8 +19,7 @@ from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.collect import collect
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.records import RecordError, dump_record, load_record
-from aotgaudi.store.roots import Root
-from aotgaudi.store.store import Index, Store
+from aotgaudi.store.store import Index, Root, Store
 
 BLOBS = st.binary(max_size=300)
 KEYS = st.sampled_from([f"{number:064x}" for number in range(6)])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.threads import bound_spinning, choose_threads, num_running_elsewhere
+from aotgaudi.machine import bound_spinning, choose_threads, num_running_elsewhere
 
 
 @pytest.mark.parametrize(
@@ -21,9 +21,9 @@ from aotgaudi.threads import bound_spinning, choose_threads, num_running_elsewhe
 def test_cores_that_others_keep_busy_get_no_thread(
     monkeypatch: pytest.MonkeyPatch, others: int | None, num: int, why: str
 ) -> None:
-    monkeypatch.setattr("aotgaudi.threads.available_cores", lambda: 2)
+    monkeypatch.setattr("aotgaudi.machine.available_cores", lambda: 2)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    monkeypatch.setattr("aotgaudi.threads.num_running_elsewhere", lambda children: others)
+    monkeypatch.setattr("aotgaudi.machine.num_running_elsewhere", lambda children: others)
 
     found = choose_threads({})
 
@@ -35,11 +35,11 @@ def test_of_a_large_machine_only_cores_beyond_the_free_ones_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A container with a quota of 2 on 64 cores, of which 30 are busy."""
-    monkeypatch.setattr("aotgaudi.threads.available_cores", lambda: 2)
+    monkeypatch.setattr("aotgaudi.machine.available_cores", lambda: 2)
     monkeypatch.setattr("os.cpu_count", lambda: 64)
 
     for num_busy, num in ((30, 2), (63, 1)):
-        monkeypatch.setattr("aotgaudi.threads.num_running_elsewhere", lambda _, num=num_busy: num)
+        monkeypatch.setattr("aotgaudi.machine.num_running_elsewhere", lambda _, num=num_busy: num)
         assert choose_threads({}).num == num
 
 
@@ -47,7 +47,7 @@ def test_a_number_of_threads_that_was_asked_for_is_taken(monkeypatch: pytest.Mon
     def never(_: object) -> int:
         raise AssertionError("nothing has to be measured")
 
-    monkeypatch.setattr("aotgaudi.threads.num_running_elsewhere", never)
+    monkeypatch.setattr("aotgaudi.machine.num_running_elsewhere", never)
 
     asked = choose_threads({"OMP_NUM_THREADS": "3"})
 

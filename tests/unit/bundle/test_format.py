@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.format import BundleIndex, Counts, load_index
-from aotgaudi.bundle.programs import load_program
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import ManifestError
 
@@ -30,10 +29,6 @@ def edited(**changes: Any) -> bytes:
     return canonical_json({**json.loads(make_index().dumps()), **changes})
 
 
-def test_round_trip() -> None:
-    assert load_index(make_index().dumps()) == make_index()
-
-
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -49,10 +44,3 @@ def test_round_trip() -> None:
 def test_a_malformed_index_is_refused(data: bytes, message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         load_index(data)
-
-
-def test_a_malformed_program_is_named_by_its_digest() -> None:
-    digest = Digest.of(b"{}")
-
-    with pytest.raises(ManifestError, match=f"program {digest}: "):
-        load_program(b"{}", digest)

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING
 import pytest
 
 from aotgaudi.bundle.bundle import open_bundle
-from aotgaudi.bundle.model import bind_model, check_model, model_spec, open_model
-from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, TEXTS, TOOL_USE_TEMPLATE, ModelDirectory
-from aotgaudi.bundle.permissions import OwnerRule
+from aotgaudi.bundle.model_directory import (
+    MAX_TEXT_BYTES,
+    TEXTS,
+    TOOL_USE_TEMPLATE,
+    ModelDirectory,
+    bind_model,
+    check_model,
+    model_spec,
+    open_model,
+)
 from aotgaudi.bundle.signing import Signing, SigningKey, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.trust import OwnerRule, TrustPolicy
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, CorruptError, SpecError, UntrustedError
 from aotgaudi.spec.build_spec import BuildSpec
@@ -295,7 +302,7 @@ def test_a_signature_must_cover_the_model_unless_it_is_said_that_it_need_not(
     sealed: Sealed, tmp_path: Path
 ) -> None:
     key = load_signing_key_of(tmp_path)
-    trust = TrustPolicy(signatures=SignaturePolicy(frozenset([key.public])))
+    trust = TrustPolicy(keys=frozenset([key.public]))
     sealed.pack(signing=Signing((key,)))
     unbound = open_bundle(sealed.path, trust)
 

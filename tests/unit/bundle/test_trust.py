@@ -18,10 +18,10 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
+    RECEIPT_NAME,
     SIGNATURE_NAME,
     load_index,
 )
-from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import (
     MAX_ENVELOPE_BYTES,
@@ -31,10 +31,10 @@ from aotgaudi.bundle.signature import (
     load_envelope,
 )
 from aotgaudi.bundle.signing import Signing, SigningKey, add_signatures, generate_key, load_signing_key
-from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, UntrustedError
+from aotgaudi.errors import ManifestError, UntrustedError
 
 if TYPE_CHECKING:
     from tests.unit.bundle.conftest import Sealed
@@ -60,15 +60,15 @@ def sign(path: Path, *signers: SigningKey) -> bytes:
     return signed
 
 
-def policy(*trusted: SigningKey) -> SignaturePolicy:
-    return SignaturePolicy(frozenset(key.public for key in trusted))
+def policy(*trusted: SigningKey) -> TrustPolicy:
+    return TrustPolicy(keys=frozenset(key.public for key in trusted))
 
 
-def opened(path: Path, trust: SignaturePolicy) -> Bundle:
-    return open_bundle(path, TrustPolicy(signatures=trust))
+def opened(path: Path, trust: TrustPolicy) -> Bundle:
+    return open_bundle(path, trust)
 
 
-def refused(path: Path, trust: SignaturePolicy) -> str:
+def refused(path: Path, trust: TrustPolicy) -> str:
     """The one line with which the bundle is refused."""
     with pytest.raises(UntrustedError) as caught:
         opened(path, trust)
@@ -141,10 +141,75 @@ def test_securesystemslib_accepts_what_we_sign(sealed: Sealed, keys: Keys) -> No
 # What is refused
 
 
-def test_unsigned(sealed: Sealed, keys: Keys) -> None:
-    assert "is not signed, and a trusted key is demanded (sign it: aotgaudi sign" in refused(
-        sealed.path, policy(keys["one"])
-    )
+def signature_of(path: Path) -> bytes:
+    (first,) = load_envelope((path / SIGNATURE_NAME).read_bytes()).signatures
+    return first.value
+
+
+def as_the_trusted_one(path: Path, keys: Keys) -> None:
+    sign(path, keys["stranger"])
+    edit_envelope(path, signatures=(Signature(keys["one"].public.key_id, signature_of(path)),))
+
+
+def over_another_type(path: Path, keys: Keys) -> None:
+    other = replace(load_envelope((path / SIGNATURE_NAME).read_bytes()), payload_type="application/json")
+    signature = Signature("", keys["one"].sign(other.signed_bytes()))
+    edit_envelope(path, payload_type=other.payload_type, signatures=(signature,))
+
+
+def signed_twice(path: Path, keys: Keys) -> None:
+    signatures = (Signature(name, signature_of(path)) for name in (keys["one"].public.key_id, "another name"))
+    edit_envelope(path, signatures=tuple(signatures))
+
+
+def behind_a_link(path: Path, _: Keys) -> None:
+    (path / SIGNATURE_NAME).rename(path / "elsewhere")
+    (path / SIGNATURE_NAME).symlink_to(path / "elsewhere")
+
+
+def huge(path: Path, _: Keys) -> None:
+    with (path / SIGNATURE_NAME).open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def junk(data: bytes) -> Callable[[Path, Keys], object]:
+    return lambda path, _: (path / SIGNATURE_NAME).write_bytes(data)
+
+
+SPOILT: list[tuple[Callable[[Path, Keys], object], str]] = [
+    (
+        lambda path, _: (path / SIGNATURE_NAME).unlink(),
+        "is not signed, and a trusted key is demanded (sign it: ",
+    ),
+    (as_the_trusted_one, "names a trusted key and was not made by it"),
+    (lambda path, _: (path / INDEX_NAME).write_bytes(b"[" * 1000), "is not what was signed"),
+    (over_another_type, "is over 'application/json', should be 'application/vnd.in-toto+json'"),
+    (signed_twice, "is there twice"),
+    (behind_a_link, "not a regular file"),
+    (huge, f"has more than {MAX_ENVELOPE_BYTES} bytes"),
+    *(
+        (junk(data), "is not to be trusted: signature: ")
+        for data in (
+            b"",
+            b"junk",
+            b"\xff\xfe",
+            b"[[[[",
+            b"null",
+            b'{"payload":"","payloadType":"","signatures":[]}',
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("spoil", "words"), SPOILT)
+def test_a_signature_that_is_spoilt(
+    sealed: Sealed, keys: Keys, spoil: Callable[[Path, Keys], object], words: str
+) -> None:
+    sign(sealed.path, keys["one"])
+
+    spoil(sealed.path, keys)
+
+    assert words in refused(sealed.path, policy(keys["one"]))
 
 
 def test_a_strangers_key(sealed: Sealed, keys: Keys) -> None:
@@ -155,25 +220,6 @@ def test_a_strangers_key(sealed: Sealed, keys: Keys) -> None:
     assert "no trusted key has signed it (signed by" in message
     assert f"signed by {keys['stranger'].public.key_id[:12]}" in message
     assert f"trusted: {keys['one'].public.key_id[:12]}" in message
-
-
-def test_the_right_key_id_with_the_wrong_key(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["stranger"])
-    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
-    forged = Signature(keys["one"].public.key_id, envelope.signatures[0].value)
-    edit_envelope(sealed.path, signatures=(forged,))
-
-    assert "names a trusted key and was not made by it" in refused(sealed.path, policy(keys["one"]))
-
-
-@pytest.mark.parametrize("name", [MANIFEST_NAME, RECEIPT_NAME])
-def test_one_edited_document(sealed: Sealed, keys: Keys, name: str) -> None:
-    sign(sealed.path, keys["one"])
-    path = sealed.path / name
-    path.write_bytes(path.read_bytes().replace(b"a", b"b", 1))
-
-    with pytest.raises(CorruptError, match=f"{name}: sha256 is"):
-        opened(sealed.path, policy(keys["one"]))
 
 
 def test_everything_edited_consistently(sealed: Sealed, keys: Keys) -> None:
@@ -189,55 +235,6 @@ def test_everything_edited_consistently(sealed: Sealed, keys: Keys) -> None:
 
     assert open_bundle(sealed.path).receipt.builder == {"aotgaudi": "evil"}
     assert "is not what was signed: its index has sha256" in refused(sealed.path, policy(keys["one"]))
-
-
-def test_an_edited_index_is_not_even_parsed(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"])
-    (sealed.path / INDEX_NAME).write_bytes(b"[" * 1000)
-
-    assert "is not what was signed" in refused(sealed.path, policy(keys["one"]))
-
-
-def test_an_extra_and_a_missing_object(sealed: Sealed, keys: Keys) -> None:
-    """The index accounts for every object, so that the signature does."""
-    sign(sealed.path, keys["one"])
-    stray = sealed.object("layer.so").with_name("stray.so")
-    stray.write_bytes(b"\x7fELF")
-    report = verify_bundle(opened(sealed.path, policy(keys["one"])))
-    with pytest.raises(CorruptError, match=r"stray\.so: not in the index"):
-        report.raise_if_bad(sealed.path)
-
-    stray.unlink()
-    sealed.object("layer.so").unlink()
-    report = verify_bundle(opened(sealed.path, policy(keys["one"])))
-    with pytest.raises(NotWarmError, match="no such file"):
-        report.raise_if_bad(sealed.path)
-
-
-def test_another_payload_type(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"])
-    envelope = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes())
-    other = replace(envelope, payload_type="application/json")
-    edit_envelope(
-        sealed.path,
-        payload_type=other.payload_type,
-        signatures=(Signature("", keys["one"].sign(other.signed_bytes())),),
-    )
-
-    assert "is over 'application/json', should be 'application/vnd.in-toto+json'" in refused(
-        sealed.path, policy(keys["one"])
-    )
-
-
-def test_another_predicate_type(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"])
-    resign_statement(
-        sealed.path,
-        keys["one"],
-        lambda document: document.update(predicateType="https://slsa.dev/provenance/v1"),
-    )
-
-    assert "signed statement: predicateType" in refused(sealed.path, policy(keys["one"]))
 
 
 @pytest.mark.parametrize(
@@ -268,40 +265,6 @@ def test_the_signature_of_another_bundle(sealed: Sealed, keys: Keys, tmp_path: P
     shutil.copy(other / SIGNATURE_NAME, sealed.path / SIGNATURE_NAME)
 
     assert "(it was edited, or is another bundle's)" in refused(sealed.path, policy(keys["one"]))
-
-
-def test_duplicate_signatures(sealed: Sealed, keys: Keys) -> None:
-    sign(sealed.path, keys["one"])
-    (first,) = load_envelope((sealed.path / SIGNATURE_NAME).read_bytes()).signatures
-
-    edit_envelope(sealed.path, signatures=(first, Signature("another name", first.value)))
-
-    assert "is there twice" in refused(sealed.path, policy(keys["one"]))
-
-
-@pytest.mark.parametrize(
-    "data", [b"", b"junk", b"\xff\xfe", b"[[[[", b"null", b'{"payload":"","payloadType":"","signatures":[]}']
-)
-def test_junk(sealed: Sealed, keys: Keys, data: bytes) -> None:
-    (sealed.path / SIGNATURE_NAME).write_bytes(data)
-
-    assert "is not to be trusted: signature: " in refused(sealed.path, policy(keys["one"]))
-
-
-def test_a_huge_envelope_is_not_read(sealed: Sealed, keys: Keys) -> None:
-    with (sealed.path / SIGNATURE_NAME).open("wb") as file:
-        file.truncate(1 << 40)
-
-    assert f"has more than {MAX_ENVELOPE_BYTES} bytes" in refused(sealed.path, policy(keys["one"]))
-
-
-def test_a_signature_that_is_no_file(sealed: Sealed, keys: Keys) -> None:
-    path = sealed.path / SIGNATURE_NAME
-    sign(sealed.path, keys["one"])
-    path.rename(sealed.path / "elsewhere")
-    path.symlink_to(sealed.path / "elsewhere")
-
-    assert "not a regular file" in refused(sealed.path, policy(keys["one"]))
 
 
 def test_every_flipped_bit_of_a_signature_is_refused_or_means_nothing(sealed: Sealed, keys: Keys) -> None:
@@ -369,12 +332,6 @@ def test_sealing_twice_gives_the_same_signature(sealed: Sealed, keys: Keys, tmp_
     assert len(load_envelope(a).signatures) == 2
     assert (tmp_path / "a" / SIGNATURE_NAME).stat().st_mode & 0o777 == 0o644
     assert opened(tmp_path / "a", policy(keys["two"])).statement is not None
-
-
-def test_sealing_signed_over_the_same_bundle_signs_it(sealed: Sealed, keys: Keys) -> None:
-    sealed.pack(signing=Signing((keys["one"],)))
-
-    assert opened(sealed.path, policy(keys["one"])).statement is not None
 
 
 def test_sealing_unsigned_leaves_an_identical_signed_bundle_alone(sealed: Sealed, keys: Keys) -> None:

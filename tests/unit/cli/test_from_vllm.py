@@ -49,7 +49,7 @@ def test_the_hub_out_of_reach_is_one_line(monkeypatch: pytest.MonkeyPatch) -> No
         raise OSError("no route\nand more")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr("aotgaudi.share.hub.os.environ", {})
+    monkeypatch.setattr("aotgaudi.bundle.model_directory.os.environ", {})
 
     said = run.refusal(f"vllm serve org/model {FLAGS}")
 

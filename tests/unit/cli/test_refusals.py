@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 _ALLOWED = """
     backends backends.base backends.inductor backends.inductor.levels backends.inductor.probe bundle bundle.bundle
-    bundle.capture_receipt bundle.format bundle.kind bundle.launch bundle.permissions bundle.receipt
+    bundle.capture_receipt bundle.format bundle.launch bundle.receipt
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.verbs commands commands.flags
     commands.starts commands.words commands.variables differing digest document
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
     source_digest spec spec.base spec.limits spec.sampler_signature
-    store store.access store.cas store.location wrap wrap.adapters wrap.adapters.base
+    store store.cas store.location wrap wrap.adapters wrap.adapters.base
     wrap.adapters.vllm wrap.events wrap.launch wrap.exercise
     wrap.launch_comparison wrap.launch_machine wrap.run wrap.run_options wrap.signals wrap.starts wrap.witness
 """

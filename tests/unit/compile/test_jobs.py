@@ -20,7 +20,6 @@ from aotgaudi import errors
 from aotgaudi.backends.base import CompiledUnit, Unit
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.jobs import (
-    BuildJob,
     Built,
     Busy,
     CompileJob,
@@ -32,12 +31,21 @@ from aotgaudi.compile.jobs import (
 )
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.compile.run import Progress, Watch, run_plan
-from aotgaudi.compile.workers import Done
+from aotgaudi.compile.workers import Done, Job
 from aotgaudi.digest import Digest
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import AotGaudiError, CompileError, CorruptError, StoreError
 from aotgaudi.store.store import Store
-from tests.workload import execute, journaled, key_of, seed, seeded_plan, text_of, tiny_spec
+from tests.workload import (
+    PoolInThisProcess,
+    execute,
+    journaled,
+    key_of,
+    seed,
+    seeded_plan,
+    text_of,
+    tiny_spec,
+)
 
 
 def job_of(
@@ -262,37 +270,20 @@ def test_a_unit_whose_text_is_lost_is_traced_and_built_in_the_same_run(
     assert make_plan(entries, spec, probe(), store).is_complete
 
 
-class LosingPool:
-    """Runs jobs in this process; the text of every unit is lost."""
+class LosingPool(PoolInThisProcess):
+    """The text of every unit is lost."""
 
-    num_workers = 1
-
-    def __init__(self) -> None:
-        self._done: list[Done] = []
-
-    def __enter__(self) -> LosingPool:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-    def submit(self, ticket: int, job: BuildJob) -> None:
+    def submit(self, ticket: int, job: Job) -> None:
         if isinstance(job, CompileJob):
             self._done.append(Done(ticket, error=LostTextError("the text is lost")))
         else:
-            self._done.append(Done(ticket, job.run()))
-
-    def withdraw(self) -> list[int]:
-        return []
-
-    def wait(self, timeout_seconds: float) -> list[Done]:
-        done, self._done = self._done, []
-        return done
+            super().submit(ticket, job)
 
 
 def test_a_text_that_is_lost_again_is_a_failure_and_no_loop(store: Store) -> None:
     plan = seeded_plan(store, [("swap a",)])
 
-    outcome = run_plan(plan, tiny_spec(), store, LosingPool(), Watch())
+    outcome = run_plan(plan, tiny_spec(), store, LosingPool(1), Watch())
 
     assert {failure.message for failure in outcome.failures} == {"the text is lost"}
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,15 +12,15 @@ from typing import Any
 import pytest
 
 from aotgaudi.backends.base import Target
-from aotgaudi.compile import keys
 from aotgaudi.compile.keys import graph_code_digest, unit_key
 from aotgaudi.digest import Key
-from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry, SamplerEntry
+from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry, StepEntry
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.spec.sampler import UPSTREAM_SETTINGS, SamplerSpec
+from tests.specs import spec_of as spec_with
 from tests.workload import program_key
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "data" / "keys.json"
@@ -143,28 +141,62 @@ def test_penalties_share_a_key_and_numbers_of_log_probabilities_do_not() -> None
     assert key(num_logprobs=3) != key(num_logprobs=5)
 
 
-OTHER_TARGETS = {
-    "target.backend": {"backend": "fake"},
-    "target.machine": {"machine": "aarch64"},
-    "target.isa": {"isa": ("avx2",)},
-    "target.toolchain.torch": {"toolchain": {**TARGET.toolchain, "torch": "2.14"}},
-    "target.toolchain.compiler": {"toolchain": {**TARGET.toolchain, "compiler": "g++ 13"}},
-    "target.toolchain.new": {"toolchain": {**TARGET.toolchain, "new": "1"}},
-    "target.flags.cpp.threads": {"flags": {"cpp.threads": "2"}},
-    "target.flags.new": {"flags": {**TARGET.flags, "new": "1"}},
+HYPER = {
+    "model_type": "deepseek_v4",
+    "hidden_size": 64,
+    "max_position_embeddings": 512,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "hc_eps": 1e-6,
+    "rms_norm_eps": 1e-6,
 }
 
 
-@pytest.mark.parametrize("name", OTHER_TARGETS)
-def test_every_factor_of_the_target_is_in_both_keys(name: str) -> None:
-    other = TARGET.model_copy(update=OTHER_TARGETS[name])
-
-    assert differing(program_key(ENTRY, spec_of(), other)) == [name]
-    assert [row[0] for row in unit_key("g", TARGET).differences(unit_key("g", other))] == [name]
+def hyper_key(entry: MhcEntry, **config: Any) -> Key:
+    return program_key(entry, spec_of({**HYPER, **config}), TARGET)
 
 
-def test_the_table_above_covers_the_target() -> None:
-    assert {name.split(".")[1] for name in OTHER_TARGETS} == set(Target.model_fields)
+HYPER_BASE = hyper_key(MhcEntry(64, 2, "attn"))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("num_tokens", MhcEntry(65, 2, "attn")),
+        ("n_splits", MhcEntry(64, 3, "attn")),
+        ("sublayer", MhcEntry(64, 2, "ffn")),
+    ],
+)
+def test_every_field_of_a_hyper_connection_is_in_it(name: str, other: MhcEntry) -> None:
+    assert [row[0] for row in HYPER_BASE.differences(hyper_key(other))] == [f"entry.{name}"]
+
+
+STEPS = (PromptEntry(1, 64, 2), DecodeEntry(4, 1, 8))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_step_is_keyed_by_its_class_and_by_nothing_else_of_the_rule(step: StepEntry) -> None:
+    def key_under(rule: str, num_sms: int) -> Key:
+        spec = spec_with(
+            config={**HYPER, "hidden_size": 1024},
+            mhc={"rule": rule},
+            target={"backend": "cpu", "num_sms": num_sms},
+        )
+        return program_key(step, spec, TARGET)
+
+    base = key_under("sglang-pr25810", 8)
+
+    assert dict(base.components)["entry.n_splits"] == "8"
+    assert [row[0] for row in base.differences(key_under("sglang-pr25810", 4))] == ["entry.n_splits"]
+    assert [row[0] for row in base.differences(key_under("one", 8))] == ["entry.n_splits"]
+    assert key_under("vllm-collapsed", 9) == key_under("vllm-collapsed", 16)
+
+
+def test_a_step_without_hyper_connections_has_no_class_in_its_key() -> None:
+    llama = spec_of({"model_type": "llama", "hidden_size": 64, "max_position_embeddings": 512})
+
+    for step in STEPS:
+        assert "entry.n_splits" not in dict(program_key(step, llama, TARGET).components)
 
 
 def test_a_unit_key_is_its_text_and_nothing_of_the_model() -> None:
@@ -172,15 +204,6 @@ def test_a_unit_key_is_its_text_and_nothing_of_the_model() -> None:
     assert not any(
         name.startswith(("model", "limits", "entry")) for name, _ in unit_key("a", TARGET).components
     )
-
-
-def test_our_graph_code_and_transformers_are_in_the_program_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "graph_code_digest", lambda: "0" * 64)
-    assert differing(program_key(ENTRY, spec_of(), TARGET)) == ["toolchain.graphs"]
-
-    monkeypatch.undo()
-    monkeypatch.setattr(keys, "version_of", lambda name: "0")
-    assert differing(program_key(ENTRY, spec_of(), TARGET)) == ["toolchain.transformers"]
 
 
 def test_an_edit_of_any_graph_file_changes_the_digest_of_the_code(
@@ -213,51 +236,6 @@ def test_no_component_names_this_machine() -> None:
     text = " ".join(value for _, value in BASE.components)
 
     assert not [word for word in (os.getcwd(), str(Path.home()), os.uname().nodename) if word in text]
-
-
-_PRINT_KEYS = """
-import sys
-from pathlib import Path
-from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.keys import ProgramKeys, unit_key
-from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import load_spec
-manifest = Manifest.of(load_spec(Path(sys.argv[1])))
-print(manifest.id, unit_key("graph", probe()).hex)
-for entry in manifest.entries:
-    print(ProgramKeys(manifest.spec, probe()).of(entry).hex)
-"""
-
-
-@pytest.mark.process
-def test_keys_are_the_same_wherever_they_are_made(tmp_path: Path) -> None:
-    """Home, folder, user, locale, time zone, temporary folder and hash seed do not matter."""
-    texts = set()
-    for number, variation in enumerate(
-        (
-            {"PYTHONHASHSEED": "1", "LC_ALL": "C", "TZ": "UTC"},
-            {"PYTHONHASHSEED": "2", "LC_ALL": "tr_TR.UTF-8", "TZ": "Asia/Tokyo", "USER": "somebody"},
-        )
-    ):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        spec = folder / f"spec-{number}.toml"
-        spec.write_text(_SPEC_WITH_A_CONFIG_FILE, encoding="utf-8")
-        (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-        environment = {"HOME": str(folder), "TMPDIR": str(folder), "PATH": os.defpath, **variation}
-        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-        done = subprocess.run(
-            [sys.executable, "-c", _PRINT_KEYS, spec.name],
-            cwd=folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        texts.add(done.stdout)
-
-    assert len(texts) == 1
-    assert len(texts.pop().splitlines()) > 3
 
 
 _SPEC_WITH_A_CONFIG_FILE = """

@@ -102,7 +102,7 @@ def test_a_local_cluster_compiles_each_unit_once_and_reports_faults_as_this_mach
         """
 faulty = ("head c", "swap !fail", "swap !die", "swap !hang")
 plan = seeded_plan(store, [("layer a", "head b !slow", "head c"), faulty], target)
-report(run(RayPlace("local", "fake"), timeout_seconds=3.0))
+report(run(RayPlace("local"), timeout_seconds=3.0))
 """,
     )
 
@@ -122,7 +122,7 @@ def test_nodes_without_the_store_exchange_texts_and_results_through_a_remote(tmp
         tmp_path,
         """
 plan = seeded_plan(store, [("layer a", "head b"), ("head b", "head c")], target)
-place = RayPlace("local", "fake", exchange=str(folder / "remote"))
+place = RayPlace("local", exchange=str(folder / "remote"))
 outcome = run(place)
 extra = {"records_at_remote": len(list((folder / "remote/records").glob("*/*.json")))}
 for digest in store.objects.digests():
@@ -150,7 +150,7 @@ def kill_one(_):
         victim = tasks_processes()[0]
         killed.append(victim.ppid())
         os.kill(victim.ppid(), signal.SIGKILL)  # Ray's own worker: ours dies with it.
-outcome = run(RayPlace("local", "fake"), on_progress=kill_one)
+outcome = run(RayPlace("local"), on_progress=kill_one)
 extra = {"killed": len(killed)}
 report(outcome)
 """,
@@ -176,7 +176,7 @@ def kill_node(_):
     if len(compiles()) >= 6 and not killed:
         killed.append(1)
         cluster.remove_node(second, allow_graceful=False)
-outcome = run(RayPlace(cluster.address, "fake"), on_progress=kill_node)
+outcome = run(RayPlace(cluster.address), on_progress=kill_node)
 extra = {"killed": len(killed)}
 cluster.shutdown()
 report(outcome)
@@ -198,7 +198,7 @@ handler = signal.getsignal(signal.SIGTERM)
 seen = []
 def look(_):
     seen.append(signal.getsignal(signal.SIGTERM) is handler)
-outcome = run(RayPlace("local", "fake"), should_stop=lambda: len(compiles()) >= 4, on_progress=look)
+outcome = run(RayPlace("local"), should_stop=lambda: len(compiles()) >= 4, on_progress=look)
 deadline = time.monotonic() + 20
 while tasks_processes() and time.monotonic() < deadline:
     time.sleep(0.1)
@@ -221,7 +221,7 @@ def test_a_cluster_that_is_not_there_is_one_error(tmp_path: Path) -> None:
 from aotgaudi.errors import CompileError
 plan = seeded_plan(store, [("layer a",)], target)
 try:
-    run(RayPlace("127.0.0.1:1", "fake"))
+    run(RayPlace("127.0.0.1:1"))
 except CompileError as error:
     print(json.dumps({"error": str(error)}))
 """,
@@ -230,23 +230,8 @@ except CompileError as error:
     assert said["error"].startswith("cannot use the Ray cluster at 127.0.0.1:1: ")
 
 
-@pytest.mark.parametrize(
-    ("backend", "resources", "bound_by"),
-    [
-        ("hpu", {"num_cpus": 1, "resources": {"HPU": 1}}, "HPU"),
-        ("cuda", {"num_cpus": 1, "num_gpus": 1}, "GPU"),
-        ("cpu", {"num_cpus": 1}, "CPU"),
-        ("fake", {"num_cpus": 1}, "CPU"),
-    ],
-)
-def test_a_job_takes_what_its_target_needs(backend: str, resources: dict[str, Any], bound_by: str) -> None:
-    place = RayPlace("auto", backend)
-
-    assert (place.resources, place.bound_by) == (resources, bound_by)
-
-
 def test_a_place_for_exchange_means_the_same_on_every_node() -> None:
     for url in ("./exchange", "~/exchange"):
         with pytest.raises(SpecError, match="another directory on every node"):
-            RayPlace("auto", "fake", url)
-    assert RayPlace("auto", "fake", "memory://bucket/prefix").exchange
+            RayPlace("auto", url)
+    assert RayPlace("auto", "memory://bucket/prefix").exchange

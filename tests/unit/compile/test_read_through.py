@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.keys import ProgramRow, UnitRow, record
+from aotgaudi.compile.pipeline import fetch_missing, upload_all
 from aotgaudi.compile.plan import Plan, make_plan
-from aotgaudi.compile.read_through import fetch_missing, rows_of, upload_all
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.share import remote as remote_module
 from aotgaudi.share import remote_cache
-from aotgaudi.share.answers import Memory
 from aotgaudi.share.remote import Remote
-from aotgaudi.share.remote_cache import RemoteCache, Traffic
+from aotgaudi.share.remote_cache import Memory, RemoteCache, Traffic
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
 from tests.remotes import Place, faulty_place, place
@@ -89,7 +88,7 @@ def pull(store: Store, url: str, warnings: list[str] | None = None, memory: Memo
 
 def require_sound(store: Store, like: Store) -> None:
     """Every result of `store` is one of `like`, and every object intact."""
-    rows, expected = rows_of(plan_of(store)), rows_of(plan_of(like))
+    rows, expected = plan_of(store).rows, plan_of(like).rows
     assert rows.items() <= expected.items()
     for digest in store.objects.digests():
         store.objects.verify(digest)
@@ -112,7 +111,7 @@ def test_an_empty_store_has_all_of_it_afterwards(
     pushed, pulled = push(built, url), pull(empty, url)
 
     assert plan_of(empty).is_complete
-    assert rows_of(plan_of(empty)) == rows_of(plan_of(built))
+    assert plan_of(empty).rows == plan_of(built).rows
     assert pushed.num_uploaded == pulled.num_fetched == NUM_RECORDS
     assert pushed.uploaded_bytes == pulled.fetched_bytes > 0
     require_sound(empty, built)
@@ -132,7 +131,7 @@ def test_objects_are_there_before_the_records_that_name_them(built: Store, place
     push(built, place.url)
     written = [name for operation, name in place.answers if operation == "write"]
 
-    for key, row in rows_of(plan_of(built)).items():
+    for key, row in plan_of(built).rows.items():
         when = written.index(record_name(key))
         for digest in row.digests():
             assert written.index(f"objects/sha256/{digest.sha256[:2]}/{digest.sha256}") < when
@@ -234,7 +233,7 @@ def test_many_bad_objects_are_one_warning(built: Store, empty: Store, place: Pla
 
     pull(empty, place.url, warnings)
 
-    assert not rows_of(plan_of(empty))
+    assert not plan_of(empty).rows
     assert len(warnings) == 1
 
 

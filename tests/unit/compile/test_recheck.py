@@ -74,7 +74,7 @@ def test_a_compiler_that_gives_other_bytes_is_found_out(store: Store) -> None:
     assert difference.offset >= len(data) - 16, "all but the last 16 bytes are the same"
 
 
-@pytest.mark.parametrize("sample", [1, 3, 5, 10**9])
+@pytest.mark.parametrize("sample", [3, 10**9])
 def test_a_sample_is_as_large_as_asked_and_the_same_every_time(store: Store, sample: int) -> None:
     plan = built(store, *FIVE)
 

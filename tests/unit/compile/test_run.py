@@ -18,15 +18,14 @@ import psutil
 import pytest
 
 from aotgaudi.backends.fake.probe import probe
-from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.run import Progress, Watch, _describe, run_plan
-from aotgaudi.compile.workers import Done
+from aotgaudi.compile.workers import Done, Job
 from aotgaudi.entries import DefragEntry, PromptEntry
 from aotgaudi.errors import CardError, CompileError, SpecError, StoreError
 from aotgaudi.store.store import Store
 from tests.unit.failing import raising
-from tests.workload import compiles, execute, journaled, key_of, seeded_plan, tiny_spec
+from tests.workload import PoolInThisProcess, compiles, execute, journaled, key_of, seeded_plan, tiny_spec
 
 pytestmark = pytest.mark.process
 
@@ -330,7 +329,7 @@ def test_a_store_that_takes_no_more_ends_the_build_and_keeps_what_there_is(store
 
 def test_no_card_ends_the_build_once_with_its_own_error(store: Store) -> None:
     plan = seeded_plan(store, [[f"head {n}" for n in range(5)]])
-    pool = PoolWithoutCards()
+    pool = PoolWithoutCards(1)
 
     with pytest.raises(CardError, match="module id 1 is busy"):
         run_plan(plan, tiny_spec(), store, pool, Watch())
@@ -339,31 +338,14 @@ def test_no_card_ends_the_build_once_with_its_own_error(store: Store) -> None:
     assert len(replan(plan, store).units) == 0
 
 
-class PoolWithoutCards:
+class PoolWithoutCards(PoolInThisProcess):
     """Finds for every job that its card is busy."""
 
-    num_workers = 1
+    num_submitted = 0
 
-    def __init__(self) -> None:
-        self.num_submitted = 0
-        self._done: list[Done] = []
-
-    def __enter__(self) -> PoolWithoutCards:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def submit(self, ticket: int, job: BuildJob) -> None:
+    def submit(self, ticket: int, job: Job) -> None:
         self.num_submitted += 1
         self._done.append(Done(ticket, error=CardError("the card with module id 1 is busy")))
-
-    def withdraw(self) -> list[int]:
-        return []
-
-    def wait(self, timeout_seconds: float) -> list[Done]:
-        done, self._done = self._done, []
-        return done
 
 
 def test_processes_that_cannot_be_started_are_one_error(

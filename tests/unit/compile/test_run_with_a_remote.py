@@ -11,8 +11,8 @@ import pytest
 from aotgaudi.backends.fake.probe import probe
 from aotgaudi.compile.jobs import BuildJob, Built, CompileJob, TraceJob, find_row
 from aotgaudi.compile.keys import record
+from aotgaudi.compile.pipeline import fetch_missing, upload_all
 from aotgaudi.compile.plan import make_plan
-from aotgaudi.compile.read_through import fetch_missing, upload_all
 from aotgaudi.compile.run import BuildOutcome, Watch, run_plan
 from aotgaudi.compile.workers import Done
 from aotgaudi.entries import DefragEntry

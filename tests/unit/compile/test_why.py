@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, unit_key
+from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource
 from aotgaudi.compile.why import (
     BuiltProgram,
     BuiltUnit,
@@ -18,7 +18,6 @@ from aotgaudi.compile.why import (
     History,
     NearestProgram,
     NearestUnit,
-    Reason,
     changes,
     explain_against,
     reasons,
@@ -49,7 +48,7 @@ def test_what_is_built_is_warm_and_has_no_reason(store: Store) -> None:
     assert reasons(found) == ()
 
 
-def test_an_upgrade_is_one_reason_for_all_and_names_both_versions(store: Store) -> None:
+def test_an_upgrade_is_one_reason_for_all_names_both_versions_and_costs_every_unit_once(store: Store) -> None:
     built(store, tiny_spec(), ENTRIES, LABELS)
 
     (reason,) = reasons(findings(store, tiny_spec(), ENTRIES, UPGRADED))
@@ -57,31 +56,9 @@ def test_an_upgrade_is_one_reason_for_all_and_names_both_versions(store: Store) 
     assert reason.state == "changed"
     assert reason.num_entries == 2
     assert [f.changes for f in reason.findings] == [(Change("target.toolchain.torch", "none", "2.14"),)] * 2
-    assert reason.is_certain
-
-
-def test_an_upgrade_costs_every_unit_once_and_as_long_as_last_time(store: Store) -> None:
-    built(store, tiny_spec(), ENTRIES, LABELS)
-    (reason,) = reasons(findings(store, tiny_spec(), ENTRIES, UPGRADED))
-
     assert reason.cost(History.of_store(store)) == Cost(num_units=3, seconds=3 * SECONDS, num_untimed=0)
-
-
-def test_units_without_a_record_are_counted_and_not_timed(store: Store) -> None:
-    built(store, tiny_spec(), ENTRIES, LABELS)
     store.actions.discard(key_of("layer c"))
-    (reason,) = reasons(findings(store, tiny_spec(), ENTRIES, UPGRADED))
-
     assert reason.cost(History.of_store(store)) == Cost(num_units=3, seconds=2 * SECONDS, num_untimed=1)
-
-
-def test_a_change_of_the_model_alone_says_nothing_certain_of_units(store: Store) -> None:
-    built(store, tiny_spec(), ENTRIES, LABELS)
-
-    (reason,) = reasons(findings(store, spec_with_dtype("bfloat16"), ENTRIES))
-
-    assert reason.findings[0].changes == (Change("model.model.dtype", "float32", "bfloat16"),)
-    assert not reason.is_certain
 
 
 def test_new_entries_were_never_built_and_are_one_reason(store: Store) -> None:
@@ -99,12 +76,17 @@ def test_different_reasons_are_told_apart(store: Store) -> None:
     built(store, tiny_spec(), ENTRIES[:1], LABELS)
     built(store, spec_with_dtype("bfloat16"), ENTRIES[1:], LABELS[1:])
 
-    found = reasons(findings(store, tiny_spec(), (DefragEntry(1), DefragEntry(2), DefragEntry(3)), UPGRADED))
+    entries = (DefragEntry(1), DefragEntry(2), DefragEntry(3))
+    upgraded = reasons(findings(store, tiny_spec(), entries, UPGRADED))
+    here = reasons(findings(store, tiny_spec(), entries))
 
-    assert [(r.state, [c.name for c in r.findings[0].changes]) for r in found] == [
-        ("changed", ["target.toolchain.torch"]),
-        ("changed", ["model.model.dtype", "target.toolchain.torch"]),
-        ("never built", []),
+    rows = [(r.state, r.is_certain, [c.name for c in r.findings[0].changes]) for r in (*upgraded, *here)]
+    assert rows == [
+        ("changed", True, ["target.toolchain.torch"]),
+        ("changed", True, ["model.model.dtype", "target.toolchain.torch"]),
+        ("never built", False, []),
+        ("changed", False, ["model.model.dtype"]),
+        ("never built", False, []),
     ]
 
 
@@ -171,13 +153,6 @@ def test_a_unit_never_traced_before_is_never_built(store: Store) -> None:
     seed(store, tiny_spec(), ENTRIES[:1], (("swap a",),))
 
     assert [f.state for f in findings(store, tiny_spec(), ENTRIES[:1])] == ["warm", "never built"]
-
-
-def test_the_order_of_reasons_is_that_of_the_findings() -> None:
-    key = unit_key("a", FAKE)
-    found = [Finding(key, "a", "lost"), Finding(key, "b", "never built"), Finding(key, "c", "lost")]
-
-    assert reasons(found) == (Reason((found[0], found[2])), Reason((found[1],)))
 
 
 def test_history_passes_over_what_is_no_record_of_ours(store: Store) -> None:

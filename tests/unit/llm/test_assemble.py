@@ -11,7 +11,7 @@ import pytest
 
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.bundle.signing import generate_key
-from aotgaudi.bundle.trust import SignaturePolicy, TrustPolicy
+from aotgaudi.bundle.trust import TrustPolicy
 from aotgaudi.cli.options import parse_byte_count
 from aotgaudi.errors import CoverageError
 from aotgaudi.llm.assemble import caches_prefixes, sampling_defaults
@@ -120,10 +120,10 @@ def test_sampling_defaults_that_the_sampler_cannot_do_are_one_warning(
 def test_a_bundle_is_hashed_where_it_must_be_warm_or_signed(
     tmp_path: Path, require_warm: bool, is_signed: bool
 ) -> None:
-    keys = SignaturePolicy(frozenset({generate_key(tmp_path / "my.key")}))
+    keys = frozenset({generate_key(tmp_path / "my.key")})
     options = ModelOptions(
         bundle=tmp_path,
-        acceptance=TrustPolicy(signatures=keys if is_signed else None),
+        acceptance=TrustPolicy(keys=keys if is_signed else frozenset()),
         model_dir=tmp_path,
         require_warm=require_warm,
         num_threads=1,

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.share import answers
-from aotgaudi.share.answers import Memory
+from aotgaudi.share import remote_cache
+from aotgaudi.share.remote_cache import LARGEST_REMEMBERED_BYTES, Memory
 from aotgaudi.store.store import Store
 
 ANSWERS = {"a" * 64: b'{"record": 1}', "b" * 64: None}
@@ -47,7 +47,7 @@ def test_a_later_build_knows_what_was_answered(store: Store) -> None:
 def test_that_there_was_nothing_is_forgotten_after_minutes(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answers, "MISS_SECONDS", -1.0)
+    monkeypatch.setattr(remote_cache, "MISS_SECONDS", -1.0)
     memory(store).note(ANSWERS)
 
     assert memory(store).recall(ANSWERS) == {"a" * 64: b'{"record": 1}'}
@@ -114,9 +114,9 @@ def test_nothing_is_unpickled_or_read_from_files(store: Store, tmp_path: Path) -
 
 
 def test_it_stays_within_its_bounds(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(remote_cache, "MOST_BYTES", 1 << 20)
     found = memory(store)
-    found.note({"f" * 64: os.urandom(answers.LARGEST_REMEMBERED_BYTES).hex().encode()})
+    found.note({"f" * 64: os.urandom(LARGEST_REMEMBERED_BYTES).hex().encode()})
     for start in range(0, 400, 20):
         found.note({f"{start + number:064x}": os.urandom(5000).hex().encode() for number in range(20)})
     found.close()
@@ -129,7 +129,7 @@ def test_it_stays_within_its_bounds(store: Store, monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_remembered_where_sqlite_must_not_be(
     store: Store, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    monkeypatch.setattr(answers, "file_system", lambda _: "nfs4")
+    monkeypatch.setattr(remote_cache, "file_system", lambda _: "nfs4")
     found = memory(Store.open(store.root, read_only=True) if place == "read-only" else store)
 
     found.note(ANSWERS)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import RemoteError, SpecError
-from aotgaudi.share.skopeo import copy_image, layout_name
+from aotgaudi.share.image import copy_image, layout_name
 
 pytestmark = pytest.mark.process
 
@@ -86,7 +86,8 @@ def is_running(process_id: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it(skopeo: Path, tmp_path: Path, number: int) -> None:
-    does = f"echo $$ > {tmp_path}/id; exec /bin/sleep 60"
+    # A second, in which `subprocess` hears that the program has begun: before that, nobody could end it.
+    does = f"/bin/sleep 1; echo $$ > {tmp_path}/id; exec /bin/sleep 60"
     words = [sys.executable, "-m", "aotgaudi", "pull", "docker://a/b:c", "-o", "out"]
     # Interrupts are ignored, as in a script's background jobs.
     process = subprocess.Popen(

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.errors import StoreError
-from aotgaudi.store.access import refuse_unsafe
-from aotgaudi.store.location import NETWORK_FILE_SYSTEMS, file_system
+from aotgaudi.store.location import NETWORK_FILE_SYSTEMS, file_system, refuse_unsafe
 from aotgaudi.store.store import Store
 
 

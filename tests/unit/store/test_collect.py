@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -19,9 +20,8 @@ from aotgaudi.store.collect import (
     read_contents,
 )
 from aotgaudi.store.records import digests_in
-from aotgaudi.store.roots import Root
-from aotgaudi.store.scratch import sweep_temporary_files
-from aotgaudi.store.store import Store
+from aotgaudi.store.scratch import locked_directory, sweep_temporary_files
+from aotgaudi.store.store import Root, Store
 from tests.unit.failing import raising
 
 EVERYTHING = 1 << 60
@@ -46,16 +46,6 @@ def add(store: Store, number: int, *blobs: bytes, used: float) -> list[Digest]:
 
 def numbers(store: Store) -> list[int]:
     return [int(text, 16) for text in store.actions]
-
-
-def test_a_store_that_is_small_enough_loses_nothing(store: Store) -> None:
-    add(store, 1, b"one", used=1)
-
-    outcome = collect(store, EVERYTHING)
-
-    assert outcome.evicted == outcome.orphans == ()
-    assert outcome.bytes_before == outcome.bytes_after > 0
-    assert numbers(store) == [1]
 
 
 def test_what_was_used_longest_ago_goes_first_until_it_fits(store: Store) -> None:
@@ -142,10 +132,14 @@ def test_a_root_that_cannot_be_read_stops_it_before_anything_goes(store: Store) 
 
 def test_it_is_refused_while_somebody_builds(store: Store) -> None:
     add(store, 1, b"one", used=1.0)
+    paths = [scratch(store, name, 10, 0.0) for name in ("logs/unit.log", "toolcache/toolchains/x")]
 
-    with store.in_use(), pytest.raises(StoreError, match="is in use"):
-        collect(Store.open(store.root), 0)
+    with store.in_use():
+        with pytest.raises(StoreError, match="is in use"):
+            collect(Store.open(store.root), 0)
+        assert collect_unless_used(store, 0) is None
     assert numbers(store) == [1]
+    assert all(path.exists() for path in paths)
     collect(store, 0)
 
 
@@ -172,16 +166,6 @@ def test_the_order_of_going_never_leaves_a_record_without_its_objects(
     monkeypatch.setattr(Path, "unlink", checked)
     collect(store, 0)
     assert numbers(store) == []
-
-
-def test_a_clock_that_is_wrong_only_changes_the_order(store: Store) -> None:
-    for number, used in ((1, -5.0e8), (2, 4.0e9), (3, 0.0)):
-        add(store, number, bytes([number]) * 1000, used=used)
-
-    collect(store, 1500)
-
-    assert numbers(store) == [2]
-    assert store.objects.read(Digest.of(b"\x02" * 1000)) == b"\x02" * 1000
 
 
 def test_a_damaged_record_is_counted_and_left_to_fsck(store: Store) -> None:
@@ -252,6 +236,34 @@ def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(
     assert [path.name for path in (store.root / "tmp").iterdir()] == ["put-1-young"]
 
 
+def test_a_scratch_directory_is_private_and_gone_at_the_end(store: Store) -> None:
+    with locked_directory(store.root) as path:
+        (path / "file").write_bytes(b"x")
+        assert path.parent == store.root / "tmp"
+        assert path.stat().st_mode & 0o777 == 0o700
+
+    assert list((store.root / "tmp").iterdir()) == []
+
+
+def test_a_sweep_leaves_a_scratch_directory_that_is_used_and_takes_one_whose_user_is_dead(
+    store: Store,
+) -> None:
+    with locked_directory(store.root) as used:
+        dead = store.root / "tmp" / "unit-of-the-dead"
+        dead.mkdir()
+        (dead / "half").write_bytes(b"x")
+
+        assert sweep_temporary_files(store.root) == 1
+
+        assert used.is_dir()
+        assert not dead.exists()
+
+
+def test_a_scratch_directory_that_was_swept_meanwhile_is_no_error(store: Store) -> None:
+    with locked_directory(store.root) as path:
+        shutil.rmtree(path)
+
+
 def test_a_build_first_clears_what_the_dead_left_but_not_beside_another_build(store: Store) -> None:
     dead = store.root / "tmp" / "put-1-dead"
     dead.write_bytes(b"")
@@ -288,6 +300,8 @@ def test_the_limit_counts_logs_and_tool_caches(store: Store) -> None:
     record_bytes = store.actions.records.path(key(1)).stat().st_size
     assert plan.bytes_after == digest.size_bytes + record_bytes + 2000 + 300
     assert plan.bytes_before == plan.bytes_after
+    assert plan.evicted == plan.orphans == plan.scratch == ()
+    assert numbers(store) == [1]
 
 
 def test_what_was_used_longest_ago_goes_first_whatever_it_is(store: Store) -> None:
@@ -305,17 +319,6 @@ def test_what_was_used_longest_ago_goes_first_whatever_it_is(store: Store) -> No
 
     record = store.actions.records.path(key(1))
     assert lost == [[logs[0]], [tools[0]], [record], [logs[1]], [tools[1]]]
-
-
-def test_nothing_of_a_running_build_goes(store: Store) -> None:
-    paths = [scratch(store, name, 10, 0.0) for name in ("logs/unit.log", "toolcache/toolchains/x")]
-
-    with store.in_use():
-        with pytest.raises(StoreError, match="in use"):
-            collect(store, 0)
-        assert collect_unless_used(store, 0) is None
-
-    assert all(path.exists() for path in paths)
 
 
 def test_what_the_caller_keeps_stays_as_under_a_root(store: Store) -> None:
@@ -352,6 +355,7 @@ def test_an_empty_store_has_no_uses(tmp_path: Path) -> None:
     assert usage.kinds["objects"] == usage.kinds["records"] == Usage()
     assert (usage.oldest_use, usage.newest_use, usage.root_names) == (None, None, ())
     assert usage.index.endswith("not begun")
+    assert measure_store(Store.open(tmp_path, read_only=True)).index == "none: records are read directly"
 
 
 def test_everything_is_counted_once_by_kind(tmp_path: Path) -> None:
@@ -375,9 +379,3 @@ def test_everything_is_counted_once_by_kind(tmp_path: Path) -> None:
     assert usage.total == sum(usage.kinds.values(), Usage())
     assert usage.root_names == ("prod",)
     assert (usage.oldest_use, usage.newest_use) == (5.0, 9.0)
-
-
-def test_a_store_without_an_index_says_so(tmp_path: Path) -> None:
-    Store.open(tmp_path)
-
-    assert measure_store(Store.open(tmp_path, read_only=True)).index == "none: records are read directly"

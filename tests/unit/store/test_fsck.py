@@ -14,8 +14,7 @@ from aotgaudi.errors import StoreError
 from aotgaudi.store import fsck
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.fsck import check_store
-from aotgaudi.store.roots import Root
-from aotgaudi.store.store import Store
+from aotgaudi.store.store import Root, Store
 from tests.unit.failing import raising
 
 KEY, OTHER = "ab" * 32, "cd" * 32

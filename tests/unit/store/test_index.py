@@ -132,10 +132,6 @@ def test_what_was_remembered_is_known_without_reading_a_record(
     assert not store.remembers([])
 
 
-def test_another_process_knows_it_too(store: Store) -> None:
-    assert Store.open(store.root).remembers(KEYS)
-
-
 def test_a_record_that_is_gone_or_another_one_is_noticed(store: Store) -> None:
     store.actions.discard(KEYS[2])
     assert not store.remembers(KEYS)

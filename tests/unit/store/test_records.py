@@ -218,15 +218,6 @@ def test_a_use_is_noted_without_changing_what_the_file_is(records: RecordStore) 
     assert records.stamp(OTHER) is None
 
 
-def test_discarding_forgets(records: RecordStore) -> None:
-    records.publish(KEY, VALUE)
-
-    records.discard(KEY)
-    records.discard(KEY)
-
-    assert records.get(KEY) is None
-
-
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EMFILE])
 def test_a_system_that_does_not_let_us_look_is_an_error_and_no_miss(
     records: RecordStore, monkeypatch: pytest.MonkeyPatch, code: int

@@ -8,7 +8,7 @@ import pytest
 
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.errors import CorruptError, StoreError
-from aotgaudi.store.roots import Root, Roots, load_root
+from aotgaudi.store.store import Root, Roots, load_root
 
 KEY, OTHER = "ab" * 32, "01" * 32
 DIGEST = Digest("cd" * 32, 7)

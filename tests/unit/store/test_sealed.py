@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -57,32 +57,34 @@ def test_a_sound_object_is_held(held: SealedObjects, blob: Path) -> None:
     assert os.path.realpath(held.path(digest).parent) == f"/proc/{os.getpid()}/fd"
 
 
-@pytest.mark.parametrize("how", ["rename", "unlink", "link"])
-def test_a_file_put_in_its_place_by_name_changes_nothing(held: SealedObjects, blob: Path, how: str) -> None:
+def in_place(data: bytes, size_bytes: int | None = None) -> Callable[[Path], object]:
+    def change(path: Path) -> None:
+        with path.open("r+b") as file:
+            file.write(data)
+            file.truncate(size_bytes)
+
+    return change
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "renamed over": lambda path: path.with_name("evil").rename(path),
+    "removed": Path.unlink,
+    "a link": lambda path: (path.unlink(), path.symlink_to(path.with_name("evil"))),
+    "overwritten": in_place(b"\xcc" * len(DATA)),
+    "truncated": in_place(b"", 0),
+    "zeroed": in_place(bytes(len(DATA))),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_the_file_or_its_name_changes_nothing(
+    held: SealedObjects, blob: Path, change: Callable[[Path], object]
+) -> None:
     digest = Digest.of(DATA)
     held.hold(blob, digest)
+    blob.with_name("evil").write_bytes(b"evil")
 
-    evil = blob.with_name("evil")
-    evil.write_bytes(b"evil")
-    if how == "rename":
-        evil.rename(blob)
-    else:
-        blob.unlink()
-        if how == "link":
-            blob.symlink_to(evil)
-
-    assert held.read(digest) == DATA
-    assert held.path(digest).read_bytes() == DATA
-
-
-@pytest.mark.parametrize("how", ["overwrite", "truncate", "zero"])
-def test_a_change_in_place_changes_nothing(held: SealedObjects, blob: Path, how: str) -> None:
-    digest = Digest.of(DATA)
-    held.hold(blob, digest)
-
-    with blob.open("r+b") as file:
-        file.write({"overwrite": b"\xcc", "truncate": b"", "zero": b"\0"}[how] * len(DATA))
-        file.truncate(0 if how == "truncate" else None)
+    change(blob)
 
     assert held.read(digest) == DATA
     assert held.path(digest).read_bytes() == DATA

@@ -9,15 +9,13 @@ import re
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from aotgaudi.errors import StoreError
 from aotgaudi.store.fsck import check_store
-from aotgaudi.store.roots import Root
-from aotgaudi.store.store import STORE_FORMAT, Store
+from aotgaudi.store.store import STORE_FORMAT, Root, Store
 from tests.unit.failing import raising
 
 KEY = "ab" * 32
@@ -91,22 +89,6 @@ def test_a_relative_root_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     store.actions.put(KEY, {})
 
     assert (tmp_path / "store" / "records" / KEY[:2] / f"{KEY}.json").exists()
-
-
-def test_a_second_thread_is_told_at_once_that_a_unit_is_taken(tmp_path: Path) -> None:
-    store = Store.open(tmp_path)
-    found = list[bool]()
-
-    def look() -> None:
-        with store.locks.try_unit(KEY) as is_held:
-            found.append(is_held)
-
-    with store.locks.try_unit(KEY) as is_mine:
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join(10)
-
-    assert (is_mine, found) == (True, [False])
 
 
 _HOLD = """

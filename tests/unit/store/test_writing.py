@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,23 +93,29 @@ def _fail_nth_call(monkeypatch: pytest.MonkeyPatch, name: str, failing: int, cod
     monkeypatch.setattr(os, name, call)
 
 
-_DIE = """
-import os, signal, sys
-from pathlib import Path
-from aotgaudi.digest import Digest
-from aotgaudi.store.store import Store
-root, name, nth = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-store = Store.open(root)
-real, count = getattr(os, name), iter(range(10**6))
-def call(*arguments, **options):
-    if next(count) == nth:
-        print("dying", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-    return real(*arguments, **options)
-setattr(os, name, call)
-digest = store.objects.put_bytes(bytes(range(256)) * 40)
-store.actions.put("ab" * 32, {"object": str(digest)})
-"""
+def die_at(nth: int, name: str, store: Store) -> int:
+    """Publishes from a child process, which is killed at call number `nth` of ``os.<name>``. Returns its exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # The test runner may have threads; they are not needed.
+        child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    real, leave, count = getattr(os, name), os._exit, itertools.count()
+
+    def call(*arguments: object, **options: object) -> object:
+        if next(count) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments, **options)
+
+    try:
+        setattr(os, name, call)
+        for publish in PUBLISHERS.values():
+            publish(store)
+        leave(0)
+    finally:
+        leave(1)
 
 
 @pytest.mark.process
@@ -122,16 +128,11 @@ def test_a_writer_that_is_killed_at_any_step_leaves_a_sound_store_and_nothing_to
     died = 0
     for nth in range(30):
         root = tmp_path / f"{name}-{nth}"
-        done = subprocess.run(
-            [sys.executable, "-c", _DIE, str(root), name, str(nth)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode == 0:
+        code = die_at(nth, name, Store.open(root))
+        if code == 0:
             break
         died += 1
-        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert code == -signal.SIGKILL
 
         store = Store.open(root)
         assert_sound(store)
