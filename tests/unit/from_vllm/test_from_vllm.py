@@ -19,9 +19,8 @@ from aotgaudi.manifest.manifest import Manifest, dumps, loads
 from aotgaudi.manifest.memory import kv_cache_bytes
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, AxisBounds, SlidingSpec, VersionName
 from aotgaudi.spec.build_spec import BuildSpec, LoraSpec
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.quantization import QuantizationSpec
-from aotgaudi.spec.scheduler import SchedulerSpec
+from aotgaudi.spec.scheduler import DefragSpec, SchedulerSpec
 
 NEWEST = "vllm-gaudi@091bbad"
 GAUDI_1_22 = "vllm-hpu-extension@8211e0b"
