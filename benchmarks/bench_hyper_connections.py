@@ -37,7 +37,7 @@ from aotgaudi.graphs.hyper_connections import class_text
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Artifacts, Loader
-from aotgaudi.runtime.shards import ShardReader
+from aotgaudi.runtime.weights import ShardReader
 from aotgaudi.spec.hyper_connections import HyperConnections
 from aotgaudi.spec.target import TargetSpec
 

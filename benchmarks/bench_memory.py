@@ -20,7 +20,7 @@ from harness import Server, Table, verdict
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.verify import hold_bundle
 from aotgaudi.manifest.manifest import Manifest, loads
-from aotgaudi.runtime.bindings import placed, weight_bindings
+from aotgaudi.runtime.weights import placed, weight_bindings
 
 ALLOWED_BYTES = 450e6
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

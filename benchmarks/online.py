@@ -22,9 +22,9 @@ from aotgaudi.llm.assemble import make_engine
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.runtime.memory import keep_freed_memory
-from aotgaudi.runtime.shards import ShardReader
+from aotgaudi.runtime.weights import ShardReader
 
 GREEDY = SamplingRow()
 
@@ -132,7 +132,7 @@ def load(bundle_dir: Path, model_dir: Path, threads: int, *, keep_memory: bool =
     verified = hold_bundle(bundle)
     verified.report.raise_if_bad(bundle_dir)
     executables = ExecutableTable()
-    declare_samplers(manifest.entries, executables)
+    executables.declare_samplers(manifest.entries)
     loader = Loader(
         make_runtime(bundle.receipt.target),
         ShardReader(ModelDirectory(model_dir)),

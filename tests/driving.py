@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -44,6 +45,19 @@ def serving_limits(
     )
 
 
+def request_of(
+    prompt: Sequence[int],
+    max_tokens: int = 20,
+    params: SamplingParams = SamplingParams(),  # noqa: B008 - a frozen value
+    *,
+    name: str = "r",
+    **fields: Any,
+) -> Request:
+    """A request that waits, with seed 0 unless `fields` say otherwise."""
+    values = {"request_id": name, "prompt_token_ids": prompt, "seed": 0, **fields}
+    return Request(params=params, max_tokens=max_tokens, **values)
+
+
 asked_tokens = st.lists(
     st.tuples(st.integers(1, 23), st.one_of(st.none(), st.integers(1, 23))), min_size=1, max_size=6
 )
@@ -65,15 +79,7 @@ def served(
             resolved = resolve_max_tokens(num_prompt_tokens, params, limits)
         except RequestError:
             continue
-        scheduler.add(
-            Request(
-                request_id=f"r{index}",
-                prompt_token_ids=(1,) * num_prompt_tokens,
-                params=params,
-                max_tokens=resolved,
-                seed=0,
-            )
-        )
+        scheduler.add(request_of((1,) * num_prompt_tokens, resolved, params, name=f"r{index}"))
     while (scheduled := scheduler.schedule()) is not None:
         yield scheduled.step
         entry = scheduled.step.entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol
 
 from aotgaudi.errors import SpecError
@@ -52,27 +52,9 @@ class BucketingInputs:
 
     @classmethod
     def from_spec(cls, limits: ServingLimits, bucketing: BucketingSpec) -> BucketingInputs:
-        """Returns the inputs of a spec."""
-        return cls(
-            max_num_seqs=limits.max_num_seqs,
-            max_num_prefill_seqs=limits.max_num_prefill_seqs,
-            block_size=limits.block_size,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_model_len=limits.max_model_len,
-            num_blocks=limits.num_blocks,
-            contiguous_pa=bucketing.contiguous_pa,
-            prefix_caching=bucketing.prefix_caching,
-            merged_prefill=bucketing.merged_prefill,
-            num_speculative_tokens=bucketing.num_speculative_tokens,
-            mamba_chunk_size=bucketing.mamba_chunk_size,
-            mamba_chunk_size_is_explicit=bucketing.mamba_chunk_size_is_explicit,
-            skip_decode_block_clamp=bucketing.skip_decode_block_clamp,
-            sliding=bucketing.sliding,
-            prompt=bucketing.prompt,
-            decode=bucketing.decode,
-            file_text=bucketing.file_text,
-            tuned=bucketing.tuned,
-        )
+        """Returns the inputs of a spec, whose tables have all of them under the same names."""
+        values = {**dict(limits), **dict(bucketing)}
+        return cls(**{each.name: values[each.name] for each in fields(cls)})
 
     @property
     def max_blocks_per_seq(self) -> int:

@@ -112,7 +112,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     )
     from aotgaudi.from_vllm.limits import Pin
     from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
-    from aotgaudi.spec.write import write_spec
+    from aotgaudi.spec.parse import write_spec
 
     assert options.command is not None
     command = VllmCommand.parse(options.command)

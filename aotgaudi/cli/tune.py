@@ -19,8 +19,7 @@ from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import load_spec
-from aotgaudi.spec.write import write_spec
+from aotgaudi.spec.parse import load_spec, write_spec
 from aotgaudi.traffic.cost import DEVICES, WorkModel, device_of
 from aotgaudi.traffic.trace import read_trace
 from aotgaudi.traffic.tune import FEWEST_ENTRIES, MOST_ENTRIES, Padding, Tuner

@@ -39,9 +39,9 @@ from aotgaudi.graphs.program import WEIGHT, Call, Program
 from aotgaudi.graphs.quantization import QUANTIZATIONS
 from aotgaudi.graphs.step import build_model
 from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
-from aotgaudi.runtime.bindings import WeightBinding, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.load import bind_weights
+from aotgaudi.runtime.weights import WeightBinding, weight_bindings
 from aotgaudi.spec.cache_rows import compressions_of, family_of
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.model import ModelSpec

@@ -14,7 +14,7 @@ checks nothing again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NoReturn
@@ -38,13 +38,13 @@ class RequestRules:
 
     Attributes:
         limits: The scheduler's limits.
-        vocab_size: Token ids from `vocab_size` on are refused. None refuses only negative ids.
+        vocab_size: Token ids from `vocab_size` on are refused.
         sampler: What the sampler was built for. Requests that need more are refused.
         scores_prompts: Whether the model's graphs can compute log-probabilities of prompts.
     """
 
     limits: ServingLimits
-    vocab_size: int | None = None
+    vocab_size: int
     sampler: SamplerSpec = SamplerSpec()  # noqa: RUF009 - a frozen value
     scores_prompts: bool = True
 
@@ -56,10 +56,15 @@ class RequestRules:
         """
         check_token_ids(prompt_token_ids, self.vocab_size)
         check_token_ids(params.allowed_token_ids or (), self.vocab_size, "allowed_token_ids")
-        check_token_ids([token_id for token_id, _ in params.logit_bias], self.vocab_size, "logit_bias")
+        check_token_ids(dict(params.logit_bias), self.vocab_size, "logit_bias")
         check_token_ids(params.stop_token_ids, self.vocab_size, "stop_token_ids")
         check_sampling(params, self.sampler)
-        self._check_scoring(params)
+        if params.prompt_logprobs is not None and not self.scores_prompts:
+            raise RequestError(
+                "This server cannot give log-probabilities of prompts: in the graphs of its model, the head takes more "
+                "than the last layer's result",
+                param="prompt_logprobs",
+            )
         max_tokens = resolve_max_tokens(len(prompt_token_ids), params, self.limits)
         if params.min_tokens > max_tokens:
             raise RequestError(
@@ -67,14 +72,6 @@ class RequestRules:
                 param="min_tokens",
             )
         return max_tokens
-
-    def _check_scoring(self, params: SamplingParams) -> None:
-        if params.prompt_logprobs is not None and not self.scores_prompts:
-            raise RequestError(
-                "This server cannot give log-probabilities of prompts: in the graphs of its model, the head takes more "
-                "than the last layer's result",
-                param="prompt_logprobs",
-            )
 
     def resolve(self, requests: Sequence[NewRequest]) -> list[NewRequest]:
         """Returns `requests` with `max_tokens` set, ready for the engine. Raises RequestError (400), as `check`."""
@@ -230,7 +227,13 @@ def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: S
     """
     if num_prompt_tokens == 0:
         raise RequestError("the prompt is empty: at least 1 token is needed", param="prompt")
-    _check_prompt(num_prompt_tokens, limits)
+    if num_prompt_tokens > limits.max_model_len - 1:
+        raise RequestError(
+            f"the prompt has {num_prompt_tokens} tokens; max_model_len = {limits.max_model_len} leaves room "
+            f"for {limits.max_model_len - 1} and one generated token",
+            param="prompt",
+        )
+    _check_blocks(f"the prompt has {num_prompt_tokens} tokens", num_prompt_tokens, limits, param="prompt")
     capacity = limits.num_blocks * limits.block_size
     if params.max_tokens is None:
         return min(limits.max_model_len - num_prompt_tokens, capacity + 1 - num_prompt_tokens)
@@ -238,12 +241,15 @@ def resolve_max_tokens(num_prompt_tokens: int, params: SamplingParams, limits: S
     return params.max_tokens
 
 
-def check_token_ids(token_ids: Sequence[int], vocab_size: int | None, param: str = "prompt") -> None:
-    """Raises RequestError unless every id is an integer in [0, `vocab_size`). None sets no upper bound."""
+def check_token_ids(token_ids: Iterable[object], vocab_size: int, param: str = "prompt") -> None:
+    """Raises RequestError unless every id is an integer in [0, `vocab_size`)."""
     for token_id in token_ids:
-        if not _is_token_id(token_id, vocab_size):
-            bound = "" if vocab_size is None else f" below the vocabulary's size {vocab_size}"
-            raise RequestError(f"token ids must be integers{bound}, not {shown(token_id)}", param=param)
+        is_id = isinstance(token_id, int) and not isinstance(token_id, bool) and 0 <= token_id < vocab_size
+        if not is_id:
+            raise RequestError(
+                f"token ids must be integers below the vocabulary's size {vocab_size}, not {shown(token_id)}",
+                param=param,
+            )
 
 
 def check_sampling(params: SamplingParams, sampler: SamplerSpec) -> None:
@@ -287,22 +293,6 @@ def _unmet(params: SamplingParams, able: SamplerSignature) -> Iterator[tuple[str
             yield param, "num_logprobs above 0"
     if needs.constraints and not able.constraints:
         yield next(filter(lambda name: getattr(params, name), _CONSTRAINTS)), "constraints = true"
-
-
-def _is_token_id(value: object, vocab_size: int | None) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return value >= 0 if vocab_size is None else 0 <= value < vocab_size
-
-
-def _check_prompt(num_prompt_tokens: int, limits: ServingLimits) -> None:
-    if num_prompt_tokens > limits.max_model_len - 1:
-        raise RequestError(
-            f"the prompt has {num_prompt_tokens} tokens; max_model_len = {limits.max_model_len} leaves room "
-            f"for {limits.max_model_len - 1} and one generated token",
-            param="prompt",
-        )
-    _check_blocks(f"the prompt has {num_prompt_tokens} tokens", num_prompt_tokens, limits, param="prompt")
 
 
 def _check_total(num_prompt_tokens: int, max_tokens: int, limits: ServingLimits) -> None:

@@ -35,14 +35,6 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
-    """The chunks of one step, and the step's entry."""
-
-    entry: PromptEntry
-    chunks: tuple[Chunk, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Chunker:
     """Cuts prompts for the entries of `table`."""
 
@@ -101,19 +93,21 @@ class Chunker:
         if together is None or not apart:
             return False
         num_rows = together.batch_size if together.batch_size <= most else len(apart)
-        return num_padded_tokens(together) * len(apart) <= sum(map(num_padded_tokens, apart)) * num_rows
+        return together.num_tokens * len(apart) <= sum(entry.num_tokens for entry in apart) * num_rows
 
-    def packed(self, chunks: Sequence[Chunk], budget: Seconds | None) -> Packed | None:
-        """Returns the longest beginning of `chunks` that should share a step; None if `chunks` is empty.
+    def packed(
+        self, chunks: Sequence[Chunk], budget: Seconds | None
+    ) -> tuple[PromptEntry, Sequence[Chunk]] | None:
+        """Returns the longest beginning of `chunks` that should share a step, and its entry; None if `chunks` is empty.
 
         Sharing pays if the step computes no more padded tokens than separate steps would, and fits `budget`. Each of
         `chunks` must have an entry that covers it alone.
         """
         for num in range(len(chunks), 0, -1):
-            some = tuple(chunks[:num])
+            some = chunks[:num]
             entry, apart = self.find(some), self._apart(some)
             if entry is not None and (num == 1 or self._pays(entry, apart, budget)):
-                return Packed(entry, some)
+                return entry, some
         return None
 
     def needed(self, chunk: Chunk) -> PromptEntry:
@@ -127,7 +121,7 @@ class Chunker:
         return [] if None in found else [entry for entry in found if entry is not None]
 
     def _pays(self, together: PromptEntry, apart: Sequence[PromptEntry], budget: Seconds | None) -> bool:
-        if not apart or num_padded_tokens(together) > sum(map(num_padded_tokens, apart)):
+        if not apart or together.num_tokens > sum(entry.num_tokens for entry in apart):
             return False
         return budget is None or self._seconds(together, apart) <= budget
 
@@ -144,8 +138,3 @@ class Chunker:
 
     def _num_blocks(self, num_tokens: int) -> int:
         return num_blocks_for(num_tokens, self.limits.block_size)
-
-
-def num_padded_tokens(entry: PromptEntry) -> int:
-    """Returns how many tokens a prompt entry computes, padding included."""
-    return entry.batch_size * entry.query_len

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
-from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
 from aotgaudi.errors import RequestError
 
 

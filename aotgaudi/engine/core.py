@@ -34,7 +34,7 @@ from aotgaudi.engine.steps import (
 )
 from aotgaudi.entries import Entry
 from aotgaudi.errors import RequestError
-from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.scheduler import DefragSpec
 
 logger = logging.getLogger(__name__)
 
@@ -78,16 +78,6 @@ class EngineCore:
         self._num_output_tokens = 0
         self._num_defrag_swaps = 0
         self._num_invalid_logits = 0
-
-    @property
-    def has_work(self) -> bool:
-        """Whether any request waits or runs."""
-        return self.scheduler.has_work
-
-    @property
-    def oldest_waiting(self) -> Request | None:
-        """The head of the queue; None if the queue is empty."""
-        return self.scheduler.oldest_waiting
 
     def add(self, stream: OutputStream) -> None:
         """Queues the stream's request, which has passed admission."""
@@ -139,8 +129,8 @@ class EngineCore:
         """Returns a snapshot without `counters`, which any thread may read. Cheap, since it is called after every step."""
         scheduler, prefixes = self.scheduler, self.scheduler.prefixes
         return EngineStats(
-            num_running=scheduler.num_running,
-            num_waiting=scheduler.num_waiting,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
             num_blocks_used=scheduler.pool.num_used,
             num_blocks_free=scheduler.pool.num_free,
             num_failed_steps=self._num_failed_steps,
@@ -150,7 +140,7 @@ class EngineCore:
             num_defrag_swaps=self._num_defrag_swaps,
             num_finished=dict(self._num_finished),
             num_invalid_logits=self._num_invalid_logits,
-            num_blocks_kept=scheduler.pool.num_kept,
+            num_blocks_kept=len(scheduler.pool.kept),
             num_blocks_evicted=scheduler.pool.num_evicted,
             num_prefix_queries=0 if prefixes is None else prefixes.num_queries,
             num_prefix_hits=0 if prefixes is None else prefixes.num_hits,

@@ -16,7 +16,7 @@ from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.steps import DefragStep
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CoverageError
-from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.scheduler import DefragSpec
 
 Move = tuple[int, int]
 """(source, destination): a used block and the lower, free block that takes its contents."""

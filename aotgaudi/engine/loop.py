@@ -227,7 +227,7 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Blocks until there is work. Returns False if the engine is to stop."""
         with self._wake:
-            self._wake.wait_for(lambda: self._is_stopping or self._has_inbox or self._core.has_work)
+            self._wake.wait_for(lambda: self._is_stopping or self._has_inbox or self._core.scheduler.has_work)
             return not self._is_stopping
 
     @property
@@ -252,7 +252,7 @@ class Engine:
         with self._wake:
             for stream in self._core.take_ended():
                 del self._streams[stream.request.request_id]
-            self._stats, self._oldest_waiting = self._core.status(), self._core.oldest_waiting
+            self._stats, self._oldest_waiting = self._core.status(), self._core.scheduler.oldest_waiting
             self._progress_at = self._clock()
             self._wake.notify_all()
         self._core.flush()

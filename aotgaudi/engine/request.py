@@ -67,7 +67,7 @@ class Request:
         num_cached_tokens: Tokens of its prompt that the prefix cache had when it was first scheduled.
         block_keys: Keys of its full blocks, as far as they were computed.
         prompt_logprobs: Log-probabilities of its prompt's tokens from the second on, as far as known, if it asks for them.
-        num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/prefix_cache.py).
+        num_named_blocks: How many of its blocks the pool knows by key (aotgaudi/engine/blocks.py).
         constraint: The tokens that it may get. Set before it is queued.
     """
 

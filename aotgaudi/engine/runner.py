@@ -15,10 +15,8 @@ import torch
 from torch import Tensor
 
 from aotgaudi.engine.blocks import PADDING_BLOCK
-from aotgaudi.engine.completed_windows import CompletedWindows
 from aotgaudi.engine.constraints import MaskMaker
-from aotgaudi.engine.sampler import Sampler, to_ids
-from aotgaudi.engine.scoring import Scorer
+from aotgaudi.engine.sampler import Sampler, Scorer, to_ids
 from aotgaudi.engine.steps import DecodeStep, DefragStep, PromptRow, PromptStep, Step, StepResult
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError
@@ -49,11 +47,6 @@ class ProgramRunner:
         self._block_size = block_size
         self._sampler, self._scorer = Sampler(table, self._program), Scorer(table, self._program)
         self._masks = MaskMaker()
-
-    @property
-    def scores_prompts(self) -> bool:
-        """Whether the warm programs can compute log-probabilities of prompts."""
-        return self._table.has_heads
 
     def run(self, step: Step) -> StepResult:
         """Runs a step and samples the rows that ask for it. NaN in one row does not spoil the results of other rows."""
@@ -164,7 +157,7 @@ class _PromptInputs:
             name, every = found
             chunks = [(row.start, len(row.token_ids), row.block_table) for row in self._rows]
             num = num_completed(self._entry.query_len, every)
-            return CompletedWindows(chunks, num, every, self._block_size).tensor(name, spec)
+            return _CompletedWindows(chunks, num, every, self._block_size).tensor(name, spec)
         made = to_ids(self._MAKERS[spec.name](self)).view(spec.shape)
         return made.to(torch.int32) if spec.dtype == "int32" else made
 
@@ -230,7 +223,7 @@ class _DecodeInputs:
             name, every = found
             chunks = [(row.position, 1, row.block_table) for row in self._rows]
             chunks += [(0, 0, ())] * (self._entry.batch_size - len(chunks))
-            return CompletedWindows(chunks, 1, every, self._block_size).tensor(name, spec)
+            return _CompletedWindows(chunks, 1, every, self._block_size).tensor(name, spec)
         return to_ids(self._MAKERS[spec.name](self))
 
     def _mask(self, kind: MaskKind) -> Tensor:
@@ -302,3 +295,54 @@ class _DecodeInputs:
 
 def _padded(values: Sequence[int], size: int, padding: int = 0) -> list[int]:
     return [*values, *[padding] * (size - len(values))]
+
+
+_Chunk = tuple[int, int, Sequence[int]]
+"""A row's new tokens: the position of the first, their number, and the block table."""
+
+
+class _CompletedWindows:
+    """The inputs by which a step of compressed attention makes cache entries for windows of tokens (graphs/step_inputs.py).
+
+    A window of `every` tokens, aligned to the beginning of the sequence, is completed by the step that computes its last
+    token. Each of b rows has w candidates, the first it may complete.
+    """
+
+    def __init__(self, chunks: Sequence[_Chunk], num_candidates: int, every: int, block_size: int) -> None:
+        self._chunks, self._every, self._block_size = chunks, every, block_size
+        starts = to_ids([start for start, _, _ in chunks])[:, None]
+        ends = to_ids([start + number for start, number, _ in chunks])[:, None]
+        self._numbers = starts // every + torch.arange(num_candidates)
+        self._is_completed = self._numbers < ends // every
+
+    def tensor(self, kind: str, spec: TensorSpec) -> Tensor:
+        """Returns the input of this kind."""
+        if kind == "windows_seen":
+            return self._read(spec.shape[2])[1]
+        if kind == "windows":
+            positions, is_seen = self._read(spec.shape[2])
+            return torch.where(is_seen, self._slots(positions, 1), 0)
+        positions = torch.where(self._is_completed, self._numbers * self._every, 0)
+        if kind == "entry_positions":
+            return positions.flatten()
+        padding = torch.arange(positions.shape[1]) % (self._block_size // self._every)
+        return torch.where(self._is_completed, self._slots(positions, self._every), padding).flatten()
+
+    def _read(self, size: int) -> tuple[Tensor, Tensor]:
+        """Returns the positions that each window reads, and which of them exist in a completed window, both [b, w, S]."""
+        ends = ((self._numbers + 1) * self._every)[..., None]
+        positions = ends - size + torch.arange(size)
+        return positions, self._is_completed[..., None] & (positions >= 0)
+
+    def _slots(self, positions: Tensor, every: int) -> Tensor:
+        """Returns ``block * (B / every) + offset`` for positions in each row. Values for positions outside are arbitrary."""
+        slots, size = torch.zeros_like(positions), self._block_size
+        for row, (_, _, table) in enumerate(self._chunks):
+            if not self._is_completed[row, 0]:
+                continue
+            mine = positions[row].clamp_min(0)
+            first = int(mine.min()) // size
+            blocks = to_ids(table[first : int(mine.max()) // size + 1])
+            numbers = (mine // size - first).clamp_max(len(blocks) - 1)
+            slots[row] = blocks[numbers] * (size // every) + mine % size // every
+        return slots

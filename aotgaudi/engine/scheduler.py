@@ -18,20 +18,19 @@
   gets blocks first, so it always advances, and every request ends.
 * With prefix caching, a request shares the blocks that hold the beginning of its tokens, and its first chunk starts after
   them. It shares only as many as leave a rest that entries cover, so no request depends on the cache. Full blocks get
-  their key when the step that filled them is complete (aotgaudi/engine/prefix_cache.py).
+  their key when the step that filled them is complete (aotgaudi/engine/blocks.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
-from aotgaudi.engine.blocks import BlockPool, num_blocks_for
+from aotgaudi.engine.blocks import BlockPool, PrefixCache, num_blocks_for
 from aotgaudi.engine.chunks import Chunk, Chunker
 from aotgaudi.engine.interleaving import Interleaving, StepCosts
-from aotgaudi.engine.prefix_cache import PrefixCache
 from aotgaudi.engine.request import FinishReason, Request, RequestState
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, Step, StepTable
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
@@ -66,6 +65,9 @@ class Scheduler:
     at any time. If a request is finished while its step runs, `complete` skips it. The contents of its blocks are then never
     shared, and their next owner overwrites them in a later step.
 
+    `waiting` is the queue, the next request first. `running` has the requests with a seat, in the order in which they got
+    it. `prefixes` is None without prefix caching.
+
     Args:
         limits: How many requests and tokens a step may have.
         table: Finds the entry that covers a step.
@@ -95,54 +97,34 @@ class Scheduler:
         self.prefixes = PrefixCache(pool, limits.block_size) if prefix_caching else None
         self.num_preemptions = 0
         self._eos_token_ids = frozenset(eos_token_ids)
-        self._waiting: OrderedDict[Request, None] = OrderedDict()  # The next one first; removal is O(1).
-        self._running: list[Request] = []  # Ordered by when they got their seats.
+        self.waiting: OrderedDict[Request, None] = OrderedDict()  # A queue with removal in O(1).
+        self.running: list[Request] = []
         self._costs = StepCosts()
         self._interleaving = Interleaving(policy, limits, self._costs)
         self._chunker = Chunker(limits, table, self._costs)
         self._decode_clock = count(1)
 
     @property
-    def waiting(self) -> tuple[Request, ...]:
-        """The queue, the next request first."""
-        return tuple(self._waiting)
-
-    @property
     def oldest_waiting(self) -> Request | None:
         """The head of the queue, which has waited longest; None if the queue is empty."""
-        return next(iter(self._waiting), None)
-
-    @property
-    def running(self) -> tuple[Request, ...]:
-        """The requests that have a seat, in the order in which they got it."""
-        return tuple(self._running)
-
-    @property
-    def num_waiting(self) -> int:
-        """How many requests wait."""
-        return len(self._waiting)
-
-    @property
-    def num_running(self) -> int:
-        """How many requests have a seat."""
-        return len(self._running)
+        return next(iter(self.waiting), None)
 
     @property
     def has_work(self) -> bool:
         """Whether any request waits or runs."""
-        return bool(self._waiting or self._running)
+        return bool(self.waiting or self.running)
 
     def add(self, request: Request) -> None:
         """Queues a request that has passed `aotgaudi.engine.admission`."""
         request.queued_at = self._interleaving.now
-        self._waiting[request] = None
+        self.waiting[request] = None
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a waiting or running request now and frees its blocks."""
         if request.state is RequestState.WAITING:
-            del self._waiting[request]
+            del self.waiting[request]
         elif request.state is RequestState.RUNNING:
-            self._running.remove(request)
+            self.running.remove(request)
         self.pool.free(request.finish(reason))
 
     def discard(self, request: Request) -> tuple[int, ...]:
@@ -153,7 +135,7 @@ class Scheduler:
         blocks = tuple(request.block_table)
         self.pool.forget(blocks)
         self.finish(request, "abort")
-        return tuple(block for block in blocks if not self.pool.num_users(block))
+        return tuple(block for block in blocks if not self.pool.num_users[block])
 
     def schedule(self) -> Scheduled | None:
         """Returns the next step, or None if no request waits or runs.
@@ -205,28 +187,28 @@ class Scheduler:
         """Updates pool and block tables after the moves ``(source, destination)`` of block contents."""
         mapping = dict(moves)
         self.pool.relocate(mapping)
-        for request in self._running:
-            request.block_table = _renamed(request.block_table, mapping)
+        for request in self.running:
+            request.block_table = [mapping.get(block, block) for block in request.block_table]
 
     def owners(self, blocks: Collection[int]) -> tuple[Request, ...]:
         """Returns the running requests that hold any of these blocks."""
-        return tuple(request for request in self._running if not set(blocks).isdisjoint(request.block_table))
+        return tuple(request for request in self.running if not set(blocks).isdisjoint(request.block_table))
 
     def check_integrity(self) -> None:
         """Raises RuntimeError unless the running requests' block tables and the pool agree."""
         self.pool.check_integrity()
-        held = Counter(block for request in self._running for block in request.block_table)
-        users = {block: self.pool.num_users(block) for block in self.pool.used_ids()}
+        held = Counter(block for request in self.running for block in request.block_table)
+        users = {block: self.pool.num_users[block] for block in self.pool.used_ids()}
         if held != users:
             raise RuntimeError(f"block tables hold {sorted(held.elements())}, the pool says {users}")
-        if any(request.block_table for request in self._waiting):
+        if any(request.block_table for request in self.waiting):
             raise RuntimeError("a waiting request holds blocks")
 
     # Prefill
 
     def _form_prompt_step(self) -> Scheduled | None:
-        prefilling = [request for request in self._running if not request.is_prefilled]
-        if not prefilling and not self._waiting:
+        prefilling = [request for request in self.running if not request.is_prefilled]
+        if not prefilling and not self.waiting:
             return None
         chunks: list[Chunk] = []
         num_left, most = self.limits.max_num_batched_tokens, self._most_chunks(len(prefilling))
@@ -246,21 +228,22 @@ class Scheduler:
         packed = self._chunker.packed(chunks, seconds)
         if packed is None:
             return None
-        rows = tuple(map(self._prompt_row, packed.chunks))
-        return Scheduled(PromptStep(packed.entry, rows), tuple(chunk.request for chunk in packed.chunks))
+        entry, some = packed
+        rows = tuple(map(self._prompt_row, some))
+        return Scheduled(PromptStep(entry, rows), tuple(chunk.request for chunk in some))
 
     def _most_chunks(self, num_prefilling: int) -> int:
         """Returns the most chunks that the next step may have."""
-        num_seats = self.limits.max_num_seqs - len(self._running)
-        return min(self.limits.max_num_prefill_seqs, num_prefilling + min(num_seats, len(self._waiting)))
+        num_seats = self.limits.max_num_seqs - len(self.running)
+        return min(self.limits.max_num_prefill_seqs, num_prefilling + min(num_seats, len(self.waiting)))
 
     def _step_budget(self, prefilling: Sequence[Request]) -> float | None:
         """Returns how many seconds a prefill step may take; None for no limit."""
-        num_decoding = len(self._running) - len(prefilling)
-        oldest = self.oldest_waiting if len(self._running) < self.limits.max_num_seqs else None
+        num_decoding = len(self.running) - len(prefilling)
+        oldest = self.oldest_waiting if len(self.running) < self.limits.max_num_seqs else None
         since = min((one.queued_at for one in (*prefilling, oldest) if one), default=self._interleaving.now)
         return self._interleaving.budget(
-            num_decoding, len(prefilling), len(self._waiting), self._interleaving.now - since
+            num_decoding, len(prefilling), len(self.waiting), self._interleaving.now - since
         )
 
     # Seats
@@ -272,16 +255,16 @@ class Scheduler:
             yield request
 
     def _can_seat(self, request: Request) -> bool:
-        if len(self._running) >= self.limits.max_num_seqs:
+        if len(self.running) >= self.limits.max_num_seqs:
             return False
         num_blocks = num_blocks_for(request.num_tokens, self.limits.block_size)
-        if self.pool.can_allocate(num_blocks):
+        if num_blocks <= self.pool.num_free:
             return True
-        num_shared = sum(self.pool.num_users(block) > 0 for block in self._cached_blocks(request))
-        return self.pool.can_allocate(num_blocks - num_shared)
+        num_shared = sum(self.pool.num_users[block] > 0 for block in self._cached_blocks(request))
+        return num_blocks - num_shared <= self.pool.num_free
 
     def _seat(self, request: Request) -> None:
-        del self._waiting[request]
+        del self.waiting[request]
         block_size, cached = self.limits.block_size, self._cached_blocks(request)
         self.pool.share(cached)
         new = self.pool.allocate(num_blocks_for(request.num_tokens, block_size) - len(cached))
@@ -289,7 +272,7 @@ class Scheduler:
             self.prefixes.count(request, len(cached) * block_size)
         request.admit([*cached, *new], len(cached) * block_size)
         request.num_named_blocks = len(cached)
-        self._running.append(request)
+        self.running.append(request)
 
     def _cached_blocks(self, request: Request) -> list[int]:
         """Returns the cached blocks that a waiting request would share. Entries cover the rest of its tokens.
@@ -322,7 +305,7 @@ class Scheduler:
     # Decode
 
     def _form_decode_step(self) -> Scheduled | None:
-        ready = [request for request in self._running if request.is_prefilled]
+        ready = [request for request in self.running if request.is_prefilled]
         for request in ready:
             self._grow(request)
         ready = [request for request in ready if request.is_prefilled]
@@ -338,16 +321,16 @@ class Scheduler:
         while request.state is RequestState.RUNNING:
             if len(request.block_table) * self.limits.block_size >= request.num_tokens:
                 return
-            if self.pool.can_allocate(1):
+            if self.pool.num_free:
                 request.block_table += self.pool.allocate(1)
             else:
-                self._preempt(self._running[-1])
+                self._preempt(self.running[-1])
 
     def _preempt(self, request: Request) -> None:
-        self._running.remove(request)
+        self.running.remove(request)
         self.pool.free(request.preempt())
-        self._waiting[request] = None
-        self._waiting.move_to_end(request, last=False)
+        self.waiting[request] = None
+        self.waiting.move_to_end(request, last=False)
         self.num_preemptions += 1
 
     def _covered(self, requests: list[Request]) -> tuple[DecodeEntry, list[Request]]:
@@ -381,8 +364,7 @@ class Scheduler:
         token_id, params = request.last_token_id, request.params
         # A grammar that has ended allows only an end of the sequence, so the request must end even with `ignore_eos`.
         ignores_eos = params.ignore_eos and params.structured_outputs is None
-        is_eos = token_id in self._eos_token_ids and not ignores_eos
-        if is_eos:
+        if token_id in self._eos_token_ids and not ignores_eos:
             return "stop"
         if token_id in params.stop_token_ids:
             request.stop_token_id = token_id
@@ -390,10 +372,6 @@ class Scheduler:
         if request.num_output_tokens >= request.max_tokens:
             return "length"
         return "length" if request.num_tokens >= self.limits.max_model_len else None
-
-
-def _renamed(block_table: list[int], mapping: Mapping[int, int]) -> list[int]:
-    return [mapping.get(block, block) for block in block_table]
 
 
 def _check_answer(

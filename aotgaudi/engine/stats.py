@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from aotgaudi.engine.request import Request
 from aotgaudi.engine.steps import DefragStep, PromptStep, Step, StepWork, work_of
@@ -57,15 +57,8 @@ class EntryCounters:
     num_cached_tokens: int = 0
 
     def __add__(self, other: EntryCounters) -> EntryCounters:
-        return EntryCounters(
-            self.steps + other.steps,
-            self.work + other.work,
-            self.queue + other.queue,
-            self.first_token + other.first_token,
-            self.gaps + other.gaps,
-            self.num_prefix_tokens + other.num_prefix_tokens,
-            self.num_cached_tokens + other.num_cached_tokens,
-        )
+        names = (each.name for each in fields(self))
+        return EntryCounters(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from typing import Any, Literal, TypeGuard
 from aotgaudi.bucketing.versions import EnvironmentRules
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.manifest.memory import KvCache
+from aotgaudi.spec.build_spec import ParallelSpec
 from aotgaudi.spec.cache_rows import family_of
 from aotgaudi.spec.layer_kinds import layer_kinds
 from aotgaudi.spec.model import POSITION_KEYS, ModelSpec
-from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.spec.parse import finite_json
 from aotgaudi.spec.quantization import QuantizationSpec
 

@@ -14,8 +14,8 @@ from aotgaudi.errors import SpecError, shown
 from aotgaudi.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
 from aotgaudi.from_vllm.command import VariableReader, VllmCommand
 from aotgaudi.from_vllm.model import DTYPES
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
+from aotgaudi.spec.scheduler import DefragSpec
 from aotgaudi.spec.target import ExecutionMode
 from aotgaudi.spec.vision import MOST_IMAGES
 

@@ -39,8 +39,7 @@ from aotgaudi.from_vllm.serving import (
 )
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import NEWEST_RELEASE
-from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec
-from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.build_spec import SPEC_SCHEMA, BuildSpec, ParallelSpec
 from aotgaudi.spec.parse import finite_json, spec_from_json, value_from_json
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.spec.target import ExecutionMode

@@ -8,8 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from aotgaudi.engine.sampling_params import SamplingParams
-    from aotgaudi.engine.structured_outputs import StructuredOutputs
+    from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
     from aotgaudi.llm.api import LLM, Output
 
 __all__ = ["LLM", "Output", "SamplingParams", "StructuredOutputs"]
@@ -18,7 +17,7 @@ _HOMES = {
     "LLM": "aotgaudi.llm.api",
     "Output": "aotgaudi.llm.api",
     "SamplingParams": "aotgaudi.engine.sampling_params",
-    "StructuredOutputs": "aotgaudi.engine.structured_outputs",
+    "StructuredOutputs": "aotgaudi.engine.sampling_params",
 }
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -26,22 +27,21 @@ from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.scheduler import Scheduler
-from aotgaudi.entries import Entry
+from aotgaudi.entries import DecodeEntry, Entry, MhcEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.grammar_compiler import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
-from aotgaudi.llm.pinned import Pinned
-from aotgaudi.llm.prewarm import SplitCounter, prewarm
-from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, Warmth
+from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, SplitCounts, Warmth
+from aotgaudi.llm.start import Pinned
 from aotgaudi.llm.tokenizer import Tokenizer
+from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import described_cache, kv_cache_bytes
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.executables import ExecutableTable
+from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.guard import Guard
-from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
+from aotgaudi.runtime.load import Artifacts, Loader
 from aotgaudi.runtime.memory import keep_freed_memory
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.policy import Policy
 from aotgaudi.spec.sampler import SamplerSpec
 
@@ -121,7 +121,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         defaults=defaults,
         manifest_id=pinned.bundle.manifest.id,
         binding=model.describe(),
-        rules=request_rules(spec, scores_prompts=runner.scores_prompts),
+        rules=RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, executables.has_heads),
         guard=guard,
         warmth=warmth,
     )
@@ -131,7 +131,7 @@ def _load(phases: Phases, pinned: Pinned, executables: ExecutableTable) -> Runti
     """Loads every entry into `executables`, and returns what runs them."""
     bundle, verified = pinned.bundle, pinned.verified.result()
     entries, receipt = pinned.manifest.entries, bundle.require_programs()
-    declare_samplers(entries, executables)
+    executables.declare_samplers(entries)
     runtime = make_runtime(receipt.target)
     pinned.prefetched.result()
     limits = pinned.manifest.spec.limits
@@ -150,6 +150,57 @@ def _prewarmed(manifest: Manifest, executables: ExecutableTable, phases: Phases)
     with contextlib.nullcontext() if splits is None else phases.time("prewarm"):
         warm = prewarm(manifest.entries, executables.get)
     return SplitCounter(splits, manifest.entries, warm)
+
+
+def prewarm(entries: Iterable[Entry], program: Callable[[Entry], BoundProgram | None]) -> frozenset[int]:
+    """Runs the program of each ``mhc`` entry once, largest first, and returns the classes that are warm for all sublayers.
+
+    A step's token count decides its class (`aotgaudi.bucketing.mhc_splits`), and its program calls the unit of that class.
+    So the first step of a class finds the unit's pages and code in memory, as later steps do. SGLang's log has the same
+    lines. `program` returns None for an entry that is not warm.
+    """
+    found = sorted(
+        (entry for entry in entries if isinstance(entry, MhcEntry)), key=lambda entry: -entry.num_tokens
+    )
+    if not found:
+        return frozenset()
+    sizes = tuple(dict.fromkeys(entry.num_tokens for entry in found))
+    logger.info("MHC prewarm max_num_tokens=%d representative token counts: %s", sizes[0], sizes)
+    warm: dict[str, set[int]] = {sublayer: set() for sublayer in MHC_SUBLAYERS}
+    for entry in found:
+        bound = program(entry)
+        if bound is None:
+            continue
+        begin = perf_counter()
+        bound.run_on_zeros()
+        seconds = perf_counter() - begin
+        logger.info(
+            "MHC prewarm path=%s num_tokens=%d completed in %.3fs", entry.sublayer, entry.num_tokens, seconds
+        )
+        warm[entry.sublayer].add(entry.n_splits)
+    return frozenset(set.intersection(*warm.values()))
+
+
+class SplitCounter:
+    """Counts steps and tokens by class, from how often each entry ran. Any thread may use it."""
+
+    def __init__(self, splits: StepSplits | None, entries: Iterable[Entry], warm: frozenset[int]) -> None:
+        """`entries` are the entries that may run, `warm` the classes that were prewarmed."""
+        self._warm = warm
+        self._classes: dict[Entry, int] = {}
+        self._tokens: dict[Entry, int] = {}
+        for entry in entries:
+            if splits is not None and isinstance(entry, (PromptEntry, DecodeEntry)):
+                self._classes[entry] = splits.of_entry(entry)
+                self._tokens[entry] = entry.num_tokens
+
+    def counts(self, num_steps: Mapping[Entry, int]) -> tuple[SplitCounts, ...]:
+        """Returns the counts of each class, in ascending order, if each entry ran `num_steps` times."""
+        steps, tokens = (dict.fromkeys(sorted(set(self._classes.values())), 0) for _ in range(2))
+        for entry, n_splits in self._classes.items():
+            steps[n_splits] += num_steps.get(entry, 0)
+            tokens[n_splits] += num_steps.get(entry, 0) * self._tokens[entry]
+        return tuple(SplitCounts(n, steps[n], tokens[n], n in self._warm) for n in steps)
 
 
 def _telling_of_compilations(on_step: OnStep | None, guard: Guard) -> OnStep:
@@ -180,14 +231,7 @@ def make_engine(
 ) -> Engine:
     """Returns the engine of a manifest, which is not started yet.
 
-    Args:
-        manifest: What to serve.
-        runner: Runs the steps.
-        tokenizer: The model's tokenizer.
-        on_step: Is called after each step.
-        prefix_caching: Whether prompts start after their cached prefix.
-        policy: How prompts and decodes take turns. None takes the spec's policy.
-        grammars: Compiles the grammars of structured output; None if the sampler has no constraints.
+    `policy` None takes the spec's. `grammars` is None if the sampler has no constraints.
     """
     spec = manifest.spec
     scheduler = Scheduler(
@@ -199,26 +243,22 @@ def make_engine(
         policy=policy or spec.scheduler.policy,
         is_contiguous=spec.reads_contiguous_blocks,
     )
+    constraints = None
+    if grammars is not None:
+        constraints = ConstraintMaker(
+            spec.model.vocab_size,
+            tokenizer.eos_token_ids,
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            grammars,
+        )
     return Engine(
         EngineCore(scheduler, runner, defrag=spec.defrag, on_step=on_step),
         lambda new: IncrementalDetokenizer(
             tokenizer.decode if new.params.skip_special_tokens else tokenizer.decode_all,
             new.prompt_token_ids,
         ),
-        constraints=None
-        if grammars is None
-        else ConstraintMaker(
-            spec.model.vocab_size,
-            tokenizer.eos_token_ids,
-            lambda text: tokenizer.encode(text, add_special_tokens=False),
-            grammars,
-        ),
+        constraints=constraints,
     )
-
-
-def request_rules(spec: BuildSpec, *, scores_prompts: bool) -> RequestRules:
-    """Returns the conditions that requests for a bundle must meet. `scores_prompts` is as for `RequestRules`."""
-    return RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, scores_prompts)
 
 
 def caches_prefixes(manifest: Manifest, asked: bool | None) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import llguidance
 
 from aotgaudi.bundle.model_directory import MAX_TOKENIZER_BYTES, TOKENIZER, ModelDirectory
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import StructuredOutputs
 from aotgaudi.errors import RequestError, shortened
 from aotgaudi.llm.tokenizer import Tokenizer
 

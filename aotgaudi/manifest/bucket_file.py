@@ -33,8 +33,9 @@ from aotgaudi.bucketing.upstream import blocks_beside, cold_decodes, cold_prompt
 from aotgaudi.bucketing.versions import GaudiVersion, find_strategy, find_version
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import CoverageError, SpecError
-from aotgaudi.manifest.coverage import coverage_of_server
+from aotgaudi.manifest.coverage import coverage_of_server, reachable_of
 from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 
 _MOST_ROUNDS = 64
@@ -61,14 +62,7 @@ class BucketFile:
     @property
     def pinned(self) -> Mapping[str, int]:
         """The flags, without dashes, and the values that the server needs for them; the number of KV blocks comes first."""
-        limits = self.spec.limits
-        return {
-            "num-gpu-blocks-override": limits.num_blocks,
-            "block-size": limits.block_size,
-            "max-model-len": limits.max_model_len,
-            "max-num-batched-tokens": limits.max_num_batched_tokens,
-            "max-num-seqs": limits.max_num_seqs,
-        }
+        return _pinned(self.spec.limits)
 
     @property
     def switches(self) -> Mapping[str, bool]:
@@ -82,7 +76,7 @@ class BucketFile:
     def variables(self, path: str) -> Mapping[str, str]:
         """Returns the variables that the server needs if the file lies at `path`."""
         limits, bucketing = self.spec.limits, self.spec.bucketing
-        variables = {FILE_VARIABLE: path, "VLLM_CONTIGUOUS_PA": _word(bucketing.contiguous_pa)}
+        variables = {FILE_VARIABLE: path, "VLLM_CONTIGUOUS_PA": str(bucketing.contiguous_pa).lower()}
         if self.spec.target.execution_mode == "torch_compile":
             variables[DYNAMIC_SHAPES_VARIABLE] = "false"
         if limits.max_num_prefill_seqs > 1:
@@ -148,7 +142,7 @@ class _Found:
 
     @property
     def steps(self) -> ReachableSteps:
-        return ReachableSteps.of(self.spec.limits, self.spec.bucketing, self.spec.scheduler)
+        return reachable_of(self.spec)
 
     @property
     def table(self) -> BucketTable:
@@ -183,8 +177,7 @@ class _Writer:
 
     def _filled(self, rows: _Rows) -> _Rows:
         """Returns rows of both phases, as upstream requires. A phase without rows gets those that close an empty table."""
-        steps = ReachableSteps.of(self.server.limits, self.server.bucketing, self.server.scheduler)
-        closing = self.expressed(self.closing(steps, BucketTable((), ())))
+        closing = self.expressed(self.closing(reachable_of(self.server), BucketTable((), ())))
         return _Rows(rows.prompt or closing.prompt, rows.decode or closing.decode)
 
     def expressed(self, rows: _Rows) -> _Rows:
@@ -344,18 +337,20 @@ def _version(server: BuildSpec) -> GaudiVersion:
     return version
 
 
+def _pinned(limits: ServingLimits) -> dict[str, int]:
+    return {
+        "num-gpu-blocks-override": limits.num_blocks,
+        "block-size": limits.block_size,
+        "max-model-len": limits.max_model_len,
+        "max-num-batched-tokens": limits.max_num_batched_tokens,
+        "max-num-seqs": limits.max_num_seqs,
+    }
+
+
 def _text(server: BuildSpec, rows: _Rows) -> str:
     """Returns the file: comments on its purpose, then its lines. It depends only on rows, limits and version."""
-    limits, bucketing = server.limits, server.bucketing
-    heads = (
-        f"# buckets for {bucketing.version}: (batch sizes, query lengths, context blocks); a query of 1 is a decode",
-        f"# --num-gpu-blocks-override {limits.num_blocks} --block-size {limits.block_size}"
-        f" --max-model-len {limits.max_model_len} --max-num-batched-tokens {limits.max_num_batched_tokens}"
-        f" --max-num-seqs {limits.max_num_seqs}",
-    )
+    flags = " ".join(f"--{name} {value}" for name, value in _pinned(server.limits).items())
+    what = "(batch sizes, query lengths, context blocks); a query of 1 is a decode"
+    heads = (f"# buckets for {server.bucketing.version}: {what}", f"# {flags}")
     lines = (*heads, *bucket_lines(rows.prompt), *bucket_lines(rows.decode))
     return "".join(f"{line}\n" for line in lines)
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"

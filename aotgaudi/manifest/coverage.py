@@ -75,13 +75,9 @@ class _Part:
     holes: tuple[Counterexample, ...]
 
 
-def reachable_of(spec: BuildSpec) -> ReachableSteps:
-    """Returns the steps that the spec's scheduler can form."""
-    return _reachable(spec, spec.scheduler)
-
-
-def _reachable(spec: BuildSpec, scheduler: SchedulerSpec) -> ReachableSteps:
-    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler)
+def reachable_of(spec: BuildSpec, scheduler: SchedulerSpec | None = None) -> ReachableSteps:
+    """Returns the steps that a scheduler can form under a spec's limits, by default the spec's own."""
+    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler or spec.scheduler)
 
 
 def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
@@ -99,7 +95,7 @@ def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> C
     scheduler = scheduler or spec.scheduler
     if scheduler.engine == "vllm" and spec.bucketing.strategy == "unified":
         return Coverage((), None, unproved)  # The server forms unified steps only.
-    reachable = _reachable(spec, scheduler)
+    reachable = reachable_of(spec, scheduler)
     steps = prove_steps(reachable, BucketTable.from_entries(manifest.entries))
     parts = [_sampler(manifest), _defrag(manifest)]
     if splits is not None:
@@ -275,21 +271,13 @@ def _mhc(manifest: Manifest, splits: StepSplits) -> _Part:
             warm[entry.sublayer].add(entry.n_splits)
     has = set.intersection(*warm.values())
     missing = [bucket for bucket in splits.buckets(most) if bucket.n_splits not in has]
-    phase = PhaseCoverage(
-        "mhc", "token counts", most, sum(bucket.last_token - bucket.first_token + 1 for bucket in missing)
-    )
-    return _Part(
-        phase,
-        tuple(
-            Counterexample(
-                bucket.first_token,
-                "mhc",
-                (bucket.first_token,),
-                f"hyper-connections of {counted(bucket.first_token, 'token')} in {counted(bucket.n_splits, 'part')}",
-            )
-            for bucket in missing
-        ),
-    )
+    holes = []
+    for bucket in missing:
+        first = bucket.first_token
+        text = f"hyper-connections of {counted(first, 'token')} in {counted(bucket.n_splits, 'part')}"
+        holes.append(Counterexample(first, "mhc", (first,), text))
+    num_uncovered = sum(bucket.last_token - bucket.first_token + 1 for bucket in missing)
+    return _Part(PhaseCoverage("mhc", "token counts", most, num_uncovered), tuple(holes))
 
 
 def _defrag(manifest: Manifest) -> _Part:
@@ -303,16 +291,9 @@ def _defrag(manifest: Manifest) -> _Part:
         if size not in has
     ]
     missing = [(first, last) for first, last in runs if first <= last]
-    phase = PhaseCoverage("defrag", "steps", most, sum(last - first + 1 for first, last in missing))
-    return _Part(
-        phase,
-        tuple(
-            Counterexample(
-                first * limits.block_size,
-                "defrag",
-                (first,),
-                f"exchanging {counted(first, 'pair')} of blocks",
-            )
-            for first, _ in missing
-        ),
-    )
+    holes = []
+    for first, _ in missing:
+        text = f"exchanging {counted(first, 'pair')} of blocks"
+        holes.append(Counterexample(first * limits.block_size, "defrag", (first,), text))
+    num_uncovered = sum(last - first + 1 for first, last in missing)
+    return _Part(PhaseCoverage("defrag", "steps", most, num_uncovered), tuple(holes))

@@ -9,21 +9,72 @@ version of aotgaudi.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from aotgaudi.entries import ENTRY_KINDS, Entry
-from aotgaudi.errors import SpecError
+from aotgaudi.errors import SpecError, shortened
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.change import ValueChange, value_changes, with_change
+from aotgaudi.spec.parse import spec_from_json
 
+ABSENT = "(absent)"
+"""Stands for the value of a key that one of two tables lacks: a key of the model's config, or one absent by default."""
 OTHER_RULES = "(the rules of another version of aotgaudi)"
 TOGETHER = "(several values together)"
 
 _EXAMPLES = 3
 _CONFIG = ("model", "config")
+
+
+@dataclass(frozen=True)
+class ValueChange:
+    """One changed value of a spec. `path`: the keys that lead to it; values are JSON values, or `ABSENT`."""
+
+    path: tuple[str, ...]
+    old: Any
+    new: Any
+
+    @property
+    def where(self) -> str:
+        """The dotted path."""
+        return ".".join(self.path)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {_shown(self.old)} -> {_shown(self.new)}"
+
+
+def value_changes(old: BuildSpec, new: BuildSpec) -> tuple[ValueChange, ...]:
+    """Returns every changed value, defaults included, in the order of the paths."""
+    return tuple(_changes((), old.to_json(), new.to_json()))
+
+
+def with_change(spec: BuildSpec, change: ValueChange) -> BuildSpec:
+    """Returns `spec` with the new value of one change. Raises SpecError where the result contradicts itself."""
+    value = spec.to_json()
+    *tables, name = change.path
+    table = value
+    for part in tables:
+        table = table[part]
+    if change.new == ABSENT:
+        table.pop(name, None)
+    else:
+        table[name] = change.new
+    return spec_from_json(value)
+
+
+def _changes(path: tuple[str, ...], old: Any, new: Any) -> Iterator[ValueChange]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in sorted(old.keys() | new.keys()):
+            yield from _changes((*path, name), old.get(name, ABSENT), new.get(name, ABSENT))
+    elif old != new or type(old) is not type(new):
+        yield ValueChange(path, old, new)
+
+
+def _shown(value: Any) -> str:
+    return shortened(" ".join(str(value).split()))
 
 
 @dataclass(frozen=True)
@@ -35,9 +86,13 @@ class EntryChange:
 
     def of_kind(self, kind: str) -> EntryChange:
         """Returns the changes of one kind."""
+        return self.filtered(lambda entry: entry.kind == kind, lambda entry: entry.kind == kind)
+
+    def filtered(self, is_added: Callable[[Entry], bool], is_removed: Callable[[Entry], bool]) -> EntryChange:
+        """Returns the added and the removed entries that meet a condition."""
         return EntryChange(
-            tuple(entry for entry in self.added if entry.kind == kind),
-            tuple(entry for entry in self.removed if entry.kind == kind),
+            tuple(entry for entry in self.added if is_added(entry)),
+            tuple(entry for entry in self.removed if is_removed(entry)),
         )
 
     def counts(self) -> dict[str, tuple[int, int]]:
@@ -162,13 +217,14 @@ def _candidates(
     """Yields the changes to try alone; those of the model's config only if its change as a whole has an effect."""
     in_config = [change for change in values if change.path[:2] == _CONFIG]
     whole = ValueChange(_CONFIG, old.model.config, new.model.config)
-    if len(in_config) > 1 and _after(old, whole) == baseline:
+    if len(in_config) > 1 and entries_after(old, whole) == baseline:
         yield from (change for change in values if change not in in_config)
     else:
         yield from values
 
 
-def _after(spec: BuildSpec, change: ValueChange) -> tuple[Entry, ...] | SpecError:
+def entries_after(spec: BuildSpec, change: ValueChange) -> tuple[Entry, ...] | SpecError:
+    """Returns the entries of `spec` with one change, or why the spec cannot have it."""
     try:
         return enumerate_entries(with_change(spec, change))
     except SpecError as error:
@@ -176,24 +232,17 @@ def _after(spec: BuildSpec, change: ValueChange) -> tuple[Entry, ...] | SpecErro
 
 
 def _cause(spec: BuildSpec, change: ValueChange, baseline: tuple[Entry, ...], found: EntryChange) -> Cause:
-    after = _after(spec, change)
+    after = entries_after(spec, change)
     if isinstance(after, SpecError):
         return Cause(change.where, EntryChange(), str(after))
     return Cause(change.where, _common(_entry_change(baseline, after), found))
 
 
 def _common(effect: EntryChange, found: EntryChange) -> EntryChange:
-    added, removed = set(effect.added), set(effect.removed)
-    return EntryChange(
-        tuple(entry for entry in found.added if entry in added),
-        tuple(entry for entry in found.removed if entry in removed),
-    )
+    return found.filtered(set(effect.added).__contains__, set(effect.removed).__contains__)
 
 
 def _without(found: EntryChange, causes: Iterable[Cause]) -> EntryChange:
     added = {entry for cause in causes for entry in cause.effect.added}
     removed = {entry for cause in causes for entry in cause.effect.removed}
-    return EntryChange(
-        tuple(entry for entry in found.added if entry not in added),
-        tuple(entry for entry in found.removed if entry not in removed),
-    )
+    return found.filtered(lambda entry: entry not in added, lambda entry: entry not in removed)

@@ -38,6 +38,9 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
 from aotgaudi.spec.sampler_signature import PARAMETERS, SamplerSignature, SamplerWork, missing_joins
 
+MAX_SAMPLER_ENTRIES = 1_000_000
+"""The most sampler entries of a spec. A usual spec has some dozens."""
+
 
 def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
     """Returns all settings for each batch size: first after a change of the batch's composition, then without one.
@@ -49,9 +52,20 @@ def sampler_entries(decode_batch_sizes: Iterable[int], sampler: SamplerSpec) -> 
     A batch may mix requests of several settings. If no setting has the signature that a mix needs, the least setting that
     has it is added after the spec's own settings, so every mix of legal requests has an entry. All steps return
     log-probabilities in one width, the largest of the settings.
+
+    Raises SpecError for more than `MAX_SAMPLER_ENTRIES`.
     """
+    decode_sizes = dict.fromkeys(decode_batch_sizes)
+    num_entries = 2 * len(decode_sizes) * len(sampler.settings)
+    if num_entries > MAX_SAMPLER_ENTRIES:
+        raise SpecError(
+            "sampler.settings",
+            f"gives {num_entries:,} sampler entries: 2 for each of {len(sampler.settings):,} settings and"
+            f" {len(decode_sizes):,} batch sizes",
+            f"at most {MAX_SAMPLER_ENTRIES:,}: fewer settings, or a larger step of the decode batch sizes",
+        )
     settings = _joined_settings(sampler)
-    sizes = dict.fromkeys((*range(sampler.smallest_batch_size, 2), *filter(None, decode_batch_sizes)))
+    sizes = dict.fromkeys((*range(sampler.smallest_batch_size, 2), *filter(None, decode_sizes)))
     entries = (
         _entry(size, setting, batch_changed)
         for size in sizes
@@ -140,7 +154,7 @@ def vision_entries(spec: BuildSpec) -> tuple[VisionEntry, ...]:
     return tuple(VisionEntry(size, is_batch) for size in warm_sizes(spec.model, spec.vision))
 
 
-def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
+def _mhc_entries(spec: BuildSpec, steps: _Steps) -> tuple[MhcEntry, ...]:
     """Returns the hyper-connection entries in warm-up order: for each representative, attention, then ffn.
 
     Our own engine has those that its steps call, up to the largest step. For other servers ``mhc.enabled`` decides; None
@@ -151,10 +165,6 @@ def mhc_entries(spec: BuildSpec) -> tuple[MhcEntry, ...]:
         SpecError: they are requested and the model has none, the largest count is less than a step has, or the rule lacks
             something (see ``bucketing.mhc_splits.warm_up_buckets``).
     """
-    return _mhc_entries(spec, _step_entries(spec))
-
-
-def _mhc_entries(spec: BuildSpec, steps: _Steps) -> tuple[MhcEntry, ...]:
     own = StepSplits.of(spec)
     if own is not None:
         buckets = own.buckets(_most_tokens(spec, (*steps.prompt, *steps.decode)))
@@ -208,9 +218,6 @@ def _streams(spec: BuildSpec) -> HyperConnections | None:
         )
     return streams
 
-
-MAX_SAMPLER_ENTRIES = 1_000_000
-"""The most sampler entries of a spec. A usual spec has some dozens."""
 
 _E = TypeVar("_E", PromptEntry, DecodeEntry, UnifiedEntry)
 
@@ -270,20 +277,16 @@ def enumerate_entries(spec: BuildSpec) -> tuple[Entry, ...]:
     """
     if spec.target.execution_mode == "eager":
         return ()
-    steps = _step_entries(spec)
+    steps = _with_short_queries(spec, _closed(spec, _steps(spec)))
     return (
         *steps.prompt,
         *steps.decode,
         *steps.unified,
         *vision_entries(spec),
-        *_sampler_entries(steps.decode, spec.sampler),
+        *sampler_entries((entry.batch_size for entry in steps.decode), spec.sampler),
         *defrag_entries(spec),
         *_mhc_entries(spec, steps),
     )
-
-
-def _step_entries(spec: BuildSpec) -> _Steps:
-    return _with_short_queries(spec, _closed(spec, _steps(spec)))
 
 
 def _steps(spec: BuildSpec) -> _Steps:
@@ -313,19 +316,6 @@ def _entries(entry: type[_E], buckets: Iterable[tuple[int, ...]]) -> tuple[_E, .
                 f"{least:,} to {LARGEST_LIMIT:,}: other bounds, or lower limits",
             )
     return tuple(starmap(entry, distinct))
-
-
-def _sampler_entries(decode: Iterable[DecodeEntry], sampler: SamplerSpec) -> tuple[SamplerEntry, ...]:
-    batch_sizes = dict.fromkeys(entry.batch_size for entry in decode)
-    num_entries = 2 * len(batch_sizes) * len(sampler.settings)
-    if num_entries > MAX_SAMPLER_ENTRIES:
-        raise SpecError(
-            "sampler.settings",
-            f"gives {num_entries:,} sampler entries: 2 for each of {len(sampler.settings):,} settings and"
-            f" {len(batch_sizes):,} batch sizes",
-            f"at most {MAX_SAMPLER_ENTRIES:,}: fewer settings, or a larger step of the decode batch sizes",
-        )
-    return sampler_entries(batch_sizes, sampler)
 
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:

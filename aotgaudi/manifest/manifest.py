@@ -49,8 +49,7 @@ from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.enumerate import enumerate_entries, require_sizes
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.mistakes import first_mistake
-from aotgaudi.spec.parse import load_spec
+from aotgaudi.spec.parse import first_mistake, load_spec
 
 MANIFEST_SCHEMA = "aotgaudi.manifest/2"
 

@@ -35,12 +35,11 @@ from typing import Protocol, Union
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, UnifiedEntry
 from aotgaudi.errors import SpecError, TargetError, counted
 from aotgaudi.machine import Memory
-from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.build_spec import BuildSpec, ParallelSpec
 from aotgaudi.spec.cache_rows import CacheRows, rows_of
 from aotgaudi.spec.layer_kinds import LayerKind, keeps_rows, layer_kinds
 from aotgaudi.spec.limits import LARGEST_LIMIT, ServingLimits
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.parallel import ParallelSpec
 
 PROCESS_BYTES = 384 << 20
 """What the processes of a server take besides: Python, torch, tokenizers. We measured 338 MiB for SmolLM2 135M on a CPU."""
@@ -118,23 +117,12 @@ def counted_layers(spec: BuildSpec) -> str | None:
     num_states = sum(kind in ("state", "both") for kind in kinds)
     windows = {cache.layer for cache, _ in _caches_of(spec) if cache.reach is not None}
     states = f", the states of {num_states} not counted" if num_states else ""
-    return (
-        "; ".join(
-            [
-                *(
-                    [f"rows of {num_rows} of {num_layers} layers{states}"]
-                    if num_rows < num_layers or states
-                    else []
-                ),
-                *(
-                    [f"{len(windows)} of {num_layers} layers with a window, all rows counted"]
-                    if windows
-                    else []
-                ),
-            ]
-        )
-        or None
-    )
+    said = []
+    if num_rows < num_layers or states:
+        said.append(f"rows of {num_rows} of {num_layers} layers{states}")
+    if windows:
+        said.append(f"{len(windows)} of {num_layers} layers with a window, all rows counted")
+    return "; ".join(said) or None
 
 
 def described_cache(limits: ServingLimits, num_bytes: int) -> str:

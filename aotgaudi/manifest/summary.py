@@ -18,10 +18,7 @@ from aotgaudi.bucketing.versions import skipped_lines
 from aotgaudi.document import Value
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import SpecError
-from aotgaudi.gaudi.live_graphs import LiveGraphs
-from aotgaudi.manifest.cost import find_explosion
 from aotgaudi.manifest.coverage import (
-    ServerCoverage,
     coverage_of,
     coverage_of_server,
     described_scheduler,
@@ -29,8 +26,10 @@ from aotgaudi.manifest.coverage import (
     live_graphs_of,
     reachable_of,
 )
+from aotgaudi.manifest.difference import ValueChange, entries_after
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import MemoryNeed, counted_layers, sized
+from aotgaudi.spec.build_spec import BuildSpec
 
 
 class StepMemory(Value):
@@ -109,26 +108,6 @@ class Summary:
             "decode": decode_padding(self.steps.decodes, self.table),
         }
 
-    @property
-    def scheduler(self) -> str:
-        """In words, the scheduler that forms these steps."""
-        return described_scheduler(self.manifest.spec)
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """In words, what a vLLM server runs without a proof."""
-        return left_out(self.manifest.spec)
-
-    @cached_property
-    def live_graphs(self) -> tuple[LiveGraphs, ...]:
-        """Whether traffic compiles graphs of a kind although `build capture --shapes` captured the server."""
-        return live_graphs_of(self.manifest.spec)
-
-    @cached_property
-    def server(self) -> ServerCoverage | None:
-        """What the server's own table covers; None if the server uses the manifest's entries."""
-        return coverage_of_server(self.manifest.spec)
-
     @cached_property
     def memory(self) -> Memory:
         """The memory for KV cache and steps."""
@@ -199,6 +178,77 @@ def _size(entry: Entry) -> tuple[int | float | bool | str, ...]:
     return entry.row()
 
 
+# Too many steps
+
+MANY_STEPS = 2000
+"""We warn of more prompt, decode and unified entries than this."""
+
+SECONDS_A_STEP = 14.0
+"""Compile time of one bucket on Gaudi, as reported in vllm-gaudi#1160."""
+
+_STEP_KINDS = ("prompt", "decode", "unified")
+_USUAL_BATCHED_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class Explosion:
+    """`num_steps`: the entries of each kind of step. `remedies`: single changes of the spec, fewest steps first."""
+
+    num_steps: dict[str, int]
+    remedies: tuple[tuple[ValueChange, int], ...]
+
+    @property
+    def total(self) -> int:
+        """Steps of all kinds."""
+        return sum(self.num_steps.values())
+
+    @property
+    def compile_seconds(self) -> float:
+        """The time for compiling all of them in sequence."""
+        return self.total * SECONDS_A_STEP
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.num_steps.items() if count)
+        remedies = ", or ".join(
+            f"{change.where} = {change.new!r} ({count:,})" for change, count in self.remedies
+        )
+        return (
+            f"{self.total:,} step programs ({kinds}): {self.compile_seconds / 3600:,.1f} hours of compiling at"
+            f" {SECONDS_A_STEP:g} s each, as in vllm-gaudi#1160; fewer with"
+            f" {remedies or 'lower limits, or bounds under bucketing.prompt and bucketing.decode'}"
+        )
+
+
+def find_explosion(manifest: Manifest) -> Explosion | None:
+    """Returns the warning of hours of compiling, or None if there are at most `MANY_STEPS` steps.
+
+    Users of the public tables met 14,368 prompt and 4,042 decode buckets (vllm-gaudi#762), and about 14 s of compiling for
+    each of 126 decode buckets (vllm-gaudi#1160).
+    """
+    num_steps = {kind: len(manifest.of_kind(kind)) for kind in _STEP_KINDS}
+    total = sum(num_steps.values())
+    if total <= MANY_STEPS:
+        return None
+    remedies = []
+    for change in _single_changes(manifest.spec):
+        after = entries_after(manifest.spec, change)
+        if not isinstance(after, SpecError):
+            remedies.append((change, sum(entry.kind in _STEP_KINDS for entry in after)))
+    fewer = [(change, count) for change, count in remedies if count < total]
+    return Explosion(num_steps, tuple(sorted(fewer, key=lambda remedy: remedy[1])))
+
+
+def _single_changes(spec: BuildSpec) -> Iterator[ValueChange]:
+    limits, strategy = spec.limits, spec.bucketing.strategy
+    if strategy not in ("exponential", "file"):
+        yield ValueChange(("bucketing", "strategy"), strategy, "exponential")
+    if limits.max_num_batched_tokens > _USUAL_BATCHED_TOKENS:
+        where = ("limits", "max_num_batched_tokens")
+        yield ValueChange(where, limits.max_num_batched_tokens, _USUAL_BATCHED_TOKENS)
+    if limits.max_num_prefill_seqs > 1:
+        yield ValueChange(("limits", "max_num_prefill_seqs"), limits.max_num_prefill_seqs, 1)
+
+
 # As JSON
 
 
@@ -220,21 +270,22 @@ def coverage_document(summary: Summary) -> dict[str, Any]:
 
 def proof_document(summary: Summary, own: Mapping[str, Any]) -> dict[str, Any]:
     """Returns what is proved of a manifest as a JSON value, with a command's `own` members."""
+    spec = summary.manifest.spec
     return {
-        "mode": summary.manifest.spec.bucketing.coverage,
-        "scheduler": summary.scheduler,
+        "mode": spec.bucketing.coverage,
+        "scheduler": described_scheduler(spec),
         "closed": summary.coverage.is_closed,
         **own,
         "not_proved": list(summary.coverage.unproved),
-        "left_out": list(summary.left_out),
-        "live_graphs": [row.model_dump() for row in summary.live_graphs],
-        "server_table": _server_document(summary),
+        "left_out": list(left_out(spec)),
+        "live_graphs": [row.model_dump() for row in live_graphs_of(spec)],
+        "server_table": _server_document(spec),
     }
 
 
-def _server_document(summary: Summary) -> dict[str, Any] | None:
+def _server_document(spec: BuildSpec) -> dict[str, Any] | None:
     """Returns what the server's own table covers as a JSON value; None if the server uses the manifest's entries."""
-    found, bucketing = summary.server, summary.manifest.spec.bucketing
+    bucketing, found = spec.bucketing, coverage_of_server(spec)
     if found is None:
         return None
     smallest = found.coverage.smallest

@@ -8,7 +8,7 @@ the unit. One thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Optional
 
 import torch
@@ -27,16 +27,6 @@ Join = Callable[[Plan], Optional[RunPlan]]
 BoundCall = tuple[Callable[[Sequence[Optional[Tensor]]], Sequence[Tensor]], tuple[int, ...], tuple[int, ...]]
 
 
-def call_by_call(plan: Plan) -> None:
-    """Returns None, so that the plan runs call by call."""
-    del plan
-
-
-def stay(tensor: Tensor) -> Tensor:
-    """Returns the tensor itself, which stays where it is."""
-    return tensor
-
-
 class BoundProgram:
     """The program of an entry, ready to run."""
 
@@ -45,12 +35,13 @@ class BoundProgram:
         program: Program,
         units: Mapping[str, Executable],
         tensors: Mapping[str, Tensor],
-        join: Join = call_by_call,
-        put: Callable[[Tensor], Tensor] = stay,
+        join: Join = lambda plan: None,
+        put: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> None:
         """`tensors` maps ``weight:``, ``const:`` and ``kv:`` bindings to tensors. Raises ManifestError.
 
-        `put` is `aotgaudi.backends.base.Placement.put`, for the step's tensors. A joined plan does not use it.
+        `put` is `aotgaudi.backends.base.Placement.put`, for the step's tensors. A joined plan does not use it. By default,
+        the plan runs call by call, and tensors stay where they are.
         """
         self.inputs: tuple[TensorSpec, ...] = program.inputs
         self._put = put
@@ -160,9 +151,11 @@ class ExecutableTable:
         """Makes an entry warm."""
         self._programs[entry] = program
 
-    def declare_sampler(self, entry: SamplerEntry) -> None:
-        """Declares that `entry` serves its batch size and signature. If several entries do, the first is used."""
-        self._samplers.setdefault((entry.batch_size, entry.signature), entry)
+    def declare_samplers(self, entries: Iterable[Entry]) -> None:
+        """Declares which sampler serves each batch size and signature: the first of `entries`, if several do."""
+        for entry in entries:
+            if isinstance(entry, SamplerEntry):
+                self._samplers.setdefault((entry.batch_size, entry.signature), entry)
 
     def get(self, entry: Entry) -> BoundProgram | None:
         """Returns the program, or None if the entry is not warm."""

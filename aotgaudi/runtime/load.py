@@ -23,17 +23,16 @@ from torch import Tensor
 from aotgaudi.backends.base import Executable, Runtime
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
-from aotgaudi.entries import Entry, SamplerEntry
+from aotgaudi.entries import Entry
 from aotgaudi.errors import CorruptError, SpecError, first_line
 from aotgaudi.graphs.program import WEIGHT, CacheSpec, Program, TensorSpec, rebound
 from aotgaudi.graphs.quantization import quantization_of
 from aotgaudi.machine import in_threads
 from aotgaudi.manifest.memory import KvCache, MemoryNeed, tensor_bytes, tensors_bytes
 from aotgaudi.phases import Phases
-from aotgaudi.runtime.bindings import WeightBinding, placed, weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
 from aotgaudi.runtime.memory import cache_memory
-from aotgaudi.runtime.shards import ShardReader, StoredTensor
+from aotgaudi.runtime.weights import ShardReader, StoredTensor, WeightBinding, placed, weight_bindings
 
 
 def load_weights(reader: ShardReader, specs: Iterable[TensorSpec]) -> dict[str, Tensor]:
@@ -269,10 +268,3 @@ def _files(programs: Iterable[Program], artifacts: Artifacts) -> Iterator[tuple[
     for files in (*(receipt.units[key].artifact for key in keys), receipt.recipes):
         for name, digest in files.items():
             yield name, digest, artifacts.path(digest)
-
-
-def declare_samplers(entries: Iterable[Entry], table: ExecutableTable) -> None:
-    """Declares all sampler entries to the table."""
-    for entry in entries:
-        if isinstance(entry, SamplerEntry):
-            table.declare_sampler(entry)

@@ -1,23 +1,28 @@
-"""Reading a spec: TOML, and the files that it may name: config.json, a bucket file, a quantization's config."""
+"""Reading and writing a spec: TOML, and the files that it may name: config.json, a bucket file, a quantization's config."""
 
 from __future__ import annotations
 
 import datetime
+import difflib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import SpecError
-from aotgaudi.files import read_regular
+from aotgaudi.errors import SpecError, shortened
+from aotgaudi.files import read_regular, write_atomic
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.mistakes import first_mistake
+from aotgaudi.spec.sampler import default_settings
+from aotgaudi.spec.scheduler import defragments_by_default
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -200,3 +205,120 @@ def _not_json(value: Any, where: str) -> Iterator[tuple[str, Any]]:
         isinstance(value, float) and not math.isfinite(value)
     ):
         yield where, value
+
+
+# Mistakes
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """`where`: a dotted path (empty: the whole); `problem`: what is wrong; `remedy`: what would be right.
+
+    As text it is always one line of printable characters.
+    """
+
+    where: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        text = f"{place}{self.problem}" + (f" ({self.remedy})" if self.remedy else "")
+        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def first_mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:
+    """Returns the likely cause: a wrong schema, else an unknown key, else the first finding."""
+    details = min(error.errors(include_url=False), key=_rank)
+    where = ".".join(part for part in map(str, details["loc"]) if not part.startswith("<"))  # Tags of unions.
+    if details["type"] == "extra_forbidden":
+        return Mistake(
+            where, "unknown key", _nearest(str(details["loc"][-1]), _keys_at(model, details["loc"]))
+        )
+    if details["type"] == "json_invalid":
+        return Mistake(where, "is not JSON", details["msg"].removeprefix("Invalid JSON: "))
+    if details["type"] == "missing":
+        return Mistake(where, "is missing", "it has no default")
+    return Mistake(where, f"is {shortened(repr(details['input']))}", _expected(details))
+
+
+def _rank(details: ErrorDetails) -> int:
+    if details["loc"] == ("schema",):
+        return 0
+    return 1 if details["type"] == "extra_forbidden" else 2
+
+
+def _expected(details: ErrorDetails) -> str:
+    message = details["msg"]
+    return message.replace("Input should be", "should be", 1)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known here: {', '.join(names)}"
+
+
+def _keys_at(model: type[BaseModel], location: tuple[int | str, ...]) -> list[str]:
+    """Returns the keys of the table that holds the last part of `location`."""
+    for part in location[:-1]:
+        inner = [_model_in(f.annotation) for n, f in model.model_fields.items() if part in (n, f.alias)]
+        model = next((found for found in inner if found is not None), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Returns the model that an annotation names, also inside ``tuple[...]``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in get_args(annotation))
+    return next((model for model in found if model is not None), None)
+
+
+# Writing
+
+_ALWAYS_WRITTEN = ("strategy", "version", "contiguous_pa", "prefix_caching")
+"""Keys of the table ``bucketing`` that are written even at their default, since readers look for them."""
+
+
+def write_spec(path: Path, spec: BuildSpec) -> None:
+    """Writes a spec to `path`, and next to it the files that it names: the model's config and a bucket file's text.
+
+    For ``x.toml`` they are ``x.config.json`` and ``x.buckets.txt``. Defaults are left out.
+
+    Raises:
+        StoreError: a file cannot be written.
+    """
+    stem = path.name.removesuffix(".toml")
+    tables = spec_tables(spec)
+    config = json.dumps(spec.model.config, indent=2, ensure_ascii=False)
+    tables["model"]["config"] = _write_beside(path, f"{stem}.config.json", config + "\n")
+    text = spec.bucketing.file_text
+    if text is not None and "\r" not in text:  # a text file's line ends are read as \n
+        del tables["bucketing"]["file_text"]
+        tables["bucketing"]["file"] = _write_beside(path, f"{stem}.buckets.txt", text)
+    write_atomic(path, tomli_w.dumps(tables).encode("utf-8"))
+
+
+def spec_tables(spec: BuildSpec) -> dict[str, Any]:
+    """Returns the tables of a spec without the defaults; an absent key stands for None."""
+    tables = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    bucketing = {name: getattr(spec.bucketing, name) for name in _ALWAYS_WRITTEN}
+    if spec.sampler.settings == default_settings(spec.scheduler.engine):
+        tables.get("sampler", {}).pop("settings", None)
+    else:
+        tables.setdefault("sampler", {})["settings"] = spec.sampler.model_dump(mode="json")["settings"]
+    tables.setdefault("defrag", {})["enabled"] = spec.defrag.enabled
+    default = defragments_by_default(spec.scheduler.engine, spec.target.backend, spec.bucketing.contiguous_pa)
+    if spec.defrag.enabled is default:
+        del tables["defrag"]["enabled"]
+    for name in ("sampler", "defrag"):
+        if not tables.get(name, True):
+            del tables[name]
+    first = {name: tables.pop(name) for name in ("schema", "model", "limits")}
+    return {**first, "bucketing": {**bucketing, **tables.pop("bucketing", {})}, **tables}
+
+
+def _write_beside(path: Path, name: str, text: str) -> str:
+    write_atomic(path.with_name(name), text.encode("utf-8"))
+    return name

@@ -24,10 +24,9 @@ from types import MappingProxyType
 from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.memory import kv_bytes_read_per_token
-from aotgaudi.spec.build_spec import BuildSpec
+from aotgaudi.spec.build_spec import BuildSpec, ParallelSpec
 from aotgaudi.spec.cache_rows import family_of, rows_of
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.parallel import ParallelSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,8 @@ from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry, SamplerEntry
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.dialect import Dialect
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import DefragSpec
 from tests.hpu.collecting import environment_of
 from tests.hpu.conftest import PROFILES, InstalledDouble
 from tests.hpu.forks import start_fork

@@ -21,8 +21,8 @@ from aotgaudi.entries import Entry
 from aotgaudi.graphs.trace import stored_names
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.runtime.load import Artifacts, Loader, declare_samplers
-from aotgaudi.runtime.shards import ShardReader
+from aotgaudi.runtime.load import Artifacts, Loader
+from aotgaudi.runtime.weights import ShardReader
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.workload import execute
@@ -213,7 +213,7 @@ class Built:
 
     def _loaded(self, model_dir: Path) -> tuple[Loader, ExecutableTable]:
         table = ExecutableTable()
-        declare_samplers(self.manifest.entries, table)
+        table.declare_samplers(self.manifest.entries)
         limits = self.manifest.spec.limits
         weights, runtime = ShardReader(ModelDirectory(model_dir)), make_runtime(self.artifacts.receipt.target)
         loader = Loader(runtime, weights, limits.num_blocks)

@@ -9,7 +9,7 @@ import torch
 
 from aotgaudi.backends.online import make_runtime
 from aotgaudi.graphs.hyper_connections import HcPreGraph
-from aotgaudi.manifest.enumerate import mhc_entries
+from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.runtime.executables import ExecutableTable
 from aotgaudi.runtime.load import Loader
 from aotgaudi.spec.build_spec import BuildSpec
@@ -49,7 +49,7 @@ def test_a_class_is_one_artifact_for_all_layers_sublayers_and_token_counts(
 ) -> None:
     """11 blocks of 64 columns: up to 64 tokens in 2 partial sums, the first a block longer; above in one."""
     spec = BuildSpec.model_validate_json(json.dumps(SPEC))
-    entries = mhc_entries(spec)
+    entries = Manifest.of(spec).of_kind("mhc")
     last = {entry.n_splits: entry.num_tokens for entry in entries}
     assert last.keys() == {1, 2}
     assert last[2] == 64

@@ -18,7 +18,7 @@ from aotgaudi.entries import SamplerEntry
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.runtime.load import Loader, declare_samplers
+from aotgaudi.runtime.load import Loader
 from aotgaudi.store.store import Store
 from tests.integration.models import build, reference, spec_of
 
@@ -91,7 +91,7 @@ def generate(sampler: Sampler, num_steps: int) -> list[StepResult]:
 def test_a_compiled_sampler_answers_as_eager_does(store: Store, tmp_path: Path) -> None:
     built = build(spec_of(reference("llama")), (FULL,), store)
     table = ExecutableTable()
-    declare_samplers((FULL,), table)
+    table.declare_samplers((FULL,))
     Loader(make_runtime(built.artifacts.receipt.target), tmp_path, num_blocks=1).load(
         (FULL,), built.artifacts, table
     )

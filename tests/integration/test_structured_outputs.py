@@ -24,17 +24,15 @@ from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.sampler import Sampler
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
-from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.entries import DecodeEntry, PromptEntry, SamplerEntry
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import sampler_inputs
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.enumerate import sampler_entries
 from aotgaudi.runtime.executables import ExecutableTable
-from aotgaudi.runtime.load import declare_samplers
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import DEFAULT_SETTINGS, SamplerSpec
 from tests.schemas import all_schemas
@@ -68,7 +66,7 @@ class RandomModel:
     def __init__(self) -> None:
         entries = sampler_entries((ROWS,), RULES.sampler)
         table = ExecutableTable()
-        declare_samplers(entries, table)
+        table.declare_samplers(entries)
         programs = {entry: EagerProgram(entry) for entry in entries}
         self._sampler = Sampler(table, programs.__getitem__)  # type: ignore[arg-type]
         self._masks = MaskMaker()

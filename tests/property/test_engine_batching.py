@@ -41,10 +41,10 @@ from aotgaudi.engine.steps import (
 )
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.errors import RequestError
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
-from tests.driving import serving_limits
+from aotgaudi.spec.scheduler import DefragSpec
+from tests.driving import request_of, serving_limits
 
 VOCAB_SIZE = 40
 EOS = 3
@@ -219,14 +219,7 @@ def make_client(
     cache_salt: str = "",
 ) -> Client:
     max_tokens = resolve_max_tokens(len(prompt), params, limits)
-    request = Request(
-        request_id=name,
-        prompt_token_ids=prompt,
-        params=params,
-        max_tokens=max_tokens,
-        seed=seed,
-        cache_salt=cache_salt,
-    )
+    request = request_of(prompt, max_tokens, params, name=name, seed=seed, cache_salt=cache_salt)
     return Client(request, alone(prompt, params, max_tokens, seed))
 
 
@@ -347,7 +340,7 @@ class SharedEngine(RuleBasedStateMachine):
 
     @invariant()
     def seats_are_respected(self) -> None:
-        assert self.core.scheduler.num_running <= self.limits.max_num_seqs
+        assert len(self.core.scheduler.running) <= self.limits.max_num_seqs
 
     def teardown(self) -> None:
         if not hasattr(self, "core"):
@@ -356,7 +349,7 @@ class SharedEngine(RuleBasedStateMachine):
         for _ in range(bound):
             if not self.core.step():
                 break
-        assert not self.core.has_work, f"somebody starves: {bound} steps were not enough"
+        assert not self.core.scheduler.has_work, f"somebody starves: {bound} steps were not enough"
         for client in self.clients:
             client.check()
         assert self.core.scheduler.pool.num_free == self.limits.num_blocks

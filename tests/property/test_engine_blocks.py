@@ -31,7 +31,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(count=st.integers(0, 4))
     def allocate(self, count: int) -> None:
         expected = (self._empty() + self.kept)[:count]
-        if not self.pool.can_allocate(count):
+        if count > self.pool.num_free:
             assert count > len(self._empty()) + len(self.kept)
             return
         assert self.pool.allocate(count) == expected
@@ -96,10 +96,10 @@ class PoolMachine(RuleBasedStateMachine):
         used = sorted(+self.users)
         self.pool.check_integrity()
         assert self.pool.used_ids() == tuple(used)
-        assert all(self.pool.num_users(block) == self.users[block] for block in self.ids)
+        assert all(self.pool.num_users[block] == self.users[block] for block in self.ids)
         assert self.pool.num_used == len(used) == len(self.ids) - self.pool.num_free
         assert self.pool.max_used == max(used, default=0)
-        assert (self.pool.kept_ids, self.pool.num_kept) == (tuple(self.kept), len(self.kept))
+        assert (tuple(self.pool.kept), len(self.pool.kept)) == (tuple(self.kept), len(self.kept))
         assert self.pool.num_evicted == self.num_evicted
 
 

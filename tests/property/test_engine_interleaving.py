@@ -10,22 +10,19 @@ from hypothesis import strategies as st
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.proof import ReachableSteps, closing_entries
 from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.chunks import num_padded_tokens
-from aotgaudi.engine.request import Request
-from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduled, Scheduler
 from aotgaudi.engine.steps import PromptStep
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
 from aotgaudi.spec.bucketing import BucketingSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
-from tests.driving import serving_limits
+from tests.driving import request_of, serving_limits
 
 
 def seconds_of(entry: Entry) -> float:
     """What a step takes: as long as reading all weights, or computing its tokens, whichever is longer."""
     if isinstance(entry, PromptEntry):
-        return max(8.0, num_padded_tokens(entry))
+        return max(8.0, entry.num_tokens)
     assert isinstance(entry, DecodeEntry)
     return 8.0 + entry.batch_size
 
@@ -79,12 +76,10 @@ def observed(
             _, num_prompt, num_output = to_come.pop(0)
             num_prompt = min(num_prompt, limits.max_model_len - 1)
             scheduler.add(
-                Request(
-                    request_id=f"r{len(to_come)}",
-                    prompt_token_ids=range(num_prompt),
-                    params=SamplingParams(),
-                    max_tokens=min(num_output, limits.max_model_len - num_prompt),
-                    seed=0,
+                request_of(
+                    range(num_prompt),
+                    min(num_output, limits.max_model_len - num_prompt),
+                    name=f"r{len(to_come)}",
                 )
             )
         num_decoding = sum(request.is_prefilled for request in scheduler.running)

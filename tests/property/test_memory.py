@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.blocks import BlockPool
-from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.graphs.dialect import dialect_of
@@ -20,7 +19,7 @@ from aotgaudi.runtime.load import need_of
 from aotgaudi.runtime.memory import cache_memory
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import spec_from_json
-from tests.driving import step_once
+from tests.driving import request_of, step_once
 from tests.integration.models import ARCHITECTURES, config_of
 from tests.specs import LIMITS, spec_of, spec_tables
 
@@ -80,13 +79,7 @@ def test_the_default_number_of_blocks_is_enough_for_all_sequences_at_their_longe
     prompt = 1 if is_short else length - 1
     for index in range(num_seqs):
         params = SamplingParams(max_tokens=length - prompt, ignore_eos=True)
-        request = Request(
-            request_id=f"r{index}",
-            prompt_token_ids=(1,) * prompt,
-            params=params,
-            max_tokens=length - prompt,
-            seed=0,
-        )
+        request = request_of((1,) * prompt, length - prompt, params, name=f"r{index}")
         scheduler.add(request)
     while scheduler.has_work:
         step_once(scheduler)

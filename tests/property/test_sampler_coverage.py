@@ -64,8 +64,7 @@ def test_every_mix_of_legal_requests_has_an_entry(
 ) -> None:
     entries = sampler_entries(BATCH_SIZES, sampler)
     table = ExecutableTable()
-    for entry in entries:
-        table.declare_sampler(entry)
+    table.declare_samplers(entries)
     legal = [params for params in batch if refusal_of(params, sampler) is None]
 
     needed = join_all(params.signature for params in legal)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.server.preprocess.body import Body
 

@@ -19,8 +19,8 @@ from aotgaudi.engine.sampling_params import (
     MAX_BAD_WORDS,
     MAX_STOP_STRINGS,
     SamplingParams,
+    StructuredOutputs,
 )
-from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.server.preprocess.answer_format import (
     GUIDED,

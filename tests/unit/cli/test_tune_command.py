@@ -13,8 +13,7 @@ from aotgaudi.bucketing.bucket_file import LITERAL, read_bucket_file
 from aotgaudi.cli.main import cli
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.spec.parse import load_spec
-from aotgaudi.spec.write import write_spec
+from aotgaudi.spec.parse import load_spec, write_spec
 from tests.specs import spec_of
 
 CONFIG = {

@@ -25,9 +25,8 @@ from aotgaudi.digest import Digest, Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.spec.base import SpecValue
 from aotgaudi.spec.bucketing import BucketingSpec, SlidingSpec
-from aotgaudi.spec.build_spec import BuildSpec, LoraSpec
+from aotgaudi.spec.build_spec import BuildSpec, LoraSpec, ParallelSpec
 from aotgaudi.spec.model import CONFIG_KEYS_EXCLUDED
-from aotgaudi.spec.parallel import ParallelSpec
 from aotgaudi.spec.quantization import QuantizationSpec
 from aotgaudi.store.store import Store
 from tests.specs import spec_tables

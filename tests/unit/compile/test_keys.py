@@ -16,10 +16,10 @@ from aotgaudi.compile.keys import graph_code_digest, unit_key
 from aotgaudi.digest import Key
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry, StepEntry
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.model import ModelSpec
 from aotgaudi.spec.parse import parse_spec
 from aotgaudi.spec.sampler import UPSTREAM_SETTINGS, SamplerSpec
+from aotgaudi.spec.scheduler import DefragSpec
 from tests.specs import spec_of as spec_with
 from tests.workload import program_key
 

@@ -6,18 +6,16 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.engine.chunks import Chunk, Chunker
 from aotgaudi.engine.interleaving import StepCosts
 from aotgaudi.engine.request import Request
-from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.entries import PromptEntry
+from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.spec.limits import ServingLimits
+from tests.driving import request_of
 
 SIZES = (4, 8, 32, 64)
 TABLE = tuple(PromptEntry(1, size, 8) for size in SIZES)
 
 
 def _request(num_tokens: int) -> Request:
-    return Request(
-        request_id="r", prompt_token_ids=range(num_tokens), params=SamplingParams(), max_tokens=1, seed=0
-    )
+    return request_of(range(num_tokens), 1)
 
 
 def _chunker(*entries: PromptEntry, **seconds: float) -> Chunker:
@@ -89,8 +87,9 @@ class TestPacked:
         """Chunks of 8 tokens, `of` of them: the entry that as many as pay have."""
         packed = _chunker(*entries, **seconds).packed([Chunk(_request(8), 0, 8)] * of, allowance)
         assert packed is not None
-        assert len(packed.chunks) <= packed.entry.batch_size
-        return packed.entry
+        entry, chunks = packed
+        assert len(chunks) <= entry.batch_size
+        return entry
 
     def test_nothing_is_packed_into_nothing(self) -> None:
         assert _chunker().packed([], None) is None
@@ -126,3 +125,45 @@ class TestPacked:
 def test_what_is_needed_is_the_exact_shape() -> None:
     assert _chunker().needed(Chunk(_request(100), 24, 0)) == PromptEntry(1, 64, 2)
     assert _chunker().needed(Chunk(_request(30), 24, 0)) == PromptEntry(1, 6, 2)
+
+
+# Estimates
+
+
+DECODE = DecodeEntry(4, 1, 8)
+
+
+def test_an_estimate_is_the_least_of_the_last_samples() -> None:
+    costs = StepCosts()
+    assert costs.seconds(DECODE) is None
+
+    for seconds in (0.1, 5.0, 2.0):
+        costs.observe(DECODE, seconds)
+    assert costs.seconds(DECODE) == 0.1
+
+    for _ in range(8):
+        costs.observe(DECODE, 3.0)
+    assert costs.seconds(DECODE) == 3.0
+
+
+def test_a_prompt_entry_that_never_ran_is_taken_for_the_one_of_the_nearest_context() -> None:
+    costs = StepCosts()
+    for context, seconds in ((0, 1.0), (4, 2.0), (16, 3.0)):
+        costs.observe(PromptEntry(1, 32, context), seconds)
+
+    assert costs.seconds(PromptEntry(1, 32, 5)) == 2.0
+    assert costs.seconds(PromptEntry(1, 32, 100)) == 3.0
+    assert costs.seconds(PromptEntry(1, 64, 4)) is None
+    assert costs.seconds(PromptEntry(2, 32, 4)) is None
+    assert costs.seconds(DecodeEntry(1, 1, 1)) is None
+
+
+def test_what_was_seen_long_ago_is_forgotten() -> None:
+    costs = StepCosts()
+    costs.observe(PromptEntry(1, 32, 0), 1.0)
+
+    for _ in range(4096):
+        costs.observe(DECODE, 1.0)
+
+    assert costs.seconds(PromptEntry(1, 32, 0)) is None
+    assert costs.seconds(PromptEntry(1, 32, 4)) is None

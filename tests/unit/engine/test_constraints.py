@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.engine.constraints import Constraint, ConstraintMaker, MaskMaker, mask_bytes
-from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
 from aotgaudi.errors import RequestError
 
 VOCAB, EOS = 70, 3

@@ -10,15 +10,15 @@ from aotgaudi.engine.blocks import BlockPool
 from aotgaudi.engine.core import EngineCore
 from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.output import ErrorEvent, Event, OutputStream, TokenEvent, Usage
-from aotgaudi.engine.request import Request
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.engine.steps import DefragStep, Step, StepResult, StepWork, TokenLogprobs
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, PromptEntry
 from aotgaudi.errors import CoverageError, RequestError
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.limits import ServingLimits
+from aotgaudi.spec.scheduler import DefragSpec
+from tests.driving import request_of
 
 LIMITS = ServingLimits(
     max_num_seqs=4,
@@ -80,13 +80,7 @@ def _core(
 def _add(
     core: EngineCore, name: str, num_prompt_tokens: int = 3, max_tokens: int = 3, **params: object
 ) -> tuple[OutputStream, list[Event]]:
-    request = Request(
-        request_id=name,
-        prompt_token_ids=(1,) * num_prompt_tokens,
-        params=SamplingParams(**params),  # type: ignore[arg-type]
-        max_tokens=max_tokens,
-        seed=0,
-    )
+    request = request_of((1,) * num_prompt_tokens, max_tokens, SamplingParams(**params), name=name)  # type: ignore[arg-type]
     events: list[Event] = []
     detokenizer = IncrementalDetokenizer(lambda ids: "".join(map(chr, ids)))
     stream = OutputStream(request, detokenizer, events.append)
@@ -186,7 +180,7 @@ class TestEvents:
         core.abort(stream)
 
         assert core.scheduler.pool.num_used == 0
-        assert not core.has_work
+        assert not core.scheduler.has_work
         assert len(events) == num_steps + 1
         assert events[-1] == TokenEvent(
             request_id="r", text="", token_ids=(), finish_reason="abort", usage=Usage(3, num_steps)

@@ -7,7 +7,7 @@ from aotgaudi.engine.defragmenter import padded, plan_step, should_defragment
 from aotgaudi.engine.steps import DefragStep
 from aotgaudi.entries import DefragEntry
 from aotgaudi.errors import CoverageError
-from aotgaudi.spec.defrag import DefragSpec
+from aotgaudi.spec.scheduler import DefragSpec
 
 
 @pytest.mark.parametrize(("max_used", "expected"), [(41, False), (42, False), (43, True)])

@@ -18,10 +18,9 @@ from aotgaudi.engine.detokenizer import IncrementalDetokenizer
 from aotgaudi.engine.loop import Engine
 from aotgaudi.engine.output import ErrorEvent, Event, TokenEvent
 from aotgaudi.engine.request import NewRequest
-from aotgaudi.engine.sampling_params import SamplingParams
+from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
 from aotgaudi.engine.scheduler import Scheduler
 from aotgaudi.engine.steps import DefragStep, Step, StepResult
-from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import RequestError
 from aotgaudi.spec.limits import ServingLimits
@@ -145,9 +144,7 @@ def test_many_threads_are_served_by_one(engine: Engine, runner: GatedRunner) -> 
 
 def test_an_abort_ends_the_request_after_the_step_that_runs(engine: Engine, runner: GatedRunner) -> None:
     runner.gate.clear()
-    owner = Owner()
-    params = SamplingParams(max_tokens=20)
-    engine.add([_admitted("r", [1, 2, 3], params)], owner.on_event)
+    owner = _add(engine, params=SamplingParams(max_tokens=20))
     assert runner.is_inside.wait(TIMEOUT_SECONDS)
 
     engine.abort("r")
@@ -420,13 +417,8 @@ class GatedGrammars:
 
 @contextmanager
 def engine_with(grammars: GatedGrammars) -> Iterator[Engine]:
-    scheduler = Scheduler(LIMITS, TABLE, BlockPool(LIMITS.num_blocks))
     constraints = ConstraintMaker(256, {0}, lambda text: [ord(letter) for letter in text], grammars)
-    engine = Engine(
-        EngineCore(scheduler, GatedRunner()),
-        lambda new: IncrementalDetokenizer(lambda tokens: "".join(map(chr, tokens)), new.prompt_token_ids),
-        constraints=constraints,
-    )
+    engine = _engine(GatedRunner(), constraints=constraints)
     engine.start()
     try:
         yield engine

@@ -4,19 +4,14 @@ import pytest
 
 from aotgaudi.engine.detokenizer import REPLACEMENT, IncrementalDetokenizer
 from aotgaudi.engine.output import OutputStream, TokenEvent, Usage
-from aotgaudi.engine.request import FinishReason, Request
+from aotgaudi.engine.request import FinishReason
 from aotgaudi.engine.sampling_params import SamplingParams
+from tests.driving import request_of
 
 
 def _play(output: bytes, reason: FinishReason, *stops: str, keeps_stop: bool = False) -> list[TokenEvent]:
     """Returns the events of a request whose tokens are these bytes and whose last token ends it."""
-    request = Request(
-        request_id="r",
-        prompt_token_ids=tuple(b"p"),
-        params=SamplingParams(stop=stops, include_stop_str_in_output=keeps_stop),
-        max_tokens=100,
-        seed=0,
-    )
+    request = request_of(tuple(b"p"), 100, SamplingParams(stop=stops, include_stop_str_in_output=keeps_stop))
     detokenizer = IncrementalDetokenizer(lambda ids: bytes(ids).decode(errors="replace"))
     stream = OutputStream(request, detokenizer, lambda event: None)
     request.admit([1])

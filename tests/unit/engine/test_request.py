@@ -7,16 +7,11 @@ import pytest
 from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.steps import SamplingRow
+from tests.driving import request_of
 
 
 def _request(**params: object) -> Request:
-    return Request(
-        request_id="r",
-        prompt_token_ids=(5, 6, 7),
-        params=SamplingParams(**params),  # type: ignore[arg-type]
-        max_tokens=8,
-        seed=11,
-    )
+    return request_of((5, 6, 7), 8, SamplingParams(**params), seed=11)  # type: ignore[arg-type]
 
 
 def test_a_life_with_a_preemption() -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from aotgaudi.engine.request import Request, RequestState
 from aotgaudi.engine.runner import ProgramRunner
@@ -19,6 +21,8 @@ from aotgaudi.graphs.program import TensorSpec
 from aotgaudi.graphs.sampler import SamplerGraph
 from aotgaudi.graphs.step_inputs import decode_inputs, hpu_inputs, prompt_inputs, sampler_inputs
 from aotgaudi.runtime.executables import ExecutableTable
+from aotgaudi.spec.cache_rows import Compression
+from tests.driving import request_of
 
 SIZE = 4
 RUNNING = RequestState.RUNNING
@@ -43,8 +47,7 @@ def runner_of(programs: dict[Entry, Recorder], **options: Any) -> ProgramRunner:
     table = ExecutableTable()
     for entry, program in programs.items():
         table.add(entry, program)  # type: ignore[arg-type]
-        if isinstance(entry, SamplerEntry):
-            table.declare_sampler(entry)
+    table.declare_samplers(programs)
     return ProgramRunner(table, SIZE, **options)
 
 
@@ -207,11 +210,9 @@ def eager_runner(*entries: SamplerEntry, logits: torch.Tensor) -> tuple[ProgramR
     return runner_of(programs), samplers
 
 
-def request_of(prompt: Sequence[int], **params: Any) -> Request:
+def running_of(prompt: Sequence[int], **params: Any) -> Request:
     asked = SamplingParams(**{"temperature": 0, **params})
-    return Request(
-        request_id="r", prompt_token_ids=tuple(prompt), params=asked, max_tokens=20, seed=0, state=RUNNING
-    )
+    return request_of(tuple(prompt), 20, asked, state=RUNNING)
 
 
 def decode_step(batch_size: int, *requests: Request) -> DecodeStep:
@@ -221,9 +222,9 @@ def decode_step(batch_size: int, *requests: Request) -> DecodeStep:
 
 def test_penalties_see_the_prompt_and_count_what_was_generated_also_when_rows_move() -> None:
     runner, (sampler,) = eager_runner(PENALISED, logits=torch.zeros(2, VOCAB))
-    first = request_of([5, 5, 6], presence_penalty=0.5)
-    second = request_of([1], repetition_penalty=1.5)
-    third = request_of([2])
+    first = running_of([5, 5, 6], presence_penalty=0.5)
+    second = running_of([1], repetition_penalty=1.5)
+    third = running_of([2])
 
     for batch in ([first, second], [first, second], [second, first], [third, first], [second, third]):
         runner.run(decode_step(2, *batch))
@@ -248,8 +249,8 @@ def test_penalties_see_the_prompt_and_count_what_was_generated_also_when_rows_mo
 def test_a_penalty_changes_the_greedy_token() -> None:
     logits = torch.tensor([[0.0, 0.1, 2.0, 1.9, 0, 0, 0, 0]] * 2)
     runner, _ = eager_runner(PENALISED, logits=logits)
-    request = request_of([1], frequency_penalty=0.3)
-    free = request_of([1])
+    request = running_of([1], frequency_penalty=0.3)
+    free = running_of([1])
 
     tokens = []
     for _ in range(3):
@@ -264,7 +265,7 @@ def test_log_probabilities_are_given_to_the_rows_that_asked_as_many_as_they_aske
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
     runner, _ = eager_runner(FULL, logits=logits)
 
-    result = runner.run(decode_step(2, request_of([1], logprobs=2), request_of([1])))
+    result = runner.run(decode_step(2, running_of([1], logprobs=2), running_of([1])))
 
     expected = torch.log_softmax(logits[0].double(), -1)
     best = expected.topk(2)
@@ -278,9 +279,9 @@ def test_the_cheapest_entry_that_serves_every_row_is_run() -> None:
     greedy = SamplerEntry(2, 0.0, 1.0, 0, True)
     runner, samplers = eager_runner(greedy, PENALISED, FULL, logits=torch.zeros(2, VOCAB))
 
-    runner.run(decode_step(2, request_of([1]), request_of([1], temperature=0, top_k=3)))
-    runner.run(decode_step(2, request_of([1]), request_of([1], presence_penalty=1)))
-    runner.run(decode_step(2, request_of([1], temperature=0.5), request_of([1], presence_penalty=1)))
+    runner.run(decode_step(2, running_of([1]), running_of([1], temperature=0, top_k=3)))
+    runner.run(decode_step(2, running_of([1]), running_of([1], presence_penalty=1)))
+    runner.run(decode_step(2, running_of([1], temperature=0.5), running_of([1], presence_penalty=1)))
 
     assert [sampler.num_runs for sampler in samplers] == [1, 1, 1]
 
@@ -289,7 +290,7 @@ def test_more_rows_than_the_largest_sampler_takes_are_sampled_in_several_runs() 
     logits = torch.eye(VOCAB)[:5]
     runner, (sampler,) = eager_runner(SamplerEntry(2, 0.0, 1.0, 0, True), logits=logits)
 
-    result = runner.run(decode_step(5, *(request_of([1]) for _ in range(5))))
+    result = runner.run(decode_step(5, *(running_of([1]) for _ in range(5))))
 
     assert result.token_ids == [0, 1, 2, 3, 4]
     assert sampler.num_runs == 3
@@ -336,7 +337,7 @@ def test_a_row_without_a_finite_maximum_is_named(
         logits[1, column] = value
     entries = [SamplerEntry(2, 0.0, 1.0, 0, True), SamplerEntry(2, 1.0, 1.0, 0, True), PENALISED, FULL]
     runner, _ = eager_runner(*entries, logits=logits)
-    requests = [request_of([1], **asked) for _ in range(num_rows)]
+    requests = [running_of([1], **asked) for _ in range(num_rows)]
 
     for _ in range(5):
         result = runner._sampler.sample(logits, [request.sampling for request in requests])
@@ -352,7 +353,7 @@ def test_rows_with_impossible_tokens_are_valid() -> None:
         logits[row, column] = -1e30
     runner, _ = eager_runner(FULL, logits=logits)
 
-    result = runner.run(decode_step(3, *(request_of([1], temperature=1.0, logprobs=1) for _ in range(3))))
+    result = runner.run(decode_step(3, *(running_of([1], temperature=1.0, logprobs=1) for _ in range(3))))
 
     assert (result.token_ids, result.invalid_rows) == ([0, 4, VOCAB - 1], set())
 
@@ -398,7 +399,7 @@ def test_a_nan_of_one_row_reaches_neither_the_others_nor_what_comes_later() -> N
     table.caches.append(torch.zeros(2, 9, 1, SIZE, 1))
     table.add(decode, Contagious(decode, table.caches[0]))  # type: ignore[arg-type]
     table.add(sampler, EagerSampler(sampler, VOCAB))  # type: ignore[arg-type]
-    table.declare_sampler(sampler)
+    table.declare_samplers([sampler])
     runner = ProgramRunner(table, SIZE)
 
     def step(*rows: tuple[int, int]) -> DecodeStep:
@@ -412,3 +413,163 @@ def test_a_nan_of_one_row_reaches_neither_the_others_nor_what_comes_later() -> N
     assert (poisoned.token_ids[0], poisoned.token_ids[2]) == (3, 4)
     assert (later.token_ids, later.invalid_rows) == ([2, 3], set())
     assert not table.caches[0].isnan().any()
+
+
+# The inputs of compressed attention, against a direct reading of what each of them means
+
+
+BLOCK_SIZES = st.sampled_from([4, 8, 16, 24])
+
+
+@st.composite
+def compressions(draw: st.DrawFn, block_size: int) -> Compression:
+    every = draw(st.sampled_from([r for r in range(1, block_size + 1) if block_size % r == 0]))
+    is_indexed = draw(st.booleans())
+    return Compression(every, 2 * every if is_indexed else every, is_indexed, draw(st.integers(1, 40)))
+
+
+def table_of(draw: st.DrawFn, num_tokens: int, block_size: int, used: list[int]) -> tuple[int, ...]:
+    """Blocks of a row, in any order, that no other row has; maybe more than it needs."""
+    num = -(-num_tokens // block_size) + draw(st.integers(0, 1))
+    blocks = draw(st.permutations([block for block in range(1, len(used) + num + 4) if block not in used]))
+    used += blocks[:num]
+    return tuple(blocks[:num])
+
+
+class Reading:
+    """What the definitions say of one row: its new tokens are those from `start` up to `end`."""
+
+    def __init__(
+        self, start: int, end: int, table: tuple[int, ...], block_size: int, kind: Compression
+    ) -> None:
+        self.start, self.end, self.table, self.size, self.kind = start, end, table, block_size, kind
+
+    def closing(self) -> list[int]:
+        """The windows whose last token is new."""
+        every = self.kind.every
+        return [p // every for p in range(self.start, self.end) if (p + 1) % every == 0]
+
+    def slot(self, position: int) -> int:
+        return self.table[position // self.size] * self.size + position % self.size
+
+    def entry_slot(self, number: int) -> int:
+        block, offset = divmod(number * self.kind.every, self.size)
+        return self.table[block] * (self.size // self.kind.every) + offset // self.kind.every
+
+    def sees_token(self, query: int, token: int) -> bool:
+        return self.start <= query < self.end and query - self.kind.window < token <= query
+
+    def sees_entry(self, query: int, number: int) -> bool:
+        """An entry is complete with the last token of its window."""
+        is_complete = (number + 1) * self.kind.every - 1 <= query
+        return self.start <= query < self.end and is_complete
+
+
+def check_windows(seen: dict[str, torch.Tensor], rows: list[Reading], num_rows: int, w: int) -> None:
+    kind = rows[0].kind
+    every, width = kind.every, kind.num_read
+    windows, is_seen, slots, positions = (
+        seen[f"{name}_r{every}"].tolist()
+        for name in ("windows", "windows_seen", "entry_slots", "entry_positions")
+    )
+    per_block = rows[0].size // every
+    for r in range(num_rows):
+        closing = rows[r].closing() if r < len(rows) else []
+        assert len(closing) <= w
+        for i in range(w):
+            at = r * w + i
+            if i >= len(closing):
+                assert not any(is_seen[r][i])
+                assert slots[at] < per_block, "padding goes to block 0"
+                assert positions[at] == 0
+                continue
+            last = (closing[i] + 1) * every
+            read = range(last - width, last)
+            assert is_seen[r][i] == [position >= 0 for position in read]
+            assert windows[r][i] == [rows[r].slot(p) if p >= 0 else 0 for p in read]
+            assert slots[at] == rows[r].entry_slot(closing[i])
+            assert positions[at] == closing[i] * every
+
+
+def record(entry: Any, step: Any, block_size: int, specs: Any) -> dict[str, torch.Tensor]:
+    program, table = Recorder(specs, torch.zeros(entry.batch_size, 8)), ExecutableTable()
+    table.add(entry, program)  # type: ignore[arg-type]
+    ProgramRunner(table, block_size).logits(step)
+    return program.seen
+
+
+@given(st.data())
+def test_a_prompts_inputs_are_what_they_are_defined_to_be(data: st.DataObject) -> None:
+    """Property: for any lengths, ratio, block size and window, of chunks that start and end anywhere."""
+    size = data.draw(BLOCK_SIZES)
+    kind = data.draw(compressions(size))
+    batch_size, query_len = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 40))
+    used: list[int] = []
+    rows, steps = [], []
+    for _ in range(data.draw(st.integers(1, batch_size))):
+        start, num = data.draw(st.integers(0, 70)), data.draw(st.integers(1, query_len))
+        table = table_of(data.draw, start + num, size, used)
+        rows.append(Reading(start, start + num, table, size, kind))
+        steps.append(PromptRow(tuple(range(num)), start, table, None))
+    c = max(-(-row.start // size) for row in rows)
+    entry = PromptEntry(batch_size, query_len, c + data.draw(st.integers(0, 1)))
+
+    specs = prompt_inputs(entry, size, (None, kind.window), (kind,))
+    seen = record(entry, PromptStep(entry, tuple(steps)), size, specs)
+
+    w, per_block = -(-query_len // kind.every), size // kind.every
+    check_windows(seen, rows, batch_size, w)
+    mask = seen[f"mask_w{kind.window}_r{kind.every}"][:, 0].tolist()
+    for r in range(batch_size):
+        for q in range(query_len):
+            if r >= len(rows) or rows[r].start + q >= rows[r].end:
+                assert not any(mask[r][q])
+                continue
+            row, query, keys = rows[r], rows[r].start + q, iter(mask[r][q])
+            for block in range(entry.num_ctx_blocks):
+                for offset in range(size):
+                    token = block * size + offset
+                    assert next(keys) == (token < row.start and row.sees_token(query, token))
+                for number in range(block * per_block, (block + 1) * per_block):
+                    is_cached = (number + 1) * kind.every <= row.start
+                    assert next(keys) == (is_cached and row.sees_entry(query, number))
+            for i in range(query_len):
+                assert next(keys) == row.sees_token(query, row.start + i)
+            for i in range(w):
+                assert next(keys) == row.sees_entry(query, row.start // kind.every + i)
+            assert not list(keys)
+
+
+@given(st.data())
+def test_a_decode_steps_inputs_are_what_they_are_defined_to_be(data: st.DataObject) -> None:
+    """Property: the same for one new token a row, flat over blocks."""
+    size = data.draw(BLOCK_SIZES)
+    kind = data.draw(compressions(size))
+    batch_size = data.draw(st.integers(1, 4))
+    used: list[int] = []
+    rows, steps = [], []
+    for _ in range(data.draw(st.integers(1, batch_size))):
+        position = data.draw(st.integers(0, 90))
+        table = table_of(data.draw, position + 1, size, used)
+        rows.append(Reading(position, position + 1, table, size, kind))
+        steps.append(DecodeRow(5, position, table, SamplingRow()))
+    blocks = [(row, number) for row in rows for number in range(row.start // size + 1)]
+    entry = DecodeEntry(batch_size, 1, len(blocks) + data.draw(st.integers(0, 2)))
+
+    specs = decode_inputs(entry, size, (None, kind.window), (kind,))
+    seen = record(entry, DecodeStep(entry, tuple(steps)), size, specs)
+
+    check_windows(seen, rows, batch_size, 1)
+    per_block = size // kind.every
+    assert seen["block_list"].tolist()[: len(blocks)] == [row.table[number] for row, number in blocks]
+    for n, block in enumerate(seen[f"mask_w{kind.window}_r{kind.every}"].tolist()):
+        if n >= len(blocks):
+            assert not any(block)
+            continue
+        row, number = blocks[n]
+        tokens = range(number * size, (number + 1) * size)
+        entries = range(number * per_block, (number + 1) * per_block)
+        assert block == [
+            *(row.sees_token(row.start, token) for token in tokens),
+            *(row.sees_entry(row.start, entry) for entry in entries),
+        ]

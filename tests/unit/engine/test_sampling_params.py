@@ -8,10 +8,12 @@ import pytest
 from aotgaudi.engine.sampling_params import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
+    MAX_CHOICES,
+    MAX_GRAMMAR_CHARS,
     MAX_STOP_STRINGS,
     SamplingParams,
+    StructuredOutputs,
 )
-from aotgaudi.engine.structured_outputs import StructuredOutputs
 from aotgaudi.errors import RequestError
 
 
@@ -136,3 +138,50 @@ def test_a_number_too_long_to_be_written_is_refused_in_few_words(param: str, val
 
     assert refusal.value.param == param
     assert len(str(refusal.value)) < 200
+
+
+# Structured outputs
+
+
+def test_a_schema_may_be_given_as_a_value() -> None:
+    schema: Any = {"properties": {"b": {}, "a": {"const": "é"}}}
+
+    outputs = StructuredOutputs(json=schema)
+
+    assert outputs == StructuredOutputs(json='{"properties":{"b":{},"a":{"const":"é"}}}')
+    assert hash(outputs) == hash(StructuredOutputs(json=schema))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"json": "{}"}, {"regex": ""}, {"choice": ("a", "")}, {"grammar": "x"}, {"json_object": True}],
+)
+def test_the_json_form_makes_an_equal_value(given: dict[str, Any]) -> None:
+    outputs = StructuredOutputs(**given)
+
+    assert StructuredOutputs(**outputs.as_json()) == outputs
+    assert outputs.as_json() == given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "exactly one of json, regex, choice, grammar, json_object, and has none"),
+        ({"json_object": False}, "has none"),
+        ({"regex": "a", "json": "{}"}, "has json and regex"),
+        ({"regex": 5}, "a string as regex, not int"),
+        ({"choice": "ab"}, "a list of strings as choice, not str"),
+        ({"choice": ()}, f"1 to {MAX_CHOICES} texts as choice, not 0"),
+        ({"choice": ("a",) * (MAX_CHOICES + 1)}, f"not {MAX_CHOICES + 1}"),
+        ({"choice": ("a" * MAX_GRAMMAR_CHARS, "b")}, f"at most {MAX_GRAMMAR_CHARS} characters as choice"),
+        ({"grammar": "a" * (MAX_GRAMMAR_CHARS + 1)}, f"at most {MAX_GRAMMAR_CHARS} characters as grammar"),
+        ({"json": {"a": float("inf")}}, "this is not JSON"),
+        ({"json": {"a": object()}}, "this is not JSON"),
+    ],
+)
+def test_a_refusal_says_what_would_be_right(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match="structured_outputs") as refused:
+        StructuredOutputs(**given)
+
+    assert said in str(refused.value)
+    assert refused.value.param == "structured_outputs"

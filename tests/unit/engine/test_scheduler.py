@@ -19,7 +19,7 @@ from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
 from aotgaudi.errors import AotGaudiError, CoverageError
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.policy import Policy
-from tests.driving import step_once
+from tests.driving import request_of, step_once
 
 EOS = 99
 ANY_PROMPT = (PromptEntry(4, 64, 16),)
@@ -57,13 +57,9 @@ def _add(
     max_tokens: int = 32,
     **params: object,
 ) -> Request:
-    request = Request(
-        request_id=f"r{num_prompt_tokens}",
-        prompt_token_ids=tuple(range(num_prompt_tokens)),
-        params=SamplingParams(**params),  # type: ignore[arg-type]
-        max_tokens=max_tokens,
-        seed=0,
-    )
+    request = request_of(
+        tuple(range(num_prompt_tokens)), max_tokens, SamplingParams(**params), name=f"r{num_prompt_tokens}"
+    )  # type: ignore[arg-type]
     scheduler.add(request)
     return request
 
@@ -256,7 +252,7 @@ class TestChunks:
         step = step_once(scheduler)
 
         assert [len(row.token_ids) for row in _prompt_rows(step)] == [5, 6, 4]
-        assert scheduler.num_waiting == 1
+        assert len(scheduler.waiting) == 1
 
     def test_fewer_rows_are_packed_where_no_entry_covers_more(self) -> None:
         scheduler = _scheduler(prompt=[PromptEntry(2, 6, 0), PromptEntry(1, 8, 0)], max_num_prefill_seqs=4)
@@ -267,7 +263,7 @@ class TestChunks:
 
         assert [len(step.requests) for step in steps] == [2, 2, 1]
         assert steps[2].step.entry == PromptEntry(1, 8, 0)
-        assert scheduler.num_waiting == 0
+        assert len(scheduler.waiting) == 0
 
     def test_a_partly_prefilled_request_goes_before_the_queue(self) -> None:
         scheduler = _scheduler(max_num_batched_tokens=4)
@@ -294,7 +290,7 @@ class TestAdmission:
 
         step_once(scheduler)
 
-        assert scheduler.waiting == (head, small)
+        assert tuple(scheduler.waiting) == (head, small)
 
 
 class TestPreemption:
@@ -314,7 +310,7 @@ class TestPreemption:
         step = step_once(scheduler)
 
         assert step.requests == (older,)
-        assert scheduler.waiting == (younger,)
+        assert tuple(scheduler.waiting) == (younger,)
         assert scheduler.num_preemptions == 1
         assert younger.block_table == []
         assert tuple(younger.token_ids[younger.num_prompt_tokens :]) == (7,)
@@ -323,14 +319,14 @@ class TestPreemption:
         scheduler, older, younger = self._two_running()
         late = _add(scheduler, 1)
         step_once(scheduler)
-        assert scheduler.waiting == (younger, late)
+        assert tuple(scheduler.waiting) == (younger, late)
 
         scheduler.finish(older, "abort")
         step = step_once(scheduler)
 
         assert step.requests == (younger,)
         assert _prompt_rows(step)[0].token_ids == (0, 1, 2, 3, 7)
-        assert scheduler.waiting == (late,)
+        assert tuple(scheduler.waiting) == (late,)
 
     def test_several_victims_return_in_their_order(self) -> None:
         scheduler = _scheduler(num_blocks=8, max_num_prefill_seqs=4)
@@ -339,8 +335,8 @@ class TestPreemption:
 
         step_once(scheduler)
 
-        assert scheduler.running == (oldest, second)
-        assert scheduler.waiting == (third,)
+        assert tuple(scheduler.running) == (oldest, second)
+        assert tuple(scheduler.waiting) == (third,)
         for _ in range(3):
             step_once(scheduler)
         scheduler.check_integrity()
@@ -489,7 +485,7 @@ def test_leaving_a_long_queue_costs_little_wherever_one_stands() -> None:
         scheduler.finish(request, "abort")
 
     assert time.process_time() - started < 1
-    assert scheduler.waiting == (requests[0],)
+    assert tuple(scheduler.waiting) == (requests[0],)
 
 
 @settings(max_examples=100, deadline=None)

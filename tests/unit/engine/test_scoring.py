@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.engine.scoring import Scorer
+from aotgaudi.engine.sampler import Scorer
 from aotgaudi.engine.steps import PromptRow, PromptStep, Scoring, StepResult
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import NotWarmError

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.engine.request import Request
-from aotgaudi.engine.sampling_params import SamplingParams
 from aotgaudi.engine.stats import GAP_BOUNDS, Counters, EntryCounters, Total
 from aotgaudi.engine.steps import (
     GREEDY_ROW,
@@ -23,8 +22,10 @@ from aotgaudi.engine.steps import (
     PromptRow,
     PromptStep,
     StepWork,
+    work_of,
 )
 from aotgaudi.entries import DecodeEntry, DefragEntry, PromptEntry
+from tests.driving import request_of
 
 BLOCK_SIZE = 4
 PROMPT, OTHER_PROMPT = PromptEntry(2, 8, 2), PromptEntry(1, 4, 0)
@@ -32,14 +33,7 @@ DECODE = DecodeEntry(4, 1, 8)
 
 
 def request(name: str = "r", num_tokens: int = 3, arrived_at: float = 0.0, num_cached: int = 0) -> Request:
-    new = Request(
-        request_id=name,
-        prompt_token_ids=[1] * num_tokens,
-        params=SamplingParams(),
-        max_tokens=9,
-        seed=0,
-        arrived_at=arrived_at,
-    )
+    new = request_of([1] * num_tokens, 9, name=name, arrived_at=arrived_at)
     new.num_cached_tokens = num_cached
     new.admit([1])
     return new
@@ -238,3 +232,15 @@ def test_counters_add_up(num: int) -> None:
     assert total.steps == Total(num, 2.0 * num)
     assert total.work == StepWork(num, 2 * num, 3 * num, 4 * num)
     assert (total.num_prefix_tokens, total.num_cached_tokens) == (6 * num, 2 * num)
+
+
+def test_the_work_of_a_prompt_step_is_its_new_tokens_and_their_contexts() -> None:
+    rows = (PromptRow((1, 2, 3), 5, (1, 2), None), PromptRow((4,), 0, (3,), None))
+
+    assert work_of(PromptStep(PromptEntry(4, 8, 3), rows), 4) == StepWork(4, 28, 2, 10)
+
+
+def test_the_work_of_a_decode_step_is_a_token_a_row_and_all_blocks() -> None:
+    rows = (DecodeRow(7, 5, (1, 2), GREEDY_ROW), DecodeRow(8, 0, (3,), GREEDY_ROW))
+
+    assert work_of(DecodeStep(DecodeEntry(4, 1, 8), rows), 4) == StepWork(2, 2, 3, 5)

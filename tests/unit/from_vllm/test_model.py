@@ -7,7 +7,7 @@ import pytest
 from aotgaudi.bucketing.versions import VERSIONS
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.model import Device, DtypeName, ModelFacts, kv_block_bytes
-from aotgaudi.spec.parallel import ParallelSpec
+from aotgaudi.spec.build_spec import ParallelSpec
 from aotgaudi.spec.quantization import QuantizationSpec
 
 LLAMA = {

@@ -22,9 +22,8 @@ from aotgaudi.graphs.partition import partition_step
 from aotgaudi.graphs.program import CacheSpec, Call, Program
 from aotgaudi.graphs.step import build_model, export_step
 from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
-from aotgaudi.runtime.bindings import weight_bindings
 from aotgaudi.runtime.executables import BoundProgram, ExecutableTable
-from aotgaudi.runtime.load import declare_samplers
+from aotgaudi.runtime.weights import weight_bindings
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.model import ModelSpec
 from tests.integration.models import ARCHITECTURES, BLOCK_SIZE, reference, spec_of
@@ -69,7 +68,7 @@ def eager_runner(
     spec = spec_of(model, block_size=block_size)
     limits = spec.limits
     table, spec_json = ExecutableTable(), spec.model_dump_json(by_alias=True)
-    declare_samplers(entries, table)
+    table.declare_samplers(entries)
     state, units, tensors = model.state_dict(), dict[str, Any](), dict[str, torch.Tensor]()
     for entry in entries:
         traced = traced_of(spec_json, entry, dialect)
@@ -95,8 +94,6 @@ def eager_runner(
         for binding in weight_bindings([program]):
             tensors[binding.text] = put(torch.cat([state[name] for name in binding.names]))
         table.add(entry, BoundProgram(program, units, tensors))
-        if isinstance(entry, SamplerEntry):
-            table.declare_sampler(entry)
     return ProgramRunner(table, block_size)
 
 

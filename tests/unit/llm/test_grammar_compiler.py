@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.grammar_compiler import MAX_ADDED_TOKENS, GrammarCompiler, GrammarMatcher, LaterGrammars
 from aotgaudi.llm.tokenizer import Tokenizer

@@ -128,51 +128,45 @@ def test_this_process_and_another_one_agree(specs: tuple[Path, ...], expected: l
     assert len({manifest_id for manifest_id, _ in expected}) == len(specs)
 
 
-@pytest.mark.parametrize("seed", ["0", "1", "4294967295", "random"])
-def test_hash_seed(specs: tuple[Path, ...], expected: list[list[str]], seed: str) -> None:
-    assert enumerated(specs, PYTHONHASHSEED=seed) == expected
+OTHERS: dict[str, dict[str, str]] = {
+    "a hash seed": {"PYTHONHASHSEED": "0"},
+    "a random hash seed": {"PYTHONHASHSEED": "random"},
+    "a locale without language": {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "variables of Python and of terminals": {
+        "TZ": "Asia/Kathmandu",
+        "PYTHONIOENCODING": "ascii",
+        "PYTHONOPTIMIZE": "2",
+        "COLUMNS": "1",
+        "NO_COLOR": "1",
+        "SOURCE_DATE_EPOCH": "0",
+    },
+    "variables of servers": {
+        "VLLM_BUCKETING_STRATEGY": "lin",
+        "VLLM_EXPONENTIAL_BUCKETING": "false",
+        "VLLM_CONTIGUOUS_PA": "true",
+        "VLLM_PROMPT_QUERY_BUCKET_MIN": "1",
+        "VLLM_PROMPT_BS_BUCKET_MAX": "3",
+        "VLLM_DECODE_BLOCK_BUCKET_STEP": "7",
+        "VLLM_BUCKETING_FROM_FILE": "/absent",
+        "VLLM_DEFRAG_THRESHOLD": "1",
+        "VLLM_SKIP_WARMUP": "true",
+        "PT_HPU_LAZY_MODE": "1",
+        "OMP_NUM_THREADS": "7",
+        "CUDA_VISIBLE_DEVICES": "",
+        "AOTGAUDI_STORE": "/absent",
+    },
+}
 
 
-@pytest.mark.parametrize("name", ["C", "POSIX"])
-def test_locale_without_language(specs: tuple[Path, ...], expected: list[list[str]], name: str) -> None:
-    assert enumerated(specs, LC_ALL=name, LANG=name, PYTHONUTF8="0", PYTHONCOERCECLOCALE="0") == expected
+@pytest.mark.parametrize("variables", OTHERS.values(), ids=OTHERS)
+def test_variables(specs: tuple[Path, ...], expected: list[list[str]], variables: dict[str, str]) -> None:
+    assert enumerated(specs, **variables) == expected
 
 
 def test_locale_with_other_case_rules_and_a_decimal_comma(
     specs: tuple[Path, ...], expected: list[list[str]], turkish: Path
 ) -> None:
     assert enumerated(specs, LOCPATH=str(turkish), LC_ALL="tr_TR.utf8", PYTHONUTF8="0") == expected
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [
-        {"TZ": "Asia/Kathmandu"},
-        {"PYTHONIOENCODING": "ascii"},
-        {"PYTHONOPTIMIZE": "2"},
-        {"COLUMNS": "1", "NO_COLOR": "1", "SOURCE_DATE_EPOCH": "0"},
-        {
-            "VLLM_BUCKETING_STRATEGY": "lin",
-            "VLLM_EXPONENTIAL_BUCKETING": "false",
-            "VLLM_CONTIGUOUS_PA": "true",
-            "VLLM_PROMPT_QUERY_BUCKET_MIN": "1",
-            "VLLM_PROMPT_BS_BUCKET_MAX": "3",
-            "VLLM_DECODE_BLOCK_BUCKET_STEP": "7",
-            "VLLM_BUCKETING_FROM_FILE": "/absent",
-            "VLLM_DEFRAG_THRESHOLD": "1",
-            "VLLM_SKIP_WARMUP": "true",
-            "PT_HPU_LAZY_MODE": "1",
-            "OMP_NUM_THREADS": "7",
-            "CUDA_VISIBLE_DEVICES": "",
-            "AOTGAUDI_STORE": "/absent",
-        },
-    ],
-    ids=lambda variables: next(iter(variables)),
-)
-def test_unrelated_variables(
-    specs: tuple[Path, ...], expected: list[list[str]], variables: dict[str, str]
-) -> None:
-    assert enumerated(specs, **variables) == expected
 
 
 def test_no_home_and_hardly_any_environment(specs: tuple[Path, ...], expected: list[list[str]]) -> None:

@@ -172,8 +172,7 @@ LOGGED = SamplerEntry(2, 0.7, 0.9, 0, batch_changed=True, presence_penalty=0.5, 
 
 def table_of(*entries: SamplerEntry) -> ExecutableTable:
     table = ExecutableTable()
-    for entry in entries:
-        table.declare_sampler(entry)
+    table.declare_samplers(entries)
     return table
 
 

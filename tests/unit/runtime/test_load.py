@@ -20,9 +20,8 @@ from aotgaudi.bundle.receipt import Receipt, SealedUnit
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, SpecError, TargetError, UntrustedError
 from aotgaudi.graphs.program import TensorSpec
-from aotgaudi.runtime.bindings import WeightBinding, placed, weight_bindings
 from aotgaudi.runtime.load import bind_weights, load_weights
-from aotgaudi.runtime.shards import ShardReader
+from aotgaudi.runtime.weights import ShardReader, WeightBinding, placed, weight_bindings
 from tests.unit.runtime.test_executables import program
 
 ONE, OTHER = "1" * 64, "2" * 64

@@ -55,7 +55,8 @@ RULES = RequestRules(
         max_model_len=MAX_MODEL_LEN,
         block_size=4,
         num_blocks=32,
-    )
+    ),
+    vocab_size=100_000,
 )
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role }}: {{ message.content }}\n"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import StructuredOutputs
 from aotgaudi.errors import RequestError
 from aotgaudi.server.app import create_app
 from aotgaudi.server.preprocess.body import parse_body

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotgaudi.errors import SpecError
-from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import finite_json, json_floats, load_spec, parse_spec, read_config, spec_from_json
 
 LIMITS = {
@@ -276,13 +274,6 @@ def test_unusable_config_is_a_spec_error(tmp_path: Path, content: bytes, expecte
     assert expected in mistake_in(text_of(config='"x.json"'), tmp_path)
 
 
-def test_spec_survives_json() -> None:
-    spec = parse_spec(text_of(rest="[bucketing.prompt.num_ctx_blocks]\nmax = 4\n[bucketing.sliding]"), Path())
-
-    assert spec.bucketing.prompt.num_ctx_blocks.max == 4
-    assert spec_from_json(json.loads(json.dumps(spec.to_json()))) == spec
-
-
 def test_a_bucket_file_is_embedded_and_its_path_is_not(tmp_path: Path) -> None:
     (tmp_path / "buckets.txt").write_text("(1, 16, 0)\n(1, 1, 8)\n", encoding="utf-8")
     text = text_of(rest='[bucketing]\nstrategy = "file"\nfile = "buckets.txt"')
@@ -303,9 +294,3 @@ def test_config_numbers_survive_json_exactly(number: float, integer: int) -> Non
     assert spec.model.config["number"] == number
     assert spec.model.config["integer"] == integer
     assert spec_from_json(spec.to_json()) == spec
-
-
-@given(st.text())
-def test_no_text_gives_anything_but_a_spec_or_a_spec_error(text: str) -> None:
-    with contextlib.suppress(SpecError):
-        assert isinstance(parse_spec(text, Path()), BuildSpec)

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from aotgaudi.errors import StoreError
 from aotgaudi.spec.bucketing import AxisBounds, BucketingSpec, DecodeBounds, PromptBounds, SlidingSpec
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.defrag import DefragSpec
 from aotgaudi.spec.model import ModelSpec
-from aotgaudi.spec.parse import load_spec, spec_from_json
+from aotgaudi.spec.parse import load_spec, spec_from_json, spec_tables, write_spec
 from aotgaudi.spec.sampler import SamplerSetting, SamplerSpec
+from aotgaudi.spec.scheduler import DefragSpec
 from aotgaudi.spec.target import TargetSpec
 from aotgaudi.spec.vision import VisionSpec
-from aotgaudi.spec.write import spec_tables, write_spec
 from tests.specs import limits_of
 
 LIMITS = limits_of()

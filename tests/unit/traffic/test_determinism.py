@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.spec.write import write_spec
+from aotgaudi.spec.parse import write_spec
 from tests.environment import ROOT
 from tests.specs import SMALL_CONFIG, spec_of
 

@@ -12,8 +12,7 @@ from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
-from aotgaudi.spec.parse import spec_from_json
-from aotgaudi.spec.write import spec_tables
+from aotgaudi.spec.parse import spec_from_json, spec_tables
 from aotgaudi.traffic.cost import WorkModel, device_of
 from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.structured_outputs import StructuredOutputs
+from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
 from aotgaudi.errors import AotGaudiError, RequestError
 from aotgaudi.server.preprocess.body import BodyError
 from aotgaudi.server.preprocess.prepare import PreparedRequest, answer_of_bytes, answer_to_bytes

@@ -1,4 +1,8 @@
-"""Reads tensors from safetensors files into private memory, and hashes the files if a bundle binds them. Imports no torch.
+"""The weights that programs bind: by which names, in which layout, and their bytes in safetensors files. Imports no torch.
+
+A `WeightBinding` combines the names in a program (`aotgaudi.graphs.program`) with the layout in which its unit takes them,
+from the receipt, as ``weight:<names>@<layout>``. A `ShardReader` reads tensors into private memory, and hashes the files if
+a bundle binds them.
 
 ::
 
@@ -26,10 +30,11 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 
 from aotgaudi.bundle.model_directory import MAX_TEXT_BYTES, WEIGHTS_REMEDY, ModelDirectory
+from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
 from aotgaudi.document import ForeignValue, first_problem, load_foreign_object
 from aotgaudi.errors import CorruptError, SpecError
-from aotgaudi.graphs.program import TensorSpec
+from aotgaudi.graphs.program import Call, Program, TensorSpec, weight_names
 from aotgaudi.machine import in_threads
 from aotgaudi.runtime.memory import new_pages
 
@@ -240,3 +245,55 @@ def _skip(file: io.BufferedIOBase, num_bytes: int) -> None:
         return
     while num_bytes and (piece := file.read(min(_BUFFER_BYTES, num_bytes))):
         num_bytes -= len(piece)
+
+
+# Bindings
+
+_AT = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightBinding:
+    """Weights of a model directory, to be concatenated in this order, and their layout (None: as stored).
+
+    `source` comes from the program. It names the weights themselves, or a packed tensor of a quantization.
+    """
+
+    text: str
+    source: str
+    names: tuple[str, ...]
+    layout: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> WeightBinding:
+        """Parses a binding of a placed program."""
+        stored, at, layout = text.rpartition(_AT)
+        stored = stored if at else text
+        return cls(text, stored.partition(":")[0], weight_names(stored), layout if at else None)
+
+
+def placed(program: Program, receipt: Receipt) -> Program:
+    """Returns `program` with its weights bound in the layouts that its units take.
+
+    Raises KeyError for a unit that the receipt lacks.
+    """
+    return program.model_copy(update={"calls": tuple(_placed(call, receipt) for call in program.calls)})
+
+
+def _placed(call: Call, receipt: Receipt) -> Call:
+    layouts = receipt.units[call.unit].layouts
+    if not layouts:
+        return call
+    inputs = [
+        f"{binding}{_AT}{layouts[str(number)]}" if str(number) in layouts else binding
+        for number, binding in enumerate(call.inputs)
+    ]
+    return call.model_copy(update={"inputs": tuple(inputs)})
+
+
+def weight_bindings(programs: Iterable[Program]) -> Iterator[WeightBinding]:
+    """Yields each binding of weights in placed programs, without repetitions."""
+    texts = (text for program in programs for call in program.calls for text in call.inputs)
+    for text in dict.fromkeys(texts):
+        if weight_names(text):
+            yield WeightBinding.parse(text)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.manifest.cost import MANY_STEPS, find_explosion
 from aotgaudi.manifest.manifest import Manifest
+from aotgaudi.manifest.summary import MANY_STEPS, find_explosion
 from aotgaudi.spec.build_spec import BuildSpec
 from tests import specs
 
