@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.report import DoctorReport
+from aotgaudi.doctor.hpu.report import LINES, DoctorReport
 from tests.hpu.conftest import InstalledDouble
 from tests.hpu.doctors import Patient, examined
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.report import DoctorReport
+from aotgaudi.doctor.hpu.report import LINES, DoctorReport
 from tests.environment import ROOT
 from tests.hpu.conftest import InstalledDouble
 from tests.hpu.doctors import Patient, examined

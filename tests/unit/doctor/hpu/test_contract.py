@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.report import CHECKS
+from aotgaudi.doctor.hpu.report import CHECKS, LINES
 from tests.environment import ROOT
 
 TEXT = (ROOT / "docs" / "reference" / "hpu-contract.md").read_text(encoding="utf-8")

@@ -7,9 +7,15 @@ import socket
 
 import pytest
 
-from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.lab import Verdict
-from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, LineReport, report_schema, without_private
+from aotgaudi.doctor.hpu.report import (
+    LINES,
+    CheckReport,
+    DoctorReport,
+    LineReport,
+    report_schema,
+    without_private,
+)
 from aotgaudi.document import load_document
 from tests.environment import ROOT
 
