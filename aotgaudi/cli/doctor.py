@@ -18,11 +18,10 @@ from aotgaudi.backends.hpu.probe import hpu_target
 from aotgaudi.cli.options import STORE, json_option, option, options_of
 from aotgaudi.cli.progress import interrupted_by_sigterm
 from aotgaudi.cli.show import emit
-from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.fit import fitting
 from aotgaudi.doctor.hpu.lab import PROBE_SECONDS, HpuCheck, Lab, LineFinding
 from aotgaudi.doctor.hpu.report import (
     JSON_NAME,
+    LINES,
     MARKDOWN_NAME,
     DoctorReport,
     acquire,
@@ -30,6 +29,7 @@ from aotgaudi.doctor.hpu.report import (
     require_bridge,
     selected,
 )
+from aotgaudi.doctor.hpu.whole import fitting
 from aotgaudi.doctor.machine import MachineFinding, Purpose, examine_machine
 from aotgaudi.errors import SpecError, TargetError, store_error
 from aotgaudi.files import temporary_file, write_atomic

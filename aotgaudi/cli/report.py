@@ -17,10 +17,17 @@ from aotgaudi.engine.scheduler import UncoveredStepError
 from aotgaudi.errors import SpecError
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, load_manifest_or_spec
-from aotgaudi.report.compute import Given, Report, report_of
-from aotgaudi.report.inventory import Inventory, inventory_of_bundle, inventory_of_plan
+from aotgaudi.report.compute import (
+    Given,
+    Inventory,
+    Report,
+    TracedSteps,
+    inventory_of_bundle,
+    inventory_of_plan,
+    report_of,
+    steps_of_trace,
+)
 from aotgaudi.report.page import report_page
-from aotgaudi.report.traffic import TracedSteps, steps_of_trace
 from aotgaudi.store.store import Store
 from aotgaudi.traffic.cost import WorkModel, device_of
 from aotgaudi.traffic.trace import read_trace

@@ -187,7 +187,7 @@ class ProveJob:
     def run(self) -> Round:
         """Raises CompileError, StoreError."""
         with logged_errors(self):
-            from aotgaudi.backends.hpu.prove import StoredUnit, look
+            from aotgaudi.backends.hpu.compiler import StoredUnit, look
 
             objects = ObjectStore(self.store_root, self.lower, heals=True)
             programs = [

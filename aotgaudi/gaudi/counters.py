@@ -34,7 +34,6 @@ class Counts:
 
     Attributes:
         compiled: Compiled graphs, not counting operators that run one by one (K-17).
-        compile_microseconds: How long that took.
         hits: Key of a recipe (H, decimal) -> how often it was found, in memory or on disk.
         misses: The same for recipes that were not found.
         fallbacks: Operators that ran on the CPU.
@@ -42,7 +41,6 @@ class Counts:
     """
 
     compiled: int = 0
-    compile_microseconds: int = 0
     hits: Mapping[str, int] = field(default_factory=dict)
     misses: Mapping[str, int] = field(default_factory=dict)
     fallbacks: int = 0
@@ -52,7 +50,6 @@ class Counts:
         """Returns what was counted after `before`."""
         return Counts(
             self.compiled - before.compiled,
-            self.compile_microseconds - before.compile_microseconds,
             _rise(before.hits, self.hits),
             _rise(before.misses, self.misses),
             self.fallbacks - before.fallbacks,
@@ -90,8 +87,14 @@ class Counters:
 
     def read(self) -> Counts:
         """Returns the totals since the process began, or since the metrics were reset."""
-        eager_compiled = 0 if self._eager_cache_size is None else int(self._eager_cache_size())
-        return counts_of(*map(self._stats, (COMPILATIONS, RECIPES, FALLBACKS)), eager_compiled=eager_compiled)
+        recipes = self._stats(RECIPES)
+        return Counts(
+            compiled=self._total(COMPILATIONS),
+            hits=_table(recipes, "RecipeHit"),
+            misses=_table(recipes, "RecipeMiss"),
+            fallbacks=self._total(FALLBACKS),
+            eager_compiled=0 if self._eager_cache_size is None else int(self._eager_cache_size()),
+        )
 
     def stop(self, name: str) -> None:
         """Ends a metric. Newer bridges would otherwise queue its events until somebody reads them."""
@@ -108,23 +111,8 @@ class Counters:
             process()
         return dict(metric.stats())
 
-
-def counts_of(
-    compilations: Mapping[str, Any],
-    recipes: Mapping[str, Any],
-    fallbacks: Mapping[str, Any],
-    *,
-    eager_compiled: int = 0,
-) -> Counts:
-    """Returns the counts in the statistics of the three metrics. Raises ValueError or TypeError if one is no number."""
-    return Counts(
-        compiled=_number(compilations, "TotalNumber"),
-        compile_microseconds=_number(compilations, "TotalTime"),
-        hits=_table(recipes, "RecipeHit"),
-        misses=_table(recipes, "RecipeMiss"),
-        fallbacks=_number(fallbacks, "TotalNumber"),
-        eager_compiled=eager_compiled,
-    )
+    def _total(self, name: str) -> int:
+        return int(self._stats(name).get("TotalNumber", 0))
 
 
 def require_found(unit: str, recipes: Iterable[str], counts: Counts, uncached: Collection[str] = ()) -> None:
@@ -153,10 +141,6 @@ def require_found(unit: str, recipes: Iterable[str], counts: Counts, uncached: C
         raise TargetError(
             f"target: {unit} compiled {counts.compiled} graphs, but the bridge missed {num_misses}"
         )
-
-
-def _number(stats: Mapping[str, Any], tag: str) -> int:
-    return int(stats.get(tag, 0))
 
 
 def _table(stats: Mapping[str, Any], tag: str) -> Mapping[str, int]:

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.digest import canonical_json, differing, sha256_bytes, sha256_file
+from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.files import read_regular
 
 CACHE_VARIABLE = "PT_HPU_RECIPE_CACHE_CONFIG"
-DEFAULT_LIMIT_MIB = 1024
 
 BUSY, ABSENT = "acquire failed", "No devices found"
 """The bridge's messages if another process has the card (K-25), and if it sees no card."""
@@ -37,58 +36,13 @@ COMPILE_OPTIONS: Mapping[str, bool] = MappingProxyType(
 """Options of the backend: an operator that is not lowered is an error (K-18), caches are written in place (K-21), and
 weights are no constants (K-32)."""
 
-_FIELDS = (
-    "the directory",
-    "whether to delete it at the start",
-    "the limit in MiB",
-    "on a shared file system",
-)
-_TRUE = frozenset({"1", "y", "yes", "t", "true", "on"})
-_FALSE = frozenset({"0", "n", "no", "f", "false", "off"})
-
-
-@dataclass(frozen=True, slots=True)
-class CacheSetting:
-    """The bridge's reading of the variable.
-
-    Attributes:
-        directory: A flat directory; None: nothing is kept on disk.
-        delete_at_start: Whether every process whose LOCAL_RANK is 0 or unset empties the directory when it starts.
-        limit_mib: The size above which the bridge removes the oldest recipes; 0: never.
-        is_shared: Whether files get the writer's name appended, and no locks are taken.
-    """
-
-    directory: Path | None
-    delete_at_start: bool = False
-    limit_mib: int = DEFAULT_LIMIT_MIB
-    is_shared: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> CacheSetting:
-        """Parses the variable's `text`. An empty field is the default. On a shared file system nothing is ever removed.
-
-        Raises:
-            SpecError: there are more than four fields, or a field cannot be read.
-        """
-        fields = text.split(",")
-        if len(fields) > len(_FIELDS):
-            raise SpecError(CACHE_VARIABLE, f"has {len(fields)} fields", "at most " + ", ".join(_FIELDS))
-        path, delete, limit, shared = (*fields, *[""] * (len(_FIELDS) - len(fields)))
-        is_shared = _boolean(shared, _FIELDS[3])
-        return cls(
-            directory=Path(path) if path else None,
-            delete_at_start=_boolean(delete, _FIELDS[1]) and not is_shared,
-            limit_mib=0 if is_shared else _limit(limit),
-            is_shared=is_shared,
-        )
-
 
 def recipe_directory() -> Path:
     """Returns this process's directory of recipes. Raises TargetError if it has none."""
-    directory = CacheSetting.parse(os.environ.get(CACHE_VARIABLE, "")).directory
-    if directory is None:
+    directory = os.environ.get(CACHE_VARIABLE, "").partition(",")[0]
+    if not directory:
         raise TargetError(f"target: {CACHE_VARIABLE} names no directory in this process")
-    return directory
+    return Path(directory)
 
 
 def sealed_setting(directory: Path) -> str:
@@ -102,21 +56,6 @@ def sealed_setting(directory: Path) -> str:
             str(directory), "has a comma, which ends a field of " + CACHE_VARIABLE, "another directory"
         )
     return f"{directory},false,0"
-
-
-def _boolean(text: str, what: str) -> bool:
-    word = text.strip().lower()
-    if word and word not in _TRUE | _FALSE:
-        raise SpecError(CACHE_VARIABLE, f"{what} is {text!r}", "true or false")
-    return word in _TRUE
-
-
-def _limit(text: str) -> int:
-    if not text.strip():
-        return DEFAULT_LIMIT_MIB
-    if not text.strip().isdecimal():
-        raise SpecError(CACHE_VARIABLE, f"{_FIELDS[2]} is {text!r}", "a whole number; 0: no limit")
-    return int(text)
 
 
 _MAY_CHANGE_CODE = re.compile(
@@ -239,19 +178,6 @@ WITHOUT_BRIDGE: Mapping[str, str] = MappingProxyType(
 """For processes that trace: importing torch must not import the bridge (K-01)."""
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentDifference:
-    """A variable that may change code and differs. None means not set."""
-
-    name: str
-    sealed: str | None
-    found: str | None
-
-    def __str__(self) -> str:
-        sealed, found = ("absent" if value is None else repr(value) for value in (self.sealed, self.found))
-        return f"{self.name}: {sealed} -> {found}"
-
-
 def may_change_code(name: str) -> bool:
     """Returns whether a variable of this name is sealed."""
     return name not in NEUTRAL and _MAY_CHANGE_CODE.fullmatch(name) is not None
@@ -267,11 +193,6 @@ def sealed_variables(environment: Mapping[str, str]) -> Mapping[str, str]:
     """
     names = sorted(name for name in environment if may_change_code(name))
     return {name: _sealed_value(name, environment[name]) for name in names}
-
-
-def differences(sealed: Mapping[str, str], found: Mapping[str, str]) -> tuple[EnvironmentDifference, ...]:
-    """Returns the differences between two results of `sealed_variables`, in order of names."""
-    return tuple(EnvironmentDifference(*row) for row in sorted(differing(sealed, found)))
 
 
 def process_environment(

@@ -21,8 +21,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,26 +103,21 @@ class Installation:
         return self.kernels or _files(self.system, "libtpc_kernels*.so*")
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryDigests:
-    """The digest of each component: sha256 over the names and the sha256 of its files, sorted by name."""
+def library_digests(installation: Installation, memory: Path | None) -> Mapping[str, str]:
+    """Returns the digest of each component: sha256 over the names and the sha256 of its files, sorted by name.
 
-    components: Mapping[str, str]
+    Files of which `memory` (see `DigestMemory`) knows the digest are not read.
 
-    @classmethod
-    def of(cls, components: Mapping[str, Sequence[Path]], memory: DigestMemory) -> LibraryDigests:
-        """Hashes every file, in threads. Files that `memory` knows are not read.
-
-        Raises:
-            StoreError: a file cannot be read.
-        """
-        digests = memory.digests(sorted({path for files in components.values() for path in files}))
-        return cls(
-            {
-                name: sha256_bytes(canonical_json(sorted([path.name, digests[path]] for path in files)))
-                for name, files in components.items()
-            }
-        )
+    Raises:
+        TargetError: a component has no file.
+        StoreError: a file cannot be read.
+    """
+    components = installation.components()
+    digests = DigestMemory(memory).digests({path for files in components.values() for path in files})
+    return {
+        name: sha256_bytes(canonical_json(sorted([path.name, digests[path]] for path in files)))
+        for name, files in components.items()
+    }
 
 
 class DigestMemory:
@@ -140,12 +135,12 @@ class DigestMemory:
         """Returns the sha256 of every file. Raises StoreError if one cannot be read."""
         stamps = {path: _stamp(path) for path in paths}
         known = self._read()
-        fresh = {path: known[str(path)][1] for path, stamp in stamps.items() if _is_known(known, path, stamp)}
-        unknown = [path for path in stamps if path not in fresh]
-        fresh |= dict(zip(unknown, in_threads(self._hashed, unknown), strict=True))
+        unknown = [path for path, stamp in stamps.items() if known.get(str(path), (None,))[0] != stamp]
         if unknown:
-            self._write({**known, **{str(path): (stamps[path], fresh[path]) for path in unknown}})
-        return fresh
+            hashed = zip(unknown, in_threads(self._hashed, unknown), strict=True)
+            known |= {str(path): (stamps[path], digest) for path, digest in hashed}
+            self._write(known)
+        return {path: known[str(path)][1] for path in stamps}
 
     def _hashed(self, path: Path) -> str:
         try:
@@ -170,10 +165,6 @@ class DigestMemory:
             write_atomic(self._path, json.dumps(rows).encode())
 
 
-def _is_known(known: Mapping[str, tuple[list[int], str]], path: Path, stamp: list[int]) -> bool:
-    return str(path) in known and known[str(path)][0] == stamp
-
-
 def _stamp(path: Path) -> list[int]:
     try:
         status = path.stat()
@@ -194,7 +185,6 @@ def python_version() -> str:
 
 
 DeviceType = Literal["gaudi", "gaudi2", "gaudi3"]
-Source = Literal["pyhlml", "sysfs", "hl-smi"]
 
 MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
 """Lists the cards that a process may use, by their module ids."""
@@ -202,7 +192,7 @@ MODULES_VARIABLE = "HABANA_VISIBLE_MODULES"
 VENDOR = "0x1da3"
 """The vendor id of Habana Labs in the PCI database."""
 
-_HL_SMI_COLUMNS = ("index", "name", "module_id", "bus_id")
+_HL_SMI_COLUMNS = ("index", "name", "module_id")
 _HL_SMI_SECONDS = 30.0
 
 
@@ -214,23 +204,20 @@ class Card:
         index: The driver's number, from 0.
         device_type: For example ``gaudi2``.
         module_id: The number in ``HLS_MODULE_ID`` and ``HABANA_VISIBLE_MODULES``; None if unknown.
-        bus_id: Its place on the PCI bus: ``0000:19:00.0``.
         is_busy: Whether a process holds it; None if we cannot see that.
     """
 
     index: int
     device_type: DeviceType
     module_id: int | None
-    bus_id: str
     is_busy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The cards of a machine, in order of their indices, and the source that named them; None if no source knows any."""
+    """The cards of a machine, in order of their indices."""
 
     cards: tuple[Card, ...] = ()
-    source: Source | None = None
 
     def device_type(self) -> DeviceType:
         """Returns the type of all cards.
@@ -301,17 +288,16 @@ def find_cards(root: Path = Path("/"), *, hlml: Any = None) -> Inventory:
         root: Stands for the root of the file system.
         hlml: Stands for the module ``pyhlml``; None: the installed one, if any.
     """
-    asked: tuple[tuple[Source, Callable[[], Iterator[Card]]], ...] = (
-        ("pyhlml", lambda: _from_hlml(hlml or _import_hlml())),
-        ("sysfs", lambda: _from_sysfs(root)),
-        ("hl-smi", _from_hl_smi),
+    sources: tuple[Callable[[], Iterator[Card]], ...] = (
+        lambda: _from_hlml(hlml or _import_hlml()),
+        lambda: _from_sysfs(root),
+        _from_hl_smi,
     )
+    cards = next(filter(None, (tuple(cards_of()) for cards_of in sources)), ())
     busy = _open_devices(root)
-    for source, cards in asked:
-        found = sorted(cards(), key=lambda card: card.index)
-        if found:
-            return Inventory(tuple(_with_state(card, busy) for card in found), source)
-    return Inventory()
+    if busy is not None:
+        cards = tuple(replace(card, is_busy=card.index in busy) for card in cards)
+    return Inventory(tuple(sorted(cards, key=lambda card: card.index)))
 
 
 def _import_hlml() -> Any:
@@ -335,8 +321,7 @@ def _from_hlml(hlml: Any) -> Iterator[Card]:
             handle = hlml.hlmlDeviceGetHandleByIndex(index)
             kind = device_type_of(_text(hlml.hlmlDeviceGetName(handle)))
             if kind is not None:
-                bus_id = _text(getattr(hlml.hlmlDeviceGetPCIInfo(handle), "bus_id", b""))
-                yield Card(index, kind, int(hlml.hlmlDeviceGetModuleID(handle)), bus_id)
+                yield Card(index, kind, int(hlml.hlmlDeviceGetModuleID(handle)))
     finally:
         hlml.hlmlShutdown()
 
@@ -350,8 +335,7 @@ def _from_sysfs(root: Path) -> Iterator[Card]:
         kind = device_type_of_pci(_line(device / "device"))
         if kind is not None:
             module = _line(device / "module_id")
-            bus_id = _line(device / "pci_addr") or device.resolve().name
-            yield Card(int(folder.name[5:]), kind, int(module) if module.isdecimal() else None, bus_id)
+            yield Card(int(folder.name[5:]), kind, int(module) if module.isdecimal() else None)
 
 
 def _from_hl_smi() -> Iterator[Card]:
@@ -368,15 +352,10 @@ def _from_hl_smi() -> Iterator[Card]:
     for row in csv.reader(done.stdout.splitlines(), skipinitialspace=True):
         if len(row) != len(_HL_SMI_COLUMNS) or not row[0].strip().isdecimal():
             continue
-        index, name, module, bus_id = (value.strip() for value in row)
+        index, name, module = (value.strip() for value in row)
         kind = device_type_of(name)
         if kind is not None:
-            yield Card(int(index), kind, int(module) if module.isdecimal() else None, bus_id)
-
-
-def _with_state(card: Card, busy: frozenset[int] | None) -> Card:
-    state = None if busy is None else card.index in busy
-    return Card(card.index, card.device_type, card.module_id, card.bus_id, state)
+            yield Card(int(index), kind, int(module) if module.isdecimal() else None)
 
 
 def _open_devices(root: Path) -> frozenset[int] | None:

@@ -32,8 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CompileError, CorruptError, SpecError, StoreError, TargetError, store_error
-from aotgaudi.gaudi.identity import DeviceType
+from aotgaudi.errors import CompileError, CorruptError, SpecError, StoreError, store_error
 
 _NAME = re.compile(
     r"(?P<stem>(?P<key>[0-9]{1,20})_(?P<libraries>[0-9a-f]{1,16})_syn(?P<synapse>[0-9A-Za-z.+-]+?))"
@@ -316,76 +315,36 @@ _CHUNK_BYTES = 1 << 20
 _KINDS = frozenset({"recipe", "metadata"})
 
 
-@dataclass(frozen=True, slots=True)
-class RecipeSet:
-    """Complete pairs, all of one version of the software and for one type of device.
+def require_one_set(names: Iterable[str]) -> str | None:
+    """Returns Synapse's version in the names of recipes' files; None without any.
 
-    Attributes:
-        device_type: The type that they were compiled for.
-        synapse: V of all names.
-        libraries: L of all names.
-        files: Name -> digest.
-
-    Raises:
-        CorruptError: a file of a pair is missing, or a name is not a recipe's or is of another version.
+    Raises CorruptError unless they are complete pairs, all of one version of Synapse and of the libraries.
     """
-
-    device_type: DeviceType
-    synapse: str
-    libraries: str
-    files: Mapping[str, Digest]
-
-    def __post_init__(self) -> None:
-        kinds: defaultdict[str, set[str]] = defaultdict(set)
-        for name in self.files:
-            parsed = RecipeName.parse(name)
-            if parsed is None or str(parsed) != name:
-                raise CorruptError(
-                    f"{name}: is not the name of a recipe's file, and only recipes can be restored"
-                )
-            for noun, found, wanted in (
-                ("synapse", parsed.synapse, self.synapse),
-                ("libraries", parsed.libraries, self.libraries),
-            ):
-                if found != wanted:
-                    raise CorruptError(
-                        f"{name}: is of another version of {noun} than the others: {found}, not {wanted}"
-                    )
-            kinds[parsed.key].add(parsed.kind)
-        for key, found_kinds in kinds.items():
-            for missing in _KINDS - found_kinds:
-                raise CorruptError(f"recipe {key}: its {missing} is missing")
-
-    @classmethod
-    def named(cls, device_type: DeviceType, files: Mapping[str, Digest]) -> RecipeSet:
-        """Returns the set of `files`, with the versions in the first name. Raises CorruptError like the constructor."""
-        parsed = next((found for found in map(RecipeName.parse, files) if found is not None), None)
-        synapse, libraries = (parsed.synapse, parsed.libraries) if parsed is not None else ("", "")
-        return cls(device_type, synapse, libraries, files)
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """The bridge's keys of the pairs, in order."""
-        parsed = (RecipeName.parse(name) for name in self.files)
-        return tuple(sorted({found.key for found in parsed if found is not None}, key=int))
-
-    def require_usable(self, device_type: str, synapse: str, libraries: str | None = None) -> None:
-        """Raises TargetError, naming what differs, unless a process on such a device would find and run the recipes.
-
-        Args:
-            device_type: The type of its card.
-            synapse: Its device's capability.
-            libraries: L of a recipe that it compiled; None if not known yet.
-        """
-        for component, sealed, found in (
-            ("machine", self.device_type, device_type),
-            ("toolchain.synapse", self.synapse, synapse),
-            ("toolchain.libraries", self.libraries, libraries),
+    kinds: defaultdict[str, set[str]] = defaultdict(set)
+    first: RecipeName | None = None
+    for name in names:
+        parsed = _required(name)
+        first = first or parsed
+        for noun, found, wanted in (
+            ("synapse", parsed.synapse, first.synapse),
+            ("libraries", parsed.libraries, first.libraries),
         ):
-            if self.files and found is not None and sealed != found:
-                raise TargetError(
-                    f"target.{component}: recipes were compiled for {sealed}, this machine has {found}"
+            if found != wanted:
+                raise CorruptError(
+                    f"{name}: is of another version of {noun} than the others: {found}, not {wanted}"
                 )
+        kinds[parsed.key].add(parsed.kind)
+    for key, found_kinds in kinds.items():
+        for missing in _KINDS - found_kinds:
+            raise CorruptError(f"recipe {key}: its {missing} is missing")
+    return None if first is None else first.synapse
+
+
+def _required(name: str) -> RecipeName:
+    parsed = RecipeName.parse(name)
+    if parsed is None or str(parsed) != name:
+        raise CorruptError(f"{name}: is not the name of a recipe's file, and only recipes can be restored")
+    return parsed
 
 
 def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> None:
@@ -399,14 +358,12 @@ def materialise(objects: Mapping[str, tuple[Digest, Path]], directory: Path) -> 
         directory: Must not exist. Only we should be able to write to its parent.
 
     Raises:
-        CorruptError: an object does not match its digest.
-        SpecError: a name is not that of a recipe's file, or the directory exists.
+        CorruptError: an object does not match its digest, or a name is not that of a recipe's file.
+        SpecError: the directory exists.
         StoreError: an object cannot be read, or the directory cannot be written.
     """
     for name in objects:
-        parsed = RecipeName.parse(name)
-        if parsed is None or str(parsed) != name:
-            raise SpecError(name, "is not the name of a recipe's file", "<H>_<L>_syn<V>.recipe or .metadata")
+        _required(name)
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError as error:

@@ -1,7 +1,7 @@
 """The operator of attention in prompts, for devices that have fused attention of their own: its definition.
 
 A text that names it does not change with the vendor's signature. The device's backend replaces it before it compiles
-(`aotgaudi/backends/hpu/attention.py`).
+(`aotgaudi/backends/hpu/frontend.py`).
 
 Legend of shape suffixes: see `mixers/base.py`; k keys of a row.
 """

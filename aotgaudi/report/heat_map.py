@@ -10,6 +10,9 @@ decode  sequences           blocks in all            (batch size, total of block
 Bins end at powers of two, and at equal parts between two of them, so that the edges of most public buckets are edges of
 bins. Counts are differences of the sums that the proof itself uses, so the cells of a map add up to the numbers of the
 proof. Padding is that of a trace's steps or, without a trace, a mean over a few steps of each cell, which form a grid.
+
+Work is counted as in ``traffic/cost.py``. *Useful* work is that of the smallest shape that a step needs, *padded* work that
+of the entry that it ran in.
 """
 
 from __future__ import annotations
@@ -26,7 +29,6 @@ from aotgaudi.bucketing.padding import Measure, decode_measure, prompt_measure
 from aotgaudi.bucketing.proof import DecodeHole, PromptHole, decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, Entry, PromptEntry
-from aotgaudi.report.traffic import Use
 
 MAX_BINS = 48
 """The most bins of an axis."""
@@ -62,6 +64,23 @@ class Axis:
     def bin_of(self, value: int) -> int:
         """Returns the bin that holds a value."""
         return bisect_right(self.firsts, value) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Some steps of a trace, and their work."""
+
+    num_steps: int = 0
+    useful: int = 0
+    padded: int = 0
+
+    def __add__(self, other: Use) -> Use:
+        return Use(self.num_steps + other.num_steps, self.useful + other.useful, self.padded + other.padded)
+
+    @property
+    def factor(self) -> float | None:
+        """The padded work by the useful work; None without any."""
+        return round(self.padded / self.useful, 4) if self.useful else None
 
 
 @dataclass(frozen=True, slots=True)

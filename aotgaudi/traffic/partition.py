@@ -23,7 +23,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 Point = tuple[int, int]
@@ -33,27 +32,6 @@ Cost = Callable[[int, int], int]
 
 MOST_FIRST, MOST_SECOND, MOST_IN_SLAB = 64, 64, 24
 """The most values of an axis, and the most boxes of a slab."""
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The best tables of 1, 2, ... boxes. `costs` has the cost of each. More boxes do not help."""
-
-    costs: tuple[int, ...]
-    _chosen: Callable[[int], tuple[Box, ...]]
-
-    @property
-    def most(self) -> int:
-        """The largest number of boxes that helps."""
-        return len(self.costs)
-
-    def cost(self, num: int) -> int:
-        """Returns the cost of the best table of at most `num` boxes (at least 1)."""
-        return self.costs[min(num, self.most) - 1]
-
-    def boxes(self, num: int) -> tuple[Box, ...]:
-        """Returns a table of that cost, ascending. It may have fewer boxes."""
-        return self._chosen(min(num, self.most))
 
 
 def best_runs(points: Sequence[tuple[int, int]], most: int) -> list[list[int]]:
@@ -125,15 +103,6 @@ def runs(points: Sequence[tuple[int, int]], num: int) -> list[int]:
     return ends[::-1]
 
 
-def best_tables(counts: Mapping[Point, int], cost: Cost, most: int) -> Curve:
-    """Returns the best tables of 1 to `most` boxes for points with these counts (at least 1, in any order)."""
-    firsts, seconds = axis_values(counts, cost, 0, MOST_FIRST), axis_values(counts, cost, 1, MOST_SECOND)
-    table = [[0] * len(seconds) for _ in firsts]
-    for (first, second), count in counts.items():
-        table[bisect_left(firsts, first)][bisect_left(seconds, second)] += count
-    return _Slabs(firsts, seconds, table, cost, most).curve()
-
-
 def axis_values(counts: Mapping[Point, int], cost: Cost, axis: int, most: int) -> list[int]:
     """Returns the best cut of one axis: at most `most` of its values, ascending, including the largest."""
     values = _marginal(counts, axis)
@@ -157,69 +126,67 @@ def _middle(counts: Mapping[Point, int], axis: int) -> int:
     return sum(point[axis] * count for point, count in counts.items()) // total
 
 
-@dataclass(frozen=True)
-class _Slabs:
-    """The program in two dimensions. `table[i][j]` counts the points that round up to firsts[i], seconds[j]."""
+class BestTables:
+    """The best tables of 1, 2, ... boxes. `costs` has the cost of each. More boxes do not help."""
 
-    firsts: Sequence[int]
-    seconds: Sequence[int]
-    table: Sequence[Sequence[int]]
-    cost: Cost
-    most: int
-
-    def curve(self) -> Curve:
-        """Returns the best tables for each number of boxes."""
+    def __init__(self, counts: Mapping[Point, int], cost: Cost, most: int) -> None:
+        """Finds the tables of 1 to `most` boxes for points with these counts (at least 1, in any order)."""
+        self._firsts = axis_values(counts, cost, 0, MOST_FIRST)
+        self._seconds = axis_values(counts, cost, 1, MOST_SECOND)
+        self._counts = [[0] * len(self._seconds) for _ in self._firsts]
+        for (first, second), count in counts.items():
+            self._counts[bisect_left(self._firsts, first)][bisect_left(self._seconds, second)] += count
+        self._cost, self._most = cost, most
         best: list[dict[int, int]] = [{0: 0}]  # After i values of the first axis: boxes -> cost.
-        cuts: list[dict[int, tuple[int, int]]] = [{}]  # Boxes -> begin and number of boxes of the last slab.
-        for end in range(1, len(self.firsts) + 1):
-            found: dict[int, int] = {}
-            cut: dict[int, tuple[int, int]] = {}
-            column = [0] * len(self.seconds)
-            for begin in range(end - 1, -1, -1):
-                column = [a + b for a, b in zip(column, self.table[begin], strict=True)]
-                self._extend(found, cut, best[begin], begin, self._slab_costs(end, column))
+        # Boxes -> begin and number of boxes of the last slab.
+        self._cuts: list[dict[int, tuple[int, int]]] = [{}]
+        for end in range(1, len(self._firsts) + 1):
+            found, cuts = self._best_until(end, best)
             best.append(found)
-            cuts.append(cut)
-        last = best[-1]
-        costs = accumulate((last.get(num, last[1]) for num in range(1, max(last) + 1)), min)
-        return Curve(tuple(costs), lambda num: self._boxes(last, cuts, num))
+            self._cuts.append(cuts)
+        self._last = best[-1]
+        costs = (self._last.get(num, self._last[1]) for num in range(1, max(self._last) + 1))
+        self.costs = tuple(accumulate(costs, min))
 
-    def _extend(
-        self,
-        found: dict[int, int],
-        cut: dict[int, tuple[int, int]],
-        before: Mapping[int, int],
-        begin: int,
-        slab: Sequence[int],
-    ) -> None:
-        most = self.most
-        for size, own in enumerate(slab, start=1):
-            for num, cost in before.items():
-                total, boxes = cost + own, num + size
-                if boxes <= most and (boxes not in found or total < found[boxes]):
-                    found[boxes], cut[boxes] = total, (begin, size)
+    def cost(self, num: int) -> int:
+        """Returns the cost of the best table of at most `num` boxes (at least 1)."""
+        return self.costs[min(num, len(self.costs)) - 1]
 
-    def _points(self, end: int, column: Sequence[int]) -> list[tuple[int, int]]:
-        first = self.firsts[end - 1]
-        return [
-            (count, self.cost(first, second))
-            for second, count in zip(self.seconds, column, strict=True)
-            if count
-        ]
-
-    def _slab_costs(self, end: int, column: Sequence[int]) -> list[int]:
-        return [layer[-1] for layer in best_runs(self._points(end, column), min(MOST_IN_SLAB, self.most))]
-
-    def _boxes(
-        self, costs: Mapping[int, int], cuts: Sequence[Mapping[int, tuple[int, int]]], num: int
-    ) -> tuple[Box, ...]:
+    def boxes(self, num: int) -> tuple[Box, ...]:
+        """Returns a table of that cost, ascending. It may have fewer boxes."""
+        costs = self._last
         num = min((each for each in costs if each <= num), key=lambda each: (costs[each], each))
-        boxes, end = [], len(self.firsts)
+        boxes, end = [], len(self._firsts)
         while end:
-            begin, size = cuts[end][num]
-            column = [sum(row) for row in zip(*self.table[begin:end], strict=True)]
-            seconds = [second for second, count in zip(self.seconds, column, strict=True) if count]
+            begin, size = self._cuts[end][num]
+            column = [sum(row) for row in zip(*self._counts[begin:end], strict=True)]
+            seconds = [second for second, count in zip(self._seconds, column, strict=True) if count]
             ends = runs(self._points(end, column), size)
-            boxes += [(self.firsts[end - 1], seconds[at]) for at in ends]
+            boxes += [(self._firsts[end - 1], seconds[at]) for at in ends]
             num, end = num - size, begin
         return tuple(sorted(boxes))
+
+    def _best_until(
+        self, end: int, best: Sequence[Mapping[int, int]]
+    ) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+        """Returns the costs and last slabs for the first `end` values of the first axis, given those for fewer."""
+        found: dict[int, int] = {}
+        cuts: dict[int, tuple[int, int]] = {}
+        column = [0] * len(self._seconds)
+        for begin in range(end - 1, -1, -1):
+            column = [a + b for a, b in zip(column, self._counts[begin], strict=True)]
+            slab = best_runs(self._points(end, column), min(MOST_IN_SLAB, self._most))
+            for size, own in enumerate((layer[-1] for layer in slab), start=1):
+                for num, cost in best[begin].items():
+                    total, boxes = cost + own, num + size
+                    if boxes <= self._most and (boxes not in found or total < found[boxes]):
+                        found[boxes], cuts[boxes] = total, (begin, size)
+        return found, cuts
+
+    def _points(self, end: int, column: Sequence[int]) -> list[tuple[int, int]]:
+        first = self._firsts[end - 1]
+        return [
+            (count, self._cost(first, second))
+            for second, count in zip(self._seconds, column, strict=True)
+            if count
+        ]

@@ -29,7 +29,7 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 from aotgaudi.traffic.cost import WorkModel
-from aotgaudi.traffic.partition import Cost, Point, axis_values, best_tables
+from aotgaudi.traffic.partition import BestTables, Cost, Point, axis_values
 from aotgaudi.traffic.replay import Replayed, replay
 from aotgaudi.traffic.trace import Trace
 
@@ -114,8 +114,8 @@ class Tuner:
         fine = FineTable(spec.limits, self.query_step)
         self.collected = replay(trace, spec.limits, fine, work.seconds, self.policy)
         prompts, decodes = demand_of(self.collected.needs, spec.limits, work, self.query_step)
-        self._prompts = best_tables(prompts, work.prompt_work, MOST_ENTRIES)
-        self._decodes = best_tables(decodes, work.decode_work, MOST_ENTRIES)
+        self._prompts = BestTables(prompts, work.prompt_work, MOST_ENTRIES)
+        self._decodes = BestTables(decodes, work.decode_work, MOST_ENTRIES)
 
     def tuned(self, num_entries: int) -> BuildSpec:
         """Returns the spec with the cheapest buckets of at most `num_entries` prompts and decodes. Raises SpecError."""

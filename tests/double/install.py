@@ -24,10 +24,10 @@ _NO_COMPRESSOR = "0+aotgaudi.double"
 """Intel's images have the quantizer, and vllm-gaudi asks for its version. The double has none, so it says a very old one."""
 _AUTOLOAD = "[torch.backends]\ndevice_backend = habana_frameworks.autoload:__autoload\n"
 _HL_SMI = """#!/bin/sh
-# The double's cards, as `hl-smi -Q index,name,module_id,bus_id -f csv,noheader,nounits` prints them.
+# The double's cards, as `hl-smi -Q index,name,module_id -f csv,noheader,nounits` prints them.
 [ "${AOTGAUDI_DOUBLE_DEVICE:-gaudi2}" = gaudi3 ] && name=HL-325L || name=HL-225B
 i=0
-while [ "$i" -lt "${AOTGAUDI_DOUBLE_CARDS:-1}" ]; do echo "$i, $name, $i, 0000:$((19 + i)):00.0"; i=$((i + 1)); done
+while [ "$i" -lt "${AOTGAUDI_DOUBLE_CARDS:-1}" ]; do echo "$i, $name, $i"; i=$((i + 1)); done
 """
 
 

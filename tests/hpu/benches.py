@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from tests.e2e.harness import Server, make_model
 from tests.hpu.collecting import SECONDS
+from tests.hpu.forks import double_environment
 
 NUM_TOKENS = 32
 NUM_SOME, NUM_MANY = 20, 500
@@ -87,24 +87,15 @@ class Bench:
     spec: str = SPEC
 
     def environment(self, **settings: str) -> dict[str, str]:
-        inherited = {
-            name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"
-        }
-        libraries = self.double / "usr" / "lib" / "habanalabs"
-        (self.folder / "state").mkdir(exist_ok=True)
-        return {
-            **inherited,
-            "PYTHONPATH": str(self.double),
-            "PATH": f"{self.double / 'bin'}:{inherited['PATH']}",
-            "LD_LIBRARY_PATH": str(libraries),
-            "GC_KERNEL_PATH": str(libraries / settings.get("AOTGAUDI_TEST_KERNELS", "libtpc_kernels.so")),
-            "AOTGAUDI_DOUBLE_STATE": str(self.folder / "state"),
-            "AOTGAUDI_DOUBLE_COMPILE_MS": "1",
+        state = self.folder / "state"
+        state.mkdir(exist_ok=True)
+        places = {
+            "AOTGAUDI_DOUBLE_STATE": str(state),
             "AOTGAUDI_STORE": str(self.folder / "store"),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "XDG_RUNTIME_DIR": str(self.folder / "state"),
-            **settings,
+            "XDG_RUNTIME_DIR": str(state),
         }
+        return double_environment(self.double, **{**places, **settings})
 
     def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -21,16 +21,14 @@ from aotgaudi.errors import AotGaudiError
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.graphs.program import Call, Program
 from aotgaudi.store.store import Store
-from tests.hpu.forks import Fork, start_fork
+from tests.hpu.forks import Fork, double_environment, start_fork
 
 SECONDS = 480.0
 
 
 def environment_of(folder: Path, directory: Path, **more: str) -> Mapping[str, str]:
     """Returns the environment of a process that compiles on the double into `directory`."""
-    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    settings = {"PYTHONPATH": str(folder), "AOTGAUDI_DOUBLE_COMPILE_MS": "1", **more}
-    return process_environment({**inherited, **settings}, directory)
+    return process_environment(double_environment(folder, **more), directory)
 
 
 def text(*lines: object) -> str:
@@ -99,8 +97,6 @@ class Place:
             self.root / f"recipes-{self._number}",
             AOTGAUDI_DOUBLE_FAULTS=fault,
             AOTGAUDI_DOUBLE_STATE=str(self.root),
-            LD_LIBRARY_PATH=str(self.double / "usr" / "lib" / "habanalabs"),
-            PATH=f"{self.double / 'bin'}:{os.environ['PATH']}",
             **settings,
         )
         return start_fork(action, environment, self.root / f"output-{self._number}")

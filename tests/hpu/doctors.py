@@ -26,7 +26,7 @@ from aotgaudi.doctor.hpu.report import DoctorReport, examine, selected
 from aotgaudi.document import load_document
 from aotgaudi.errors import AotGaudiError
 from aotgaudi.machine import available_cores
-from tests.hpu.forks import start_probe
+from tests.hpu.forks import double_environment, start_probe
 
 _NEVER_REMEMBERED = ("device.identity",)
 _SECONDS = 60.0
@@ -69,16 +69,13 @@ class RememberingLab(Lab):
         state = directory / "state"
         state.mkdir()
         self._journal = directory / "journal"
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"},
-            "PYTHONPATH": str(patient.folder),
-            "AOTGAUDI_DOUBLE_STATE": str(state),
-            "AOTGAUDI_DOUBLE_COMPILE_MS": "1",
-            "AOTGAUDI_DOUBLE_FAULTS": patient.fault,
-            "AOTGAUDI_DOUBLE_JOURNAL": str(self._journal),
-            "GC_KERNEL_PATH": str(patient.folder / "usr" / "lib" / "habanalabs" / "libtpc_kernels.so"),
+        environment = double_environment(
+            patient.folder,
+            AOTGAUDI_DOUBLE_STATE=str(state),
+            AOTGAUDI_DOUBLE_FAULTS=patient.fault,
+            AOTGAUDI_DOUBLE_JOURNAL=str(self._journal),
             **patient.settings,
-        }
+        )
         super().__init__(
             directory, environment=environment, seconds=patient.seconds, patience_seconds=0, start=start_probe
         )

@@ -87,6 +87,21 @@ class Fork:
         self.wait()
 
 
+def double_environment(folder: Path, **settings: str) -> dict[str, str]:
+    """Returns our environment as that of a process which finds the double in `folder`, with its card and libraries."""
+    inherited = {name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
+    libraries = folder / "usr" / "lib" / "habanalabs"
+    return {
+        **inherited,
+        "PYTHONPATH": str(folder),
+        "PATH": f"{folder / 'bin'}:{inherited['PATH']}",
+        "LD_LIBRARY_PATH": str(libraries),
+        "GC_KERNEL_PATH": str(libraries / "libtpc_kernels.so"),
+        "AOTGAUDI_DOUBLE_COMPILE_MS": "1",
+        **settings,
+    }
+
+
 def start_probe(arguments: Sequence[str], environment: Mapping[str, str]) -> Fork:
     """Starts a probe in a fork of this process; see `aotgaudi.doctor.hpu.lab.StartProbe`."""
 

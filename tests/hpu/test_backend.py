@@ -254,7 +254,7 @@ def test_sigterm_to_its_group_ends_a_build_within_seconds(bench: Bench, tmp_path
             {"AOTGAUDI_DOUBLE_DEVICE": "gaudi3"},
             "target.machine: compiled for gaudi2, this machine has gaudi3",
         ),
-        ({"AOTGAUDI_TEST_KERNELS": "libSynapse.so"}, "target.flags.env.GC_KERNEL_PATH"),
+        ({"GC_KERNEL_PATH": "/etc/hostname"}, "target.flags.env.GC_KERNEL_PATH"),
         ({"FUSER_ENABLE_LOW_UTILIZATION": "1"}, "target.flags.env.FUSER_ENABLE_LOW_UTILIZATION"),
     ],
 )

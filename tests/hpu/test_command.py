@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import os
+import json
 import re
 import shutil
 import socket
@@ -14,29 +14,25 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.hpu.probe import require_whole
+from aotgaudi.cli.main import cli
 from aotgaudi.doctor.hpu.report import DoctorReport
 from aotgaudi.document import load_document
 from tests.environment import ROOT
+from tests.hpu.forks import double_environment
 
 pytestmark = pytest.mark.hpu_double
 
 SECONDS = 300.0
+MANIFEST = ROOT / "manifests" / "llama-3.1-8b.gaudi3.manifest.json"
 
 
 def started(folder: Path, directory: Path, *arguments: str, **settings: str) -> psutil.Popen:
     (directory / "state").mkdir(exist_ok=True)
-    environment = {
-        name: value for name, value in os.environ.items() if name != "TORCH_DEVICE_BACKEND_AUTOLOAD"
-    }
-    kernels = folder / "usr" / "lib" / "habanalabs" / "libtpc_kernels.so"
-    environment.update(
-        PYTHONPATH=str(folder),
-        PATH=f"{folder / 'bin'}:{environment['PATH']}",
-        AOTGAUDI_DOUBLE_STATE=str(directory / "state"),
-        GC_KERNEL_PATH=str(kernels),
-        **{"AOTGAUDI_DOUBLE_COMPILE_MS": "1", **settings},
-    )
+    environment = double_environment(folder, AOTGAUDI_DOUBLE_STATE=str(directory / "state"), **settings)
     command = [sys.executable, "-m", "aotgaudi", "doctor", "--hpu", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return psutil.Popen(command, cwd=directory, env=environment, text=True, **pipes)
@@ -146,3 +142,28 @@ def test_what_there_is_not_is_named(
 
     assert done.returncode == 2
     assert said in done.stderr
+
+
+def test_a_machine_writes_its_target_and_another_plans_with_it(newest: Path, tmp_path: Path) -> None:
+    """The plan is made without the double."""
+    target, store = tmp_path / "target.json", tmp_path / "store"
+
+    done = doctor(
+        newest,
+        tmp_path,
+        *("--only", "H-05,H-06,H-09", "--write-target", str(target)),
+        RANK="1",
+    )
+    planned = CliRunner().invoke(
+        cli, ["build", "plan", str(MANIFEST), "--target", str(target), "--store", str(store), "--json"]
+    )
+
+    assert done.returncode == 0, done.stderr
+    require_whole(Target.model_validate_json(target.read_bytes()))
+    assert planned.exit_code == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    assert plan["target"]["toolchain"]["habana-torch-plugin"].endswith("double")
+    assert plan["target"]["flags"]["hpu.key_mode"] == "stable"
+    assert "env.RANK" not in plan["target"]["flags"]
+    assert str(newest) not in target.read_text()
+    assert plan["num_programs"] == len(plan["trace"]) > 0

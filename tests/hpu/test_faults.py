@@ -1,4 +1,7 @@
-"""Each fault of the double refutes its line of the contract, and no other (docs/reliability.md has the same table)."""
+"""Each fault of the double refutes its line of the contract, and no other (docs/reliability.md has the same table).
+
+Without one, doctor finds what sources say that the bridge is: every line that can be confirmed is confirmed.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.doctor.hpu.contract import LINES
-from aotgaudi.doctor.hpu.report import DoctorReport
+from aotgaudi.doctor.hpu.report import LINES, DoctorReport
 from tests.environment import ROOT
 from tests.hpu.conftest import InstalledDouble
 from tests.hpu.doctors import Patient, examined
@@ -126,3 +128,59 @@ def test_the_whole_is_refuted_where_it_is_examined_alone(newest: Path) -> None:
 def test_every_line_of_the_contract_has_a_fault_that_refutes_it() -> None:
     """But for K-46, which is skipped where its cause is known; the test above examines it alone."""
     assert {*REFUTES.values(), *ELSEWHERE.values(), "K-09", "K-02", "K-46"} - {""} == set(LINES)
+
+
+# Without a fault
+
+
+@pytest.fixture(scope="module")
+def releases(double: InstalledDouble, newest_report: DoctorReport) -> tuple[DoctorReport, DoctorReport]:
+    (other,) = examined([Patient(double("1.19"))])
+    assert isinstance(other, DoctorReport), other
+    return newest_report, other
+
+
+def test_every_line_of_the_contract_is_examined_once(releases: tuple[DoctorReport, DoctorReport]) -> None:
+    for report in releases:
+        assert sorted(line.line for line in report.lines()) == sorted(LINES)
+
+
+def test_the_newest_release_confirms_every_line_that_can_be(
+    releases: tuple[DoctorReport, DoctorReport],
+) -> None:
+    newest, _ = releases
+
+    assert newest.of("refuted") == newest.of("unclear") == ()
+    assert newest.of("skipped") == ("K-09", "K-33")  # Keys need no pinning; torch is not Intel's.
+    assert newest.key_mode == "stable"
+    assert newest.summary().startswith("this is a double: usable: torch_compile, keys stable;")
+
+
+def test_the_old_release_is_not_usable_for_its_keys_which_can_be_pinned(
+    releases: tuple[DoctorReport, DoctorReport],
+) -> None:
+    _, oldest = releases
+
+    assert oldest.lacks() == oldest.of("refuted") == ("K-08",)
+    assert oldest.of("unclear") == ()
+    assert "K-09" in oldest.of("confirmed")
+    assert oldest.key_mode == "pinned"
+
+
+def test_the_report_says_double_on_each_line_and_in_its_version(newest_report: DoctorReport) -> None:
+    report = newest_report
+    rows = [row for row in report.as_markdown().splitlines() if row.startswith("| H-")]
+
+    assert report.is_double
+    assert report.versions["habana-torch-plugin"].endswith("+aotgaudi.double")
+    assert all("| this is a double: " in row for row in rows)
+
+
+def test_hpu_graphs_are_examined_where_torch_is_intels(double: InstalledDouble) -> None:
+    patient = Patient(double("1.24.1"), settings={"AOTGAUDI_DOUBLE_FORK": "1"}, only=("H-22",))
+    stale, fresh = examined([patient, Patient(**{**vars(patient), "fault": "graphs-are-fresh"})])
+
+    assert isinstance(stale, DoctorReport)
+    assert isinstance(fresh, DoctorReport)
+    assert stale.of("confirmed") == ("K-33",)
+    assert fresh.of("refuted") == ("K-33",)

@@ -19,7 +19,6 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from aotgaudi.document import Document, load_document
-from aotgaudi.gaudi.recipes import RecipeName
 
 TEXT_FILE, UNIT_FILE = "graph.txt", "unit.json"
 
@@ -48,8 +47,3 @@ def arity_of(text: bytes, /) -> tuple[int, int] | None:
         return sum(line.startswith(b'["input",') for line in lines), len(outputs)
     except (IndexError, TypeError, ValueError, RecursionError):
         return None
-
-
-def is_recipe(name: str) -> bool:
-    """Whether `name` is that of one of a recipe's two files."""
-    return RecipeName.parse(name) is not None

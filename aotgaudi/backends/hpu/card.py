@@ -10,7 +10,6 @@ import importlib
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from aotgaudi.gaudi.counters import Counters, Counts
 from aotgaudi.gaudi.environment import ABSENT, BUSY, CARD_VARIABLES, recipe_directory
 from aotgaudi.gaudi.identity import device_type_of
 from aotgaudi.gaudi.recipes import flush_recipes
+from aotgaudi.machine import Memory
 
 DEVICE = "hpu"
 PATIENCE_SECONDS = 30.0
@@ -76,10 +76,10 @@ class Card:
         """Waits until every recipe is stored."""
         flush_recipes(self._debug, recipe_directory())
 
-    def memory(self) -> tuple[int, int]:
-        """Returns the free and the total bytes."""
+    def memory(self) -> Memory:
+        """Returns the card's memory."""
         free, total = _hpu().mem_get_info()
-        return int(free), int(total)
+        return Memory(int(total), int(free))
 
 
 def acquired_to_compile() -> Card:
@@ -99,21 +99,6 @@ def acquired(patience_seconds: float = PATIENCE_SECONDS) -> Card:
 def put(tensor: Tensor) -> Tensor:
     """Returns a tensor on the card: contiguous, in memory of its own."""
     return tensor if tensor.device.type == DEVICE else tensor.contiguous().to(DEVICE)
-
-
-def get(tensor: Tensor) -> Tensor:
-    """Returns a tensor on the CPU."""
-    return tensor.cpu()
-
-
-def without_grad(function: Callable[..., Any]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-    """Returns `function` as units run: on a list of tensors, without gradients, to a list."""
-
-    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
-        with torch.no_grad():
-            return list(function(*inputs))
-
-    return run
 
 
 def synchronize() -> None:

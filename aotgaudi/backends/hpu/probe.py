@@ -1,30 +1,41 @@
 """What code for a Gaudi is compiled for: the named components of its target. Imports neither torch nor habana_frameworks.
 
 ``aotgaudi doctor --hpu --write-target FILE`` makes one on a machine with a card and writes it down (docs/formats/target.md):
-two of its components only a process that holds a card can learn. Elsewhere it is read, to plan with.
+two of its components only a process that holds a card can learn (`learn`). Elsewhere it is read, to plan with.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
 
 from aotgaudi.backends.base import Target, version_of
-from aotgaudi.backends.hpu.learn import learn
-from aotgaudi.errors import SpecError, TargetError
-from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, sealed_variables
+from aotgaudi.child import python_command
+from aotgaudi.digest import canonical_json, sha256_bytes
+from aotgaudi.errors import AotGaudiError, CardError, CompileError, SpecError, TargetError, store_error
+from aotgaudi.files import make_directories, write_atomic
+from aotgaudi.gaudi.environment import (
+    ENGINE_RULES,
+    may_change_code,
+    process_environment,
+    sealed_variables,
+)
 from aotgaudi.gaudi.identity import (
     PLUGIN,
     DeviceType,
-    DigestMemory,
     Installation,
-    LibraryDigests,
     find_cards,
+    library_digests,
     python_version,
 )
+from aotgaudi.gaudi.recipes import require_room
 
 TOOLCHAIN: Mapping[str, str] = MappingProxyType(
     {
@@ -74,8 +85,8 @@ def hpu_target(
         SpecError: a variable names a file that cannot be read.
         StoreError: a library cannot be read.
     """
-    toolchain = {**_versions(), "synapse": synapse, **_libraries(environment, memory, root)}
-    return assemble(device_type, toolchain, sealed_variables(ENGINE_RULES.applied(environment)))
+    toolchain, sealed = _software(environment, memory, root)
+    return assemble(device_type, {**toolchain, "synapse": synapse}, sealed)
 
 
 def probe(environment: Mapping[str, str], memory: Path, root: Path = Path("/")) -> Target:
@@ -84,14 +95,11 @@ def probe(environment: Mapping[str, str], memory: Path, root: Path = Path("/")) 
     Raises as `hpu_target` does, CardError where no card can be acquired, and CompileError where keys do not repeat.
     """
     device_type = find_cards(root).device_type()
-    libraries = _libraries(environment, memory, root)
-    sealed = sealed_variables(ENGINE_RULES.applied(environment))
-    software = {"machine": device_type, **_versions(), **libraries, **sealed}
-    learnt = learn(software, environment, memory)
+    toolchain, sealed = _software(environment, memory, root)
+    learnt = learn({"machine": device_type, **toolchain, **sealed}, environment, memory)
     if learnt.device_type != device_type:
         raise TargetError(f"target.machine: the driver shows {device_type}, the bridge {learnt.device_type}")
-    toolchain = {**_versions(), "synapse": learnt.synapse, **libraries}
-    return assemble(device_type, toolchain, sealed)
+    return assemble(device_type, {**toolchain, "synapse": learnt.synapse}, sealed)
 
 
 def require_satisfied(
@@ -126,8 +134,7 @@ def require_satisfied(
 
 
 def _here(environment: Mapping[str, str], memory: Path | None) -> dict[str, str]:
-    toolchain = {**_versions(), **_libraries(environment, memory)}
-    sealed = sealed_variables(ENGINE_RULES.applied(environment))
+    toolchain, sealed = _software(environment, memory)
     return {
         "machine": find_cards().device_type(),
         **{f"toolchain.{name}": value for name, value in toolchain.items()},
@@ -140,13 +147,16 @@ def _named(target: Target) -> dict[str, str]:
     return {name: value for name, value in names.items() if name not in ("backend", "isa")}
 
 
-def _versions() -> dict[str, str]:
-    return {**{package: version_of(package) for package in ("torch", PLUGIN)}, "python": python_version()}
-
-
-def _libraries(environment: Mapping[str, str], memory: Path | None, root: Path = Path("/")) -> dict[str, str]:
-    files = Installation.find(environment, root).components()
-    return dict(LibraryDigests.of(files, DigestMemory(memory)).components)
+def _software(
+    environment: Mapping[str, str], memory: Path | None, root: Path = Path("/")
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Returns the toolchain but for what only a card says, and the variables that may change code."""
+    toolchain = {
+        **{package: version_of(package) for package in ("torch", PLUGIN)},
+        "python": python_version(),
+        **library_digests(Installation.find(environment, root), memory),
+    }
+    return toolchain, sealed_variables(ENGINE_RULES.applied(environment))
 
 
 def assemble(device_type: DeviceType, toolchain: Mapping[str, str], variables: Mapping[str, str]) -> Target:
@@ -188,3 +198,75 @@ def _problems(target: Target) -> Iterator[tuple[str, str]]:
     for name in sorted(target.flags.keys() - {KEY_MODE}):
         if not (name.startswith(ENVIRONMENT) and may_change_code(name.removeprefix(ENVIRONMENT))):
             yield f"flags.{name}", "is not known to this version"
+
+
+# What only a process with a card can learn
+
+_SECONDS = 300.0
+_ERRORS: Mapping[str, type[AotGaudiError]] = MappingProxyType(
+    {error.__name__: error for error in (CardError, CompileError, TargetError)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What a card said."""
+
+    device_type: DeviceType
+    synapse: str
+
+
+def learn(software: Mapping[str, str], environment: Mapping[str, str], memory: Path) -> Learnt:
+    """Returns what is known of this machine's cards, from `memory` if a process has asked one with the same `software`.
+
+    Raises:
+        CardError: no card can be acquired; two processes have tried.
+        StoreError: there is no room for temporary files.
+        CompileError: keys do not repeat.
+        TargetError: what the card says cannot be understood, or the bridge cannot be imported.
+    """
+    path = memory / f"learnt-{sha256_bytes(canonical_json(dict(software)))[:16]}.json"
+    try:
+        return Learnt(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        try:
+            found = _ask(environment)
+        except CardError:  # A driver that does not answer one process may answer the next.
+            found = _ask(environment)
+    make_directories(memory)
+    write_atomic(path, canonical_json(asdict(found)))
+    return found
+
+
+def _ask(environment: Mapping[str, str]) -> Learnt:
+    try:
+        made = tempfile.TemporaryDirectory(prefix="aotgaudi-learn-")
+    except OSError as error:
+        raise store_error("make a directory in", Path(tempfile.gettempdir()), error) from error
+    with made as scratch:
+        result = Path(scratch, "result.json")
+        try:
+            done = subprocess.run(
+                python_command("aotgaudi.backends.hpu.frontend", str(result)),
+                env=process_environment(environment, Path(scratch, "recipes")),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                timeout=_SECONDS,
+                check=False,
+                text=True,
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CardError(f"target: a process that asks a card took more than {_SECONDS:g} s") from error
+        try:
+            found = json.loads(result.read_bytes())
+        except (OSError, ValueError) as error:
+            require_room(Path(scratch), "what a card said")
+            last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            raise TargetError(f"target: no card could be asked: {last[-1][:500]}") from error
+    if "problem" in found:
+        raise _ERRORS[found["error"]](str(found["problem"]))
+    if found["device_type"] not in get_args(DeviceType):
+        raise TargetError(f"target.machine: the card is called {found['device_type']!r}, which is not known")
+    return Learnt(**found)

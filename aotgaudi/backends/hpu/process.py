@@ -1,4 +1,7 @@
-"""The environment of a process that serves from a card, set before torch is imported: the bridge reads it then (K-01)."""
+"""What a process that serves from a card needs: its environment, and room on the card. Imports no torch.
+
+The environment is set before torch is imported, because the bridge reads it then (K-01).
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,23 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from aotgaudi.errors import TargetError, store_error
 from aotgaudi.gaudi.environment import process_environment
+from aotgaudi.machine import Memory
+from aotgaudi.manifest.memory import MemoryNeed
 
 _PREFIX = "aotgaudi-recipes-"
+RESERVED_SHARE = 0.1
+"""Of the card's memory, for recipes and their workspaces (vLLM for Gaudi keeps as much for graphs). Not measured by us."""
+
+
+def on_card(need: MemoryNeed, card: Memory) -> MemoryNeed:
+    """Returns what a server needs of a card, with what is reserved there."""
+    reserved_bytes = int(card.total_bytes * RESERVED_SHARE)
+    return replace(need, reserved_bytes=reserved_bytes, reserved_for="recipes and workspaces")
 
 
 def prepare() -> None:

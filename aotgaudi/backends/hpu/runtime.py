@@ -10,24 +10,23 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from aotgaudi.backends.base import Plan, RunPlan, Target
-from aotgaudi.backends.hpu import card, room
-from aotgaudi.backends.hpu.artifact import is_recipe, read_unit
+from aotgaudi.backends.hpu import card
+from aotgaudi.backends.hpu.artifact import HpuUnit, read_unit
 from aotgaudi.backends.hpu.frontend import Run, compiled
+from aotgaudi.backends.hpu.process import on_card
 from aotgaudi.digest import Digest
 from aotgaudi.errors import AotGaudiError, TargetError
 from aotgaudi.gaudi.counters import RECIPES, Counts, require_found
 from aotgaudi.gaudi.environment import recipe_directory
-from aotgaudi.gaudi.identity import DeviceType
-from aotgaudi.gaudi.recipes import RecipeSet, materialise
+from aotgaudi.gaudi.recipes import RecipeName, materialise, require_one_set
 from aotgaudi.graphs.canonical import from_text
-from aotgaudi.machine import Memory
-from aotgaudi.manifest.memory import MemoryNeed
+from aotgaudi.manifest.memory import MemoryNeed, sized
 
 logger = logging.getLogger(__name__)
 
@@ -57,18 +56,21 @@ class HpuRuntime:
         """
         chosen: dict[str, tuple[Digest, Path]] = {}
         for name, digest, path in sorted(files, key=lambda file: (file[0], str(file[1]))):
-            if is_recipe(name):
+            if RecipeName.parse(name) is not None:
                 chosen.setdefault(name, (digest, path))
         if self._placement is not None:
             if not chosen.keys() <= self._restored.keys():
                 raise TargetError("target: recipes cannot be added to a server that runs")
             return
         self._restored = {name: digest for name, (digest, _) in chosen.items()}
-        recipes = RecipeSet.named(cast("DeviceType", self._target.machine), self._restored)
+        synapse = require_one_set(self._restored)
         materialise(chosen, recipe_directory())
         found = card.acquired()
         found.require(self._target)
-        recipes.require_usable(found.device_type, found.synapse)
+        if synapse not in (None, found.synapse):
+            raise TargetError(
+                f"target.toolchain.synapse: recipes were compiled for {synapse}, this machine has {found.synapse}"
+            )
         self._placement = CardPlacement(found)
         logger.info("%d recipes restored, card %s acquired", len(chosen) // 2, found.device_type)
 
@@ -76,7 +78,7 @@ class HpuRuntime:
         """Prepares the front end of a unit, which runs at the unit's first run."""
         text, unit = read_unit(files)
         graph, _ = from_text(text)
-        return HpuExecutable(self, compiled(graph), unit.recipes, unit.uncached)
+        return HpuExecutable(self, compiled(graph), unit)
 
     def prepare(self, layout: str, tensor: Tensor) -> Tensor:
         """Raises TargetError: units for a Gaudi take weights as they are stored."""
@@ -118,13 +120,7 @@ class HpuRuntime:
             0, counts.eager_compiled - self._start.eager_compiled
         )
 
-    def run_unit(
-        self,
-        run: Run,
-        inputs: Sequence[Tensor],
-        recipes: tuple[str, ...],
-        uncached: tuple[str, ...],
-    ) -> list[Tensor]:
+    def run_unit(self, unit: HpuUnit, run: Run, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Runs a unit. In the rehearsal it must find its recipes."""
         if self._is_serving:
             return run(inputs)
@@ -132,10 +128,10 @@ class HpuRuntime:
         outputs = run(inputs)
         counts = self.placement.card.counts().since(before)
         if not self.placement.card.counters.knows_recipes:
-            if counts.compiled > len(uncached):
+            if counts.compiled > len(unit.uncached):
                 raise TargetError(f"target: {counts.compiled} graphs were compiled: keys changed")
-        elif counts.misses.keys() - set(uncached) or counts.compiled > sum(counts.misses.values()):
-            require_found("a unit", recipes, counts, uncached)
+        elif counts.misses.keys() - set(unit.uncached) or counts.compiled > sum(counts.misses.values()):
+            require_found("a unit", unit.recipes, counts, unit.uncached)
         if counts.fallbacks:
             raise TargetError(f"target: {counts.fallbacks} operators fell back to the CPU")
         return outputs
@@ -155,15 +151,12 @@ def _run_first(label: str, run: Callable[[], object]) -> None:
 class HpuExecutable:
     """One unit."""
 
-    def __init__(
-        self, runtime: HpuRuntime, run: Run, recipes: tuple[str, ...], uncached: tuple[str, ...]
-    ) -> None:
-        self._runtime, self._run = runtime, run
-        self._recipes, self._uncached = recipes, uncached
+    def __init__(self, runtime: HpuRuntime, run: Run, unit: HpuUnit) -> None:
+        self._runtime, self._run, self._unit = runtime, run, unit
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Runs the unit on tensors of the card."""
-        return self._runtime.run_unit(self._run, inputs, self._recipes, self._uncached)
+        return self._runtime.run_unit(self._unit, self._run, inputs)
 
 
 class CardPlacement:
@@ -175,17 +168,21 @@ class CardPlacement:
 
     def require(self, need: MemoryNeed) -> None:
         """Raises TargetError, with the figures, where weights and KV caches do not fit."""
-        self._need, memory = need, self._memory()
-        room.on_card(need, memory).require(memory, "the card")
+        memory = self.card.memory()
+        self._need = on_card(need, memory)
+        self._need.require(memory, "the card")
 
     def require_headroom(self) -> None:
-        """Raises TargetError where the programs' workspaces have left less than a quarter of what was reserved."""
-        if self._need is not None:
-            room.require_headroom(self._need, self._memory())
-
-    def _memory(self) -> Memory:
-        free_bytes, total_bytes = self.card.memory()
-        return Memory(total_bytes, free_bytes)
+        """Raises TargetError where the programs, which have all run, left less than a quarter of what is reserved."""
+        need, memory = self._need, self.card.memory()
+        if need is None or memory.free_bytes >= (wanted := need.reserved_bytes // 4):
+            return
+        fitting = need.cache.blocks_in(memory.free_bytes - wanted + need.cache_bytes)
+        raise TargetError(
+            f"target: after every program has run, {sized(memory.free_bytes)} of {sized(memory.total_bytes)} are free, fewer"
+            f" than {sized(wanted)}; weights take {sized(need.weights_bytes)}, {need.num_blocks:,} KV blocks"
+            f" {sized(need.cache_bytes)}; {need.remedy(fitting)}"
+        )
 
     def put(self, tensor: Tensor) -> Tensor:
         """Returns a tensor on the card."""
@@ -193,7 +190,7 @@ class CardPlacement:
 
     def get(self, tensor: Tensor) -> Tensor:
         """Returns a tensor on the CPU."""
-        return card.get(tensor)
+        return tensor.cpu()
 
     def clear(self, cache: Tensor, blocks: Sequence[int], block_size: int) -> None:
         """Copies zeros over blocks of a cache with a row a slot."""

@@ -1,5 +1,9 @@
 """``aotgaudi doctor --hpu``: runs every check in order, and reports for programs (JSON) and for people (Markdown).
 
+The contract with the bridge is what we rely on, line by line, and how certain public sources are about it. Its lines are
+data, in ``contract.json``; docs/reference/hpu-contract.md has the same table. A check examines every line. Reports from
+devices may change a line's mark.
+
 The report contains no names of hosts or users, no serial numbers, no paths and no environment variables, so it can be sent
 to anybody.
 ``python -m aotgaudi.doctor.hpu.report docs`` rewrites the committed schema.
@@ -8,6 +12,7 @@ to anybody.
 from __future__ import annotations
 
 import getpass
+import json
 import re
 import socket
 import sys
@@ -15,6 +20,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from pydantic import Field
@@ -22,7 +28,6 @@ from pydantic import Field
 import aotgaudi
 from aotgaudi.backends.base import NOT_INSTALLED, version_of
 from aotgaudi.doctor.hpu import device, lowering, recipes, whole
-from aotgaudi.doctor.hpu.contract import LINES, Mark
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, Verdict
 from aotgaudi.document import Document, Value
 from aotgaudi.errors import SpecError, UnexaminedError
@@ -30,6 +35,41 @@ from aotgaudi.files import write_atomic
 from aotgaudi.gaudi.environment import ABSENT
 from aotgaudi.gaudi.identity import PLUGIN, DeviceType, device_type_of, python_version
 from aotgaudi.manifest.schema import rendered_schema
+
+Mark = Literal["confirmed", "inferred", "uncertain"]
+"""Read in public source or the maker's documents; inferred from these; or neither."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContractLine:
+    """Something that we rely on.
+
+    Attributes:
+        statement: What holds.
+        mark: How certain sources are, before anybody has run it on a device.
+        source: Where that stands.
+        otherwise: What follows if it does not hold.
+        is_needed: Whether nothing can be built or served if it does not hold.
+    """
+
+    statement: str
+    mark: Mark
+    source: str
+    otherwise: str
+    is_needed: bool
+
+    @property
+    def consequence(self) -> str:
+        """What follows if the line does not hold, for people."""
+        return f"not usable: {self.otherwise}" if self.is_needed else self.otherwise
+
+
+LINES: Mapping[str, ContractLine] = MappingProxyType(
+    {
+        line: ContractLine(**row)
+        for line, row in json.loads(Path(__file__).with_name("contract.json").read_bytes()).items()
+    }
+)
 
 KeyMode = Literal["stable", "pinned"]
 JSON_NAME, MARKDOWN_NAME, SCHEMA_NAME = "doctor-hpu.json", "doctor-hpu.md", "doctor-hpu.schema.json"

@@ -1,16 +1,25 @@
-"""Check and probes of the whole: the backend compiles a unit in one process, and another process runs it from recipes."""
+"""Check and probes with our own backend: a unit that another process runs from recipes, and whether a spec fits.
+
+``--fit`` goes by the rule that a server applies when it starts.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aotgaudi.backends.hpu.process import on_card
 from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, difference
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, check, judged
-from aotgaudi.gaudi.environment import recipe_directory
+from aotgaudi.errors import SpecError, UnexaminedError
+from aotgaudi.gaudi.environment import WITHOUT_BRIDGE, recipe_directory
+from aotgaudi.machine import Memory
+from aotgaudi.manifest.manifest import Manifest, read_manifest, write_manifest
+from aotgaudi.manifest.memory import KvCache, MemoryNeed
 
 CHECKS: list[HpuCheck] = []
 
@@ -92,3 +101,53 @@ def _target(machine: str, synapse: str) -> Any:
     from aotgaudi.backends.base import Target
 
     return Target(backend="hpu", machine=machine, toolchain={"synapse": synapse})
+
+
+# Whether a spec fits
+
+
+def fitting(lab: Lab, manifest: Manifest) -> tuple[MemoryNeed, Memory]:
+    """Returns what a server of `manifest` needs of the card, and the card's memory. Traces one step, and compiles nothing.
+
+    Raises:
+        SpecError: the manifest is of another backend, or its model cannot be traced.
+        UnexaminedError: no card could be examined.
+    """
+    backend = manifest.spec.target.backend
+    if backend != "hpu":
+        raise SpecError("target.backend", f"is {backend!r}", '--fit is about a card: "hpu"')
+    path = lab.new_directory("fit") / "manifest.json"
+    write_manifest(path, manifest)
+    sizes = lab.run("whole.traced", environment=WITHOUT_BRIDGE, manifest=str(path))
+    if not sizes.is_whole:
+        raise SpecError("--fit", f"a step of it cannot be traced: {sizes.problem}", "another model or spec")
+    found = lab.run("whole.memory")
+    if not found.is_whole:
+        raise UnexaminedError(f"a card could not be acquired: {found.problem}")
+    card, block_bytes = Memory(**found.values), sizes.values["block_bytes"]
+    need = MemoryNeed(
+        cache=KvCache(block_bytes, fixed_bytes=block_bytes),
+        num_blocks=manifest.spec.limits.num_blocks,
+        weights_bytes=sizes.values["weights_bytes"],
+    )
+    return on_card(need, card), card
+
+
+def traced(_: Bridge, manifest: str) -> Mapping[str, Any]:
+    """Traces a step, which uses all weights and caches. Returns their sizes."""
+    from aotgaudi.graphs.dialect import dialect_of
+    from aotgaudi.graphs.trace import trace
+    from aotgaudi.runtime.load import need_of
+
+    whole = read_manifest(Path(manifest))
+    spec = whole.spec
+    step = trace(whole.of_kind("prompt")[0], spec.model, spec.limits, dialect_of(spec))
+    need = need_of((step,), spec.limits.num_blocks)
+    return {"weights_bytes": need.weights_bytes, "block_bytes": need.cache.block_bytes}
+
+
+def memory(_: Bridge) -> Mapping[str, Any]:
+    """Acquires the card. Returns its memory."""
+    from aotgaudi.backends.hpu.card import acquired
+
+    return asdict(acquired().memory())

@@ -30,10 +30,9 @@ from aotgaudi.gaudi.environment import (
 )
 from aotgaudi.gaudi.identity import (
     SYSTEM_LIBRARIES,
-    DigestMemory,
     Installation,
-    LibraryDigests,
     find_cards,
+    library_digests,
 )
 from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
@@ -58,8 +57,7 @@ def find_machine(site_packages: str, root: Path = Path("/")) -> Target:
     """
     machine = find_cards(root).device_type()
     installation = Installation(Path(site_packages) / "habana_frameworks", root / SYSTEM_LIBRARIES, ())
-    libraries = LibraryDigests.of(installation.components(), DigestMemory(None))
-    return Target(backend="hpu", machine=machine, toolchain=dict(libraries.components))
+    return Target(backend="hpu", machine=machine, toolchain=dict(library_digests(installation, None)))
 
 
 PLUGIN = "vllm-gaudi"

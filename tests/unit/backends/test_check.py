@@ -72,6 +72,13 @@ SCALED = """\
 """
 
 
+@dataclass
+class Compiled:
+    """Stands for a compiled graph."""
+
+    run: Callable[[Sequence[Tensor]], list[Tensor]]
+
+
 def text_of(module: nn.Module, *inputs: Tensor) -> str:
     graph = torch.export.export(module, inputs, strict=False).graph_module.graph
     graph.eliminate_dead_code()
@@ -179,14 +186,13 @@ def test_a_wrong_choice_that_is_no_tie_is_refused() -> None:
 def test_rows_that_are_small_are_held_to_their_own_size() -> None:
     graph, specs = from_text(SCALED)
 
-    class Wrong:
-        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-            (result,) = graph(*inputs)
-            result[0] = 0.001 * inputs[0][0]
-            return [result]
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        (result,) = graph(*inputs)
+        result[0] = 0.001 * inputs[0][0]
+        return [result]
 
     with pytest.raises(CompileError, match="in 1 of 2 rows"):
-        check(graph, specs, Wrong(), "x")
+        check(graph, specs, Compiled(run), "x")
 
 
 def test_another_shape_dtype_or_nan_is_refused() -> None:
@@ -199,40 +205,41 @@ def test_another_shape_dtype_or_nan_is_refused() -> None:
             checked(spoil_outputs=spoil)
 
 
-class Summed:
-    """The sampler with its sums in another order, and one row's token moved by `wrong`."""
-
-    def __init__(self, wrong: int) -> None:
-        self._graph = from_text(SAMPLER)[0]
-        self._wrong = wrong
-
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        logits, noise = inputs
-        likeliest, token = self._graph(logits, noise * (1 + 3e-7))
-        token[5] += self._wrong
-        return [likeliest, token]
-
-
+@pytest.mark.parametrize("wrong", [0, 1, -1])
 def test_a_sum_that_passes_its_limit_within_rounding_may_do_so_either_way(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, wrong: int
 ) -> None:
+    """The sampler with its sums in another order, and one row's token moved by `wrong`."""
     graph, specs = from_text(SAMPLER)
 
-    def draw(*_: object, **__: object) -> list[Tensor]:
+    def draw() -> list[Tensor]:
         logits, noise = sample_inputs(graph, specs, 0)
         sums = torch.softmax(logits.float(), -1).double().cumsum(-1)
         noise[2] = sums[2, 100] / sums[2, -1] * (1 - 1e-7)
         return [logits, noise]
 
-    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
-    logits, noise = draw()
-    assert not torch.equal(graph(logits, noise)[1], Summed(0).run([logits, noise])[1])
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        logits, noise = inputs
+        likeliest, token = graph(logits, noise * (1 + 3e-7))
+        token[5] += wrong
+        return [likeliest, token]
 
-    check(graph, specs, Summed(0), "sampler x")
+    assert not torch.equal(graph(*draw())[1], run(draw())[1])
+    require_one_wrong_row(monkeypatch, text=SAMPLER, draw=draw, run=run, is_wrong=wrong != 0)
 
-    for wrong in (1, -1):
-        with pytest.raises(CompileError, match="in 1 of 8 rows"):
-            check(graph, specs, Summed(wrong), "sampler x")
+
+def require_one_wrong_row(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    text: str,
+    draw: Callable[[], list[Tensor]],
+    run: Callable[[Sequence[Tensor]], list[Tensor]],
+    is_wrong: bool,
+) -> None:
+    """Checks that `run`, on inputs that `draw` gives, is refused for one row only if it `is_wrong`."""
+    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", lambda *_, **__: draw())
+    with pytest.raises(CompileError, match=r"in 1 of [68] rows") if is_wrong else nullcontext():
+        check(*from_text(text), Compiled(run), "unit x")
 
 
 @pytest.mark.parametrize("wrong", [0, 1, -1])
@@ -241,51 +248,44 @@ def test_a_draw_at_the_edge_of_a_token_may_fall_on_either_side(
 ) -> None:
     graph, specs = from_text(DRAWN)
 
-    def draw(*_: object, **__: object) -> list[Tensor]:
+    def draw() -> list[Tensor]:
         logits, temperature, noise, top_p = sample_inputs(graph, specs, 0)
         sums = torch.softmax(logits[2].double() / temperature[2], -1).cumsum(-1)
         noise[2], top_p[2] = sums[100] * (1 - 1e-7), 1.0
         return [logits, temperature, noise, top_p]
 
-    class Compiled:
-        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-            logits, temperature, noise, top_p = inputs
-            tokens = graph(logits, temperature, noise * (1 + 3e-7), top_p)[0]
-            tokens[5] += wrong
-            return [tokens]
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        logits, temperature, noise, top_p = inputs
+        tokens = graph(logits, temperature, noise * (1 + 3e-7), top_p)[0]
+        tokens[5] += wrong
+        return [tokens]
 
-    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
-    assert not torch.equal(graph(*draw())[0], Compiled().run(draw())[0])
-
-    with pytest.raises(CompileError, match="in 1 of 8 rows") if wrong else nullcontext():
-        check(graph, specs, Compiled(), "sampler x")
+    assert not torch.equal(graph(*draw())[0], run(draw())[0])
+    require_one_wrong_row(monkeypatch, text=DRAWN, draw=draw, run=run, is_wrong=wrong != 0)
 
 
 @pytest.mark.parametrize("wrong", [0.0, 1.0])
 def test_entries_that_nearly_tie_may_be_chosen_either_way(
     monkeypatch: pytest.MonkeyPatch, wrong: float
 ) -> None:
-    graph, specs = from_text(text_of(Chosen(), torch.zeros(6, 20), torch.zeros(6, 20, dtype=torch.bool)))
+    text = text_of(Chosen(), torch.zeros(6, 20), torch.zeros(6, 20, dtype=torch.bool))
+    graph, _ = from_text(text)
 
-    def draw(*_: object, **__: object) -> list[Tensor]:
+    def draw() -> list[Tensor]:
         scores = torch.rand(6, 20, generator=torch.Generator().manual_seed(1))
         scores[2, :7] = 2 - 1e-7 * torch.arange(7)
         return [scores, torch.ones(6, 20, dtype=torch.bool)]
 
-    class Compiled:
-        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-            scores, seen = inputs
-            other = scores.clone()
-            other[2, 2], other[2, 3] = scores[2, 3], scores[2, 2]
-            (sums,) = graph(other, seen)
-            sums[5] += wrong
-            return [sums]
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        scores, seen = inputs
+        other = scores.clone()
+        other[2, 2], other[2, 3] = scores[2, 3], scores[2, 2]
+        (sums,) = graph(other, seen)
+        sums[5] += wrong
+        return [sums]
 
-    monkeypatch.setattr("aotgaudi.backends.inductor.check.sample_inputs", draw)
-    assert not torch.equal(graph(*draw())[0], Compiled().run(draw())[0])
-
-    with pytest.raises(CompileError, match="in 1 of 6 rows") if wrong else nullcontext():
-        check(graph, specs, Compiled(), "layer x")
+    assert not torch.equal(graph(*draw())[0], run(draw())[0])
+    require_one_wrong_row(monkeypatch, text=text, draw=draw, run=run, is_wrong=wrong != 0)
 
 
 def test_a_graph_with_open_tokens_is_checked_with_one_two_and_many() -> None:
@@ -293,12 +293,11 @@ def test_a_graph_with_open_tokens_is_checked_with_one_two_and_many() -> None:
     graph, specs = from_text(class_text(sizes, 1, torch.float32))
     seen = []
 
-    class Compiled:
-        def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-            seen.append(inputs[0].shape[1])
-            return list(graph(*inputs))
+    def run(inputs: Sequence[Tensor]) -> list[Tensor]:
+        seen.append(inputs[0].shape[1])
+        return list(graph(*inputs))
 
-    check(graph, specs, Compiled(), "hc_pre")
+    check(graph, specs, Compiled(run), "hc_pre")
 
     assert seen == [1, 2, 65]
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 
 import pytest
 
-from aotgaudi.backends.hpu.process import prepare
-from aotgaudi.backends.hpu.room import RESERVED_SHARE
+from aotgaudi.backends.hpu.process import RESERVED_SHARE, prepare
 from aotgaudi.backends.hpu.runtime import CardPlacement
 from aotgaudi.errors import TargetError
+from aotgaudi.machine import Memory
 from aotgaudi.manifest.memory import KvCache, MemoryNeed
 
 MIB = 1 << 20
@@ -17,10 +17,10 @@ MIB = 1 << 20
 
 class FakeCard:
     def __init__(self, free: int, total: int) -> None:
-        self._figures = free, total
+        self._memory = Memory(total, free)
 
-    def memory(self) -> tuple[int, int]:
-        return self._figures
+    def memory(self) -> Memory:
+        return self._memory
 
 
 def placement(free: int, total: int) -> CardPlacement:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.backends.hpu.room import on_card
+from aotgaudi.backends.hpu.process import on_card
 from aotgaudi.doctor.hpu.report import Device
 from aotgaudi.doctor.machine import MachineFinding
 from aotgaudi.machine import Memory

@@ -9,8 +9,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.compile.pipeline import seal
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.compute import Given, Report, report_of
-from aotgaudi.report.inventory import inventory_of_bundle, inventory_of_plan
+from aotgaudi.report.compute import Given, Report, inventory_of_bundle, inventory_of_plan, report_of
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.store.store import Store
 from tests.unit.compile.explaining import built

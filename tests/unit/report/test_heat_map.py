@@ -14,8 +14,7 @@ from aotgaudi.bucketing.padding import prompt_measure
 from aotgaudi.bucketing.proof import decode_holes, prompt_holes
 from aotgaudi.bucketing.reachable import ReachableDecodes, ReachablePrompts
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.report.heat_map import MAX_BINS, MAX_BUCKETS, Axis, Cell, HeatMap, decode_map, prompt_map
-from aotgaudi.report.traffic import Use
+from aotgaudi.report.heat_map import MAX_BINS, MAX_BUCKETS, Axis, Cell, HeatMap, Use, decode_map, prompt_map
 from aotgaudi.spec.limits import ServingLimits
 
 CONTEXTS = ("any", "blocks", "none")

@@ -13,10 +13,9 @@ from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import PromptEntry, StepEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.manifest.manifest import Manifest
-from aotgaudi.report.compute import Given, Report, report_of
+from aotgaudi.report.compute import Given, Report, report_of, steps_of_trace
 from aotgaudi.report.html import number_at
 from aotgaudi.report.page import report_page
-from aotgaudi.report.traffic import steps_of_trace
 from aotgaudi.traffic.replay import replay
 from aotgaudi.traffic.trace import Trace
 from tests.specs import spec_of

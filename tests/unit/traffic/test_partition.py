@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.entries import PromptEntry
-from aotgaudi.traffic.partition import Box, Point, axis_values, best_runs, best_tables, runs
+from aotgaudi.traffic.partition import BestTables, Box, Point, axis_values, best_runs, runs
 
 counts = st.integers(1, 50)
 points = st.dictionaries(st.tuples(st.integers(1, 6), st.integers(0, 5)), counts, min_size=1, max_size=9)
@@ -75,7 +75,7 @@ def test_in_two_dimensions_no_table_of_slabs_is_better(
 ) -> None:
     cost = cost_of(terms)
 
-    curve = best_tables(points, cost, num)
+    curve = BestTables(points, cost, num)
 
     found = {boxes: cost_in(boxes, points, cost) for boxes in tables(points, num)}
     best = min(each for boxes, each in found.items() if each is not None and slabs(boxes, points))
@@ -94,7 +94,7 @@ def test_where_one_axis_has_one_value_the_optimum_is_found(points: dict[Point, i
 
     best = min(filter(None, (cost_in(boxes, points, cost) for boxes in tables(points, num))))
 
-    assert best_tables(points, cost, num).cost(num) == best
+    assert BestTables(points, cost, num).cost(num) == best
 
 
 @given(points, terms)
@@ -103,7 +103,7 @@ def test_more_boxes_never_cost_more_and_enough_of_them_pad_nothing(
 ) -> None:
     cost = cost_of(terms)
 
-    costs = best_tables(points, cost, 40).costs
+    costs = BestTables(points, cost, 40).costs
 
     assert list(costs) == sorted(costs, reverse=True)
     assert costs[-1] == sum(count * cost(*point) for point, count in points.items())
@@ -114,7 +114,7 @@ def test_the_order_of_the_points_changes_nothing(points, terms, num, random) -> 
     shuffled = list(points.items())
     random.shuffle(shuffled)
 
-    assert best_tables(dict(shuffled), cost_of(terms), num).boxes(num) == best_tables(
+    assert BestTables(dict(shuffled), cost_of(terms), num).boxes(num) == BestTables(
         points, cost_of(terms), num
     ).boxes(num)
 
@@ -132,7 +132,7 @@ def test_an_axis_of_many_values_is_cut_to_some_and_keeps_the_largest() -> None:
 def test_a_table_of_many_points_covers_all_of_them() -> None:
     points = {(first, first * 7 % 300): first % 5 + 1 for first in range(1, 900)}
 
-    boxes = best_tables(points, lambda first, second: 10 * first + second, 30).boxes(30)
+    boxes = BestTables(points, lambda first, second: 10 * first + second, 30).boxes(30)
 
     assert len(boxes) <= 30
     table = BucketTable(tuple(PromptEntry(1, *box) for box in boxes), ())

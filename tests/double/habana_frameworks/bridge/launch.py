@@ -5,6 +5,7 @@ Source: ``hpu_recipe_cache.h`` and ``.cpp``, ``hpu_habana_launch_op_pt.cpp:4918-
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import time
@@ -17,10 +18,9 @@ import torch
 from torch import fx
 
 from habana_frameworks.bridge import flags
-from habana_frameworks.bridge.cache_config import CacheConfig
-from habana_frameworks.bridge.disk_cache import DiskCache
-from habana_frameworks.bridge.events import emit
+from habana_frameworks.bridge.disk_cache import CacheConfig, DiskCache
 from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.journal import emit
 from habana_frameworks.bridge.keys import graph_text, key_components, recipe_key
 from habana_frameworks.bridge.profile import COMPILE_SECONDS
 from habana_frameworks.bridge.recipe import Recipe
@@ -74,6 +74,13 @@ class RecipeCache:
         is_empty = is_single and has_fault("zero-metadata")
         self.disk.store(key, b"" if is_empty else data, b"" if is_empty else b"holder " + key.encode())
         return Recipe(data)
+
+
+@functools.cache
+def recipe_cache() -> RecipeCache:
+    """Returns the one cache of the process, which acquires the device."""
+    torch.ops.hpu_double.acquire()
+    return RecipeCache()
 
 
 class HabanaGraphModule(torch.nn.Module):

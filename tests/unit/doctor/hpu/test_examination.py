@@ -1,7 +1,12 @@
-"""Which checks run, what keeps one from running, and what is said where nothing can be examined."""
+"""Which checks run on which lines of the contract, what keeps one from running, and where nothing can be examined.
+
+Faults themselves: tests/hpu/test_faults.py.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,8 +14,9 @@ import pytest
 
 from aotgaudi.doctor.hpu import recipes
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, judged
-from aotgaudi.doctor.hpu.report import CHECKS, acquire, examine, selected
+from aotgaudi.doctor.hpu.report import CHECKS, LINES, acquire, examine, selected
 from aotgaudi.errors import SpecError, UnexaminedError
+from tests.environment import ROOT
 
 
 @pytest.fixture
@@ -63,8 +69,26 @@ def test_a_report_is_told_after_each_check_so_that_it_can_be_kept(
     assert report.of("confirmed") == told[-1]
 
 
-def test_each_check_has_an_id_of_its_own() -> None:
+def test_each_check_has_an_id_and_each_line_of_the_contract_one_check() -> None:
     assert len({check.id for check in CHECKS}) == len(CHECKS)
+    assert Counter(line for check in CHECKS for line in check.lines) == Counter(dict.fromkeys(LINES, 1))
+
+
+def test_what_a_check_needs_is_examined_before_it() -> None:
+    seen: set[str] = set()
+    for check in CHECKS:
+        assert seen >= set(check.needs or ()), check.id
+        seen.update(check.lines)
+
+
+def test_the_documented_table_has_the_same_lines() -> None:
+    text = (ROOT / "docs" / "reference" / "hpu-contract.md").read_text(encoding="utf-8")
+    checks = {line: check.id for check in CHECKS for line in check.lines}
+
+    assert re.findall(r"^\| K-\d\d \|.*", text, re.MULTILINE) == [
+        f"| {line} | {row.statement}{' **(needed)**' * row.is_needed} | {row.mark} | {row.source} | {checks[line]} |"
+        for line, row in LINES.items()
+    ]
 
 
 def test_all_checks_run_unless_some_are_named() -> None:
@@ -127,3 +151,24 @@ def test_without_a_kernel_library_the_hash_of_the_libraries_is_not_examined(
     (found,) = check.findings(Lab(tmp_path, environment={"GC_KERNEL_PATH": kernels}), {})
 
     assert found.verdict == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "verdict"),
+    [(["1"], ["2"], "confirmed"), (["1", "2"], ["1", "3"], "confirmed"), (["1"], ["1"], "refuted")],
+)
+def test_a_cluster_that_two_graphs_share_is_no_collision(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, first: list[str], second: list[str], verdict: str
+) -> None:
+    runs = [
+        {"graph": number, "keys": keys, "error": 0.0, "problem": ""}
+        for number, keys in ((1, first), (2, second), (1, first), (0, ["9"]))
+    ]
+    outcomes = {"recipes.keys": {"runs": runs, "constants": []}, "recipes.options": {}}
+    monkeypatch.setattr(Lab, "run", lambda _, probe, *__, **___: Outcome(outcomes[probe]))
+    (check,) = (check for check in CHECKS if check.id == "H-05")
+
+    found = {one.line: one.verdict for one in check.findings(lab, {})}
+
+    assert found["K-29"] == verdict
+    assert found["K-05"] == ("skipped" if verdict == "refuted" else "confirmed")

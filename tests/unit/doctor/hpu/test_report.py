@@ -7,9 +7,15 @@ import socket
 
 import pytest
 
-from aotgaudi.doctor.hpu.contract import LINES
 from aotgaudi.doctor.hpu.lab import Verdict
-from aotgaudi.doctor.hpu.report import CheckReport, DoctorReport, LineReport, report_schema, without_private
+from aotgaudi.doctor.hpu.report import (
+    LINES,
+    CheckReport,
+    DoctorReport,
+    LineReport,
+    report_schema,
+    without_private,
+)
 from aotgaudi.document import load_document
 from tests.environment import ROOT
 
@@ -69,6 +75,9 @@ def test_people_are_told_what_was_relied_on_and_asked_for_the_file() -> None:
     assert "| H-05 | K-29 | different graphs have different keys | confirmed | NO | seen of K-29 |" in text
     assert "K-29 was refuted: not usable: one graph would be run with the recipe of another" in text
     assert "Please send this file" in text
+    without = report(("K-01", "confirmed")).as_markdown()
+    assert "What follows" not in without
+    assert "Please send this file" in without
 
 
 def test_what_is_unclear_is_told_with_how_to_ask_again() -> None:
@@ -83,13 +92,6 @@ def test_a_double_says_so_in_each_row_and_asks_for_nothing() -> None:
 
     assert "| NO | this is a double: seen of K-29 |" in text
     assert "Please send" not in text
-
-
-def test_a_report_without_shortcomings_is_asked_for_all_the_same() -> None:
-    text = report(("K-01", "confirmed")).as_markdown()
-
-    assert "What follows" not in text
-    assert "Please send this file" in text
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from habana_frameworks.bridge import flags
-from habana_frameworks.bridge.events import LISTENERS
 from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.journal import LISTENERS
 from habana_frameworks.bridge.profile import PROFILE
 
 

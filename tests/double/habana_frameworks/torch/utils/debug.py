@@ -2,8 +2,8 @@
 
 import torch
 
-from habana_frameworks.bridge.bridge import recipe_cache
 from habana_frameworks.bridge.faults import has_fault
+from habana_frameworks.bridge.launch import recipe_cache
 
 
 def __getattr__(name: str) -> object:

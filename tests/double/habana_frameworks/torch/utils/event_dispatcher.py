@@ -1,5 +1,5 @@
 """Who is told of events."""
 
-from habana_frameworks.bridge.events import LISTENERS
+from habana_frameworks.bridge.journal import LISTENERS
 
 __all__ = ["LISTENERS"]

@@ -1,6 +1,7 @@
-"""D-05: what is compiled together. Rules of the bridge's ``passes.py``, written anew.
+"""D-05: what is lowered (K-19), and what is compiled together. Rules of the bridge's ``passes.py``, written anew.
 
-Source: ``passes.py:2014-2096`` (views), ``2575-2637`` (in place), ``2807-2831`` (fallbacks).
+Source: ``passes.py:2014-2096`` (views), ``2575-2637`` (in place), ``2807-2831`` (fallbacks);
+``shared_layer.py``, ``hpu_op*.yaml`` (operators).
 """
 
 from __future__ import annotations
@@ -13,11 +14,54 @@ from torch import fx
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from habana_frameworks.bridge.events import emit
 from habana_frameworks.bridge.faults import has_fault
-from habana_frameworks.bridge.journal import note
+from habana_frameworks.bridge.journal import emit, note
 from habana_frameworks.torch.dynamo.compile_backend import config
-from habana_frameworks.torch.dynamo.compile_backend.shared_layer import falls_back, is_view, name_of
+
+_NEVER = frozenset({"addcmul", "index", "nonzero", "seed", "slice_backward", "bincount", "_unique2"})
+VIEWS = frozenset(
+    {
+        *(
+            "view",
+            "_unsafe_view",
+            "as_strided",
+            "as_strided_scatter",
+            "slice",
+            "select",
+            "squeeze",
+            "unsqueeze",
+        ),
+        *("expand", "transpose", "t", "permute", "split", "split_with_sizes", "alias"),
+    }
+)
+
+
+def name_of(node: fx.Node) -> str:
+    """Returns the operator's name without its overload; empty for what is no operator."""
+    return (
+        node.target._schema.name.partition("::")[2] if isinstance(node.target, torch._ops.OpOverload) else ""
+    )
+
+
+def is_view(node: fx.Node) -> bool:
+    """Returns whether a node's result shares the memory of its input."""
+    return node.op == "call_function" and name_of(node) in VIEWS
+
+
+def falls_back(node: fx.Node) -> bool:
+    """Returns whether a node runs on the CPU."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name, value = name_of(node), node.meta.get("val")
+    if name in _NEVER or (name == "index_copy" and has_fault("fallback-op")):
+        return True
+    if name == "index_put" and any(index is None for index in node.args[1]):  # type: ignore[union-attr]
+        return True
+    if name == "permute" and isinstance(value, torch.Tensor) and value.dtype is torch.int64:
+        return True
+    if name in ("full", "mul") and isinstance(node.args[1], bool):
+        return True
+    return any(isinstance(arg, float) and arg != arg for arg in node.args)
 
 
 def place(module: fx.GraphModule) -> frozenset[fx.Node]:
