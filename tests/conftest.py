@@ -30,7 +30,7 @@ _WITHOUT_PROCESSES = frozenset({"unit", "property", "golden", "transcripts"})
 """Folders whose tests start no process, unless they are marked `process`; all tests of other folders are."""
 _MARKS = frozenset({"process", "smoke", "slow", "hostile", "nightly"})
 """Of tests that may start processes: `ci/test` without arguments runs none of them except `smoke`."""
-_LONGEST_FIRST = ("integration", "e2e", "services", "property", "unit")
+_LONGEST_FIRST = ("guests", "integration", "e2e", "services", "property")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,7 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if named is not None:
         raise pytest.UsageError(f"{named}: give its parameters ids")
     if _turns(config):
-        slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+        slow = {item.path for item in items if not {"process", "slow"}.isdisjoint(item.keywords)}
         items.sort(key=lambda item: (_place(item), item.path not in slow))
 
 

@@ -18,6 +18,7 @@ import pytest
 from tests.container import contained
 from tests.e2e.harness import Server, Workplace, copy_bundle
 from tests.guests.fake import Fake, make_model
+from tests.parallel import nightly
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
@@ -48,10 +49,9 @@ def test_serving_with_an_arbitrary_uid_no_home_and_nothing_writable(
 
 
 AOTGAUDI = f"{shlex.quote(sys.executable)} -m aotgaudi"
-VOLUMES = pytest.mark.parametrize("mode", [0o777, 0o2777], ids=oct)
 
 
-@VOLUMES
+@pytest.mark.parametrize("mode", [0o2777, *nightly(0o777)], ids=oct)
 def test_building_on_a_volume_and_serving_from_it(workplace: Workplace, mounted: Path, mode: int) -> None:
     volume, store = mounted / "volume", mounted / "lower"
     volume.mkdir()
@@ -74,8 +74,15 @@ def test_building_on_a_volume_and_serving_from_it(workplace: Workplace, mounted:
         assert server.complete("the quick", max_tokens=4)["usage"]["completion_tokens"] == 4
 
 
-@VOLUMES
-@pytest.mark.parametrize("root", ["r", "r/below"])
+@pytest.mark.parametrize(
+    ("mode", "root"),
+    [
+        (0o777, "r"),
+        (0o2777, "r/below"),
+        pytest.param(0o2777, "r", marks=pytest.mark.nightly),
+        pytest.param(0o777, "r/below", marks=pytest.mark.nightly),
+    ],
+)
 def test_capturing_a_server_on_a_volume_and_running_it_from_there(
     mounted: Path, mode: int, root: str
 ) -> None:

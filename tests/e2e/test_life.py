@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.e2e.harness import Server, Workplace, copy_bundle, eventually, streaming
+from tests.parallel import nightly
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def test_a_read_only_bundle_and_model_are_served_again_and_again_alike(
         path.chmod(path.stat().st_mode | stat.S_IWUSR)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *nightly(signal.SIGINT)])
 def test_a_server_that_is_told_to_stop_finishes_what_runs_and_exits_with_0(
     workplace: Workplace, number: signal.Signals
 ) -> None:
@@ -89,8 +90,15 @@ def test_a_server_that_is_told_to_stop_finishes_what_runs_and_exits_with_0(
         assert "Traceback" not in server.log
 
 
-def test_a_server_tells_its_name_and_how_warm_it_is(workplace: Workplace) -> None:
-    with workplace.serve("--served-model-name", "one", "--served-model-name", "two") as server:
+def test_a_server_tells_its_names_and_how_warm_it_is_and_has_the_models_sampling_defaults(
+    workplace: Workplace, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(workplace.model, tmp_path / "model"))
+    stated = {"temperature": 0, "max_new_tokens": 6}
+    (model / "generation_config.json").write_text(json.dumps(stated), encoding="utf-8")
+    chat = {"messages": [{"role": "user", "content": "the fox"}]}
+
+    with workplace.serve("--served-model-name", "one", "--served-model-name", "two", model=model) as server:
         ready = server.client.get("/ready").json()
 
         assert [model["id"] for model in server.client.get("/v1/models").json()["data"]] == ["one", "two"]
@@ -100,15 +108,6 @@ def test_a_server_tells_its_name_and_how_warm_it_is(workplace: Workplace) -> Non
         assert 0 < server.metric("aotgaudi_time_to_ready_seconds") < 60
         assert server.metric("aotgaudi_ready") == 1
 
-
-def test_sampling_defaults_are_the_models(workplace: Workplace, tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(workplace.model, model)
-    stated = {"temperature": 0, "max_new_tokens": 6}
-    (model / "generation_config.json").write_text(json.dumps(stated), encoding="utf-8")
-    chat = {"messages": [{"role": "user", "content": "the fox"}]}
-
-    with workplace.serve(model=model) as server:
         answers = [server.post("/v1/chat/completions", chat).json() for _ in range(2)]
         greedy = server.post("/v1/chat/completions", {**chat, "temperature": 0, "max_tokens": 6}).json()
 

@@ -147,89 +147,74 @@ def test_a_strict_server_works_without_a_compiler_and_starts_no_process(
 
 
 SABOTEUR = '''\
-"""Imported by every Python process at its start: on SIGUSR1 it tries what a server must not do."""
-
-import signal
-import sys
-import subprocess
-
-
-def compile_something(signum, frame):
-    for attempt in (lambda: subprocess.run(["g++", "--version"]), lambda: __import__("torch._inductor")):
-        try:
-            attempt()
-        except Exception as error:
-            print(f"saboteur: {error}", file=sys.stderr, flush=True)
-
-
-signal.signal(signal.SIGUSR1, compile_something)
-'''
-
-
-@pytest.mark.parametrize("victim", ["server", "engine"])
-def test_the_count_of_compilations_rises_when_something_tries_to_compile(
-    workplace: Workplace, tmp_path: Path, victim: str
-) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SABOTEUR, encoding="utf-8")
-    path = f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}"
-
-    with workplace.serve(PYTHONPATH=path) as server:
-        causes = ("process", "import", "torchscript", "dynamo", "backend")
-        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 5
-
-        os.kill(server.engine.pid if victim == "engine" else server.process.pid, signal.SIGUSR1)
-        assert eventually(lambda: server.log.count("saboteur: refused while serving") == 2), server.log
-
-        assert server.metric("aotgaudi_compilations_total", cause="process") == 1
-        assert server.metric("aotgaudi_compilations_total", cause="import") == 1
-        assert server.client.get("/ready").json()["compilations"] == 2
-        assert server.complete([3] * 4, max_tokens=4)["choices"]
-
-
-C_SABOTEUR = '''\
-"""Imported by every Python process at its start: on SIGUSR1 C code tries what a server must not do."""
+"""Imported by every Python process at its start: on signals it tries what a server must not do, as Python and as C do it."""
 
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 
 libc = ctypes.CDLL(None, use_errno=True)
 system, fork, open_ = libc.system, libc.fork, libc.open  # Looked up before anything guards them.
 
 
-def start_something(signum, frame):
-    print("saboteur: system", system(b"touch started"), file=sys.stderr, flush=True)
+def say(*words):
+    print("saboteur:", *words, file=sys.stderr, flush=True)
+
+
+def in_python(signum, frame):
+    for attempt in (lambda: subprocess.run(["g++", "--version"]), lambda: __import__("torch._inductor")):
+        try:
+            attempt()
+        except Exception as error:
+            say(error)
+
+
+def in_c(signum, frame):
+    say("system", system(b"touch started"))
     process = fork()
     if process == 0:
         os._exit(0)
-    print("saboteur: fork", process, os.strerror(ctypes.get_errno()), file=sys.stderr, flush=True)
+    say("fork", process, os.strerror(ctypes.get_errno()))
     memory = open_(f"/proc/{os.getppid()}/mem".encode(), os.O_RDWR)
-    print("saboteur: memory", memory, os.strerror(ctypes.get_errno()), file=sys.stderr, flush=True)
+    say("memory", memory, os.strerror(ctypes.get_errno()))
 
 
-signal.signal(signal.SIGUSR1, start_something)
+signal.signal(signal.SIGUSR1, in_c)
+signal.signal(signal.SIGUSR2, in_python)
 '''
 
 
 @pytest.mark.parametrize("victim", ["server", "engine"])
-def test_the_kernel_refuses_what_no_hook_sees_and_the_server_goes_on(
+def test_what_tries_to_compile_is_refused_by_the_kernel_and_counted_by_the_hook_and_the_server_goes_on(
     workplace: Workplace, tmp_path: Path, victim: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(C_SABOTEUR, encoding="utf-8")
+    (tmp_path / "sitecustomize.py").write_text(SABOTEUR, encoding="utf-8")
 
     with workplace.serve(PYTHONPATH=f"{tmp_path}{os.pathsep}{PACKAGE_ROOT}") as server:
+        causes = ("process", "import", "torchscript", "dynamo", "backend")
+        pid = server.engine.pid if victim == "engine" else server.process.pid
         before = server.complete([3] * 4, max_tokens=4)
-        os.kill(server.engine.pid if victim == "engine" else server.process.pid, signal.SIGUSR1)
+
+        os.kill(pid, signal.SIGUSR1)
         assert eventually(lambda: server.log.count("saboteur: ") == 3), server.log
-        after = server.complete([3] * 4, max_tokens=4)
 
         assert f"saboteur: system {127 << 8}\n" in server.log
         assert "saboteur: fork -1 Operation not permitted\n" in server.log
         assert "saboteur: memory -1 Permission denied\n" in server.log
         assert not (workplace.folder / "started").exists()
+        assert [server.metric("aotgaudi_compilations_total", cause=cause) for cause in causes] == [0] * 5
         assert server.client.get("/ready").json()["compilations"] == 0
-        assert after["choices"] == before["choices"]
+        assert server.complete([3] * 4, max_tokens=4)["choices"] == before["choices"]
+
+        os.kill(pid, signal.SIGUSR2)
+        assert eventually(lambda: server.log.count("saboteur: refused while serving") == 2), server.log
+
+        assert server.metric("aotgaudi_compilations_total", cause="process") == 1
+        assert server.metric("aotgaudi_compilations_total", cause="import") == 1
+        assert server.client.get("/ready").json()["compilations"] == 2
+        assert server.complete([3] * 4, max_tokens=4)["choices"] == before["choices"]
 
 
 def _modes(process: str) -> set[str]:

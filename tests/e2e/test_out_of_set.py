@@ -15,66 +15,50 @@ NUM_PROMPTS, NUM_TOKENS, MAX_NUM_SEQS = 64, 48, 2
 LONG_STEPS = NUM_PROMPTS * (NUM_TOKENS - 1) // MAX_NUM_SEQS
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"prompt": [1] * MAX_MODEL_LEN, "max_tokens": 1}, (f"max_model_len = {MAX_MODEL_LEN}", "64 tokens")),
-        ({"prompt": [1] * 5000, "max_tokens": 1}, (f"max_model_len = {MAX_MODEL_LEN}", "5000 tokens")),
-        ({"prompt": "quick " * 5000}, (f"max_model_len = {MAX_MODEL_LEN}",)),
-        ({"prompt": [1] * 32, "max_tokens": 33}, (f"max_model_len = {MAX_MODEL_LEN}", "65 tokens")),
-        ({"prompt": [1], "max_tokens": 10**9}, (f"max_model_len = {MAX_MODEL_LEN}", "1000000001 tokens")),
-        ({"prompt": [VOCAB_SIZE]}, (f"vocabulary's size {VOCAB_SIZE}",)),
-        ({"prompt": [[1], [2] * MAX_MODEL_LEN]}, (f"max_model_len = {MAX_MODEL_LEN}",)),
-        ({"prompt": ""}, ("the prompt is empty",)),
-        ({"prompt": []}, ("prompt",)),
-        ({}, ("Missing required parameter: 'prompt'",)),
-        ({"prompt": "a", "max_tokens": 0}, ("max_tokens", "greater than or equal to 1")),
-        ({"prompt": "a", "temperature": 3}, ("temperature", "from 0 to 2")),
-        ({"prompt": "a", "top_p": 0}, ("top_p", "(0, 1]")),
-        ({"prompt": "a", "priority": 2}, ("'priority'", "not supported")),
-    ],
+LIMIT = f"max_model_len = {MAX_MODEL_LEN}"
+USER = {"role": "user", "content": "hi"}
+REFUSED: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"prompt": [1] * MAX_MODEL_LEN, "max_tokens": 1}, LIMIT, "64 tokens"),
+    ({"prompt": [1] * 5000, "max_tokens": 1}, LIMIT, "5000 tokens"),
+    ({"prompt": "quick " * 5000}, LIMIT, ""),
+    ({"prompt": [1] * 32, "max_tokens": 33}, LIMIT, "65 tokens"),
+    ({"prompt": [1], "max_tokens": 10**9}, LIMIT, "1000000001 tokens"),
+    ({"prompt": [VOCAB_SIZE]}, f"vocabulary's size {VOCAB_SIZE}", ""),
+    ({"prompt": [[1], [2] * MAX_MODEL_LEN]}, LIMIT, ""),
+    ({"prompt": ""}, "the prompt is empty", ""),
+    ({"prompt": []}, "prompt", ""),
+    ({}, "Missing required parameter: 'prompt'", ""),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+    ({"prompt": "a", "temperature": 3}, "temperature", "from 0 to 2"),
+    ({"prompt": "a", "top_p": 0}, "top_p", "(0, 1]"),
+    ({"prompt": "a", "priority": 2}, "'priority'", "not supported"),
+    ({"messages": [{**USER, "content": "fox " * 80}]}, LIMIT, ""),
+    ({"messages": [USER], "max_tokens": 64}, f"{MAX_MODEL_LEN} tokens", ""),
+    ({"messages": []}, "messages", ""),
+    ({"messages": [{**USER, "role": "wizard"}]}, "messages[0].role", ""),
 )
-def test_a_completion_outside_the_limits_is_refused_with_the_limit(
-    server: Server, body: dict[str, Any], words: tuple[str, ...]
-) -> None:
-    response = server.post("/v1/completions", body)
+"""Bodies, and words of what is said of them."""
 
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["type"] in ("Bad Request", "BadRequestError")
-    for word in words:
-        assert word in error["message"]
+
+def test_a_request_outside_the_limits_is_refused_with_the_limit(server: Server) -> None:
+    for body, *words in REFUSED:
+        response = server.post("/v1/chat/completions" if "messages" in body else "/v1/completions", body)
+
+        assert response.status_code == 400, body
+        error = response.json()["error"]
+        assert error["type"] in ("Bad Request", "BadRequestError"), body
+        assert [word for word in words if word not in error["message"]] == [], body
     assert server.metric("aotgaudi_compilations_total") == 0
     assert server.is_idle()
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ({"messages": [{"role": "user", "content": "fox " * 80}]}, (f"max_model_len = {MAX_MODEL_LEN}",)),
-        ({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 64}, (f"{MAX_MODEL_LEN} tokens",)),
-        ({"messages": []}, ("messages",)),
-        ({"messages": [{"role": "wizard", "content": "hi"}]}, ("messages[0].role",)),
-    ],
-)
-def test_a_chat_outside_the_limits_is_refused_with_the_limit(
-    server: Server, body: dict[str, Any], words: tuple[str, ...]
-) -> None:
-    response = server.post("/v1/chat/completions", body)
-
-    assert response.status_code == 400
-    for word in words:
-        assert word in response.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("content", [b'{"prompt": "a"', b"", b"\xff\xfe", b'["prompt"]', b"null"])
-def test_a_body_that_is_no_json_object_is_refused(server: Server, content: bytes) -> None:
+def test_a_body_that_is_no_json_object_is_refused(server: Server) -> None:
     headers = {"Content-Type": "application/json"}
+    for content in (b'{"prompt": "a"', b"", b"\xff\xfe", b'["prompt"]', b"null"):
+        response = server.client.post("/v1/completions", content=content, headers=headers)
 
-    response = server.client.post("/v1/completions", content=content, headers=headers)
-
-    assert response.status_code == 400
-    assert "JSON" in response.json()["error"]["message"]
+        assert response.status_code == 400, content
+        assert "JSON" in response.json()["error"]["message"], content
 
 
 def test_the_longest_request_that_fits_is_served(server: Server) -> None:

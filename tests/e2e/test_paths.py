@@ -46,7 +46,7 @@ def furnished(workplace: Workplace, place: Path) -> Iterator[Path]:
     yield place
 
 
-@pytest.mark.parametrize("name", ["-sp ace ünï 日本", 'it\'s "a" \\ $b,c:d=e;#%', "new\nline", ""], ids=ascii)
+@pytest.mark.parametrize("name", ['-sp ace ünï 日本\nit\'s "a" \\ $b,c:d=e;#%', ""], ids=ascii)
 def test_a_path_may_have_any_character_and_3000_of_them(
     workplace: Workplace, tmp_path: Path, name: str
 ) -> None:

@@ -22,6 +22,7 @@ from aotgaudi.store.store import Store
 from tests.container import can_mount, drop_privileges
 from tests.e2e.harness import Workplace, command_line, environment
 from tests.e2e.test_container import mounted
+from tests.parallel import nightly
 from tests.unit.compile.test_read_through import LABELS, MANIFEST, built
 from tests.workload import FAKE, seed
 
@@ -141,7 +142,7 @@ def test_every_verb_says_that_it_cannot_print_and_works_where_nobody_listens(pla
         assert not [fault for found in pool.map(faults, VERBS) for fault in found]
 
 
-@pytest.mark.parametrize("words", ["--help", "nothing"])
+@pytest.mark.parametrize("words", ["--help", *nightly("nothing")])
 def test_what_click_prints_is_no_exception(place: Place, words: str) -> None:
     for stdin, stdout, stderr in product(("", "<&-"), ("", ">&-", ">/dev/full"), ("", "2>&-", "2>/dev/full")):
         done = place.shell(words, f"{stdin} {stdout} {stderr}")
@@ -190,11 +191,13 @@ WITHHELD = {
     "words",
     [
         "verify {bundle}",
-        "cache stats --store {store}",
-        "build plan {spec} --store {store}",
         "serve --bundle {bundle} --model {model} --require-warm --port 0 --host nowhere.invalid",
-        "explain {spec} --store {store}",
         "doctor",
+        *nightly(
+            "cache stats --store {store}",
+            "build plan {spec} --store {store}",
+            "explain {spec} --store {store}",
+        ),
     ],
 )
 def test_what_is_withheld_is_told_in_a_line(place: Place, words: str, what: str) -> None:
@@ -209,7 +212,7 @@ def test_what_is_withheld_is_told_in_a_line(place: Place, words: str, what: str)
     assert done.returncode in {*codes, 0}
 
 
-@pytest.mark.parametrize("most", [1, 2, 4, 8])
+@pytest.mark.parametrize("most", [1, 4, *nightly(2, 8)])
 def test_a_limit_on_processes_is_told(place: Place, mounted: Path, most: int) -> None:
     """The kernel counts the processes and threads of a user, so it has to be one that has no others."""
     user = shlex.join(drop_privileges(uid=54_000 + most))

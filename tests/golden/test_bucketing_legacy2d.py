@@ -14,8 +14,7 @@ from aotgaudi.bucketing.extension import (
 )
 from aotgaudi.bucketing.linear import LinearAxis
 from aotgaudi.bucketing.versions import find_strategy
-from tests.golden.phases import PHASES, inputs_of_phase, phases_with
-from tests.golden.rows import Row, check_table, each_of, read_rows
+from tests.golden.rows import PHASES, Row, check_table, each_of, inputs_of_phase, phases_with, read_rows
 
 ROWS = read_rows("bucketing/legacy2d.jsonl.gz")
 STRATEGIES = {"linear_2d": "linear", "exponential_2d": "exponential"}

@@ -1,4 +1,4 @@
-"""The linear and the padding-aware tables, number for number: every row of their files, and the large and single ones."""
+"""The linear, the padding-aware and the files' tables, number for number: every row, the large and the single ones, too."""
 
 from __future__ import annotations
 
@@ -20,8 +20,16 @@ from aotgaudi.bucketing.linear import (
 )
 from aotgaudi.bucketing.versions import find_strategy
 from aotgaudi.errors import SpecError
-from tests.golden.phases import PHASES, check_phase, inputs_of_phase, phases_with, with_phases
-from tests.golden.rows import Row, each_of, read_rows
+from tests.golden.rows import (
+    PHASES,
+    Row,
+    check_phase,
+    each_of,
+    inputs_of_phase,
+    phases_with,
+    read_rows,
+    with_phases,
+)
 
 STRATEGIES = ("linear", "padding_aware")
 OWN_ROWS = {
@@ -48,6 +56,13 @@ def axes_of(row: Row, phase: str) -> LinearAxes | PaddedAxes:
 @each_of(with_phases(ROWS))
 def test_tables_equal_the_public_code(row: Row, phase: str) -> None:
     check_phase(row, phase, find_strategy(row["version"], row["strategy"]))
+
+
+@each_of(with_phases(read_rows("bucketing/file.jsonl.gz")))
+def test_tables_of_files_malformed_ones_included_equal_the_public_code(row: Row, phase: str) -> None:
+    assert row["strategy"] == "file"
+
+    check_phase(row, phase, find_strategy(row["version"], "file"))
 
 
 @each_of(phases_with(ROWS, "cfg"))

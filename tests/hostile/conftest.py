@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import pytest
@@ -14,7 +15,9 @@ from tests.hostile.server import Ordeal, ordeal
 
 __all__ = ["workplace"]
 
-_ROWS = pytest.StashKey[list[str]]()
+_FIGURES = "figures"
+Record = Callable[[str], None]
+"""Takes a line that is printed at the end of the run."""
 
 
 class Trial(Protocol):
@@ -43,11 +46,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak-seed", type=int, default=9, help="of the soak's random mix")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Makes room for the figures."""
-    config.stash[_ROWS] = []
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks what is in this folder. A soak has the time that its requests take on a slow machine, ten a second."""
     soak_seconds = 600 + config.getoption("--requests") / 10
@@ -58,21 +56,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(soak_seconds))
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Prints the figures, which docs/reliability.md quotes."""
-    if rows := config.stash.get(_ROWS, []):
-        terminalreporter.section("figures")
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints the figures, which docs/reliability.md quotes. They come with the reports, from whatever process."""
+    reports = (report for found in terminalreporter.stats.values() for report in found)
+    called = [report for report in reports if getattr(report, "when", "") == "call"]
+    if rows := [row for report in called for name, row in report.user_properties if name == _FIGURES]:
+        terminalreporter.section(_FIGURES)
         terminalreporter.write_line("\n".join(rows))
 
 
 @pytest.fixture
-def record(pytestconfig: pytest.Config) -> list[str]:
-    """What is printed at the end, a line each."""
-    return pytestconfig.stash[_ROWS]
+def record(record_property: Callable[[str, object], None]) -> Record:
+    """Prints a figure at the end."""
+    return partial(record_property, _FIGURES)
 
 
 @pytest.fixture
-def trial(workplace: Workplace, request: pytest.FixtureRequest, record: list[str]) -> Trial:
+def trial(workplace: Workplace, request: pytest.FixtureRequest, record: Record) -> Trial:
     """Attacks on servers of the shared bundle, named for the test."""
 
     def start(

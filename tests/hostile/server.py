@@ -17,7 +17,7 @@ from tests.hostile.witnesses import Figures, Watch, watching
 
 SETTLE_SECONDS, QUIET_SECONDS, GLANCE_SECONDS = 1.5, 3.0, 1.0
 """What the witnesses need to make their clients is no part of the quiet figures. Where no times are judged, a glance at the
-server's memory is enough."""
+server's memory is enough, and the clients may be new."""
 MAX_SLOWER = 2.0
 NOISE_SECONDS = 0.05
 """A shared machine's own hiccups, which are no part of a ratio of two small numbers."""
@@ -151,7 +151,7 @@ def _run(attack: Attack, port: int, *arguments: Any) -> None:
 def ordeal(
     name: str,
     server: Server,
-    rows: list[str],
+    record: Callable[[str], None],
     *,
     judges_times: bool,
     proxy: Callable[[str], AbstractContextManager[str]] = nullcontext,
@@ -159,11 +159,12 @@ def ordeal(
     """Enters `server`, takes the quiet figures, lets the body attack, and asserts what must be true afterwards.
 
     `proxy` puts something in front of the server, and yields where clients connect. The server is asked to stop unless the
-    body has done so. A row goes to `rows` also where something was wrong.
+    body has done so. A row is recorded also where something was wrong.
     """
     with server:
         with proxy(server.base_url) as base_url, watching(base_url, server.process.pid) as watch:
-            time.sleep(SETTLE_SECONDS)
+            if judges_times:
+                time.sleep(SETTLE_SECONDS)
             watch.cut()
             time.sleep(QUIET_SECONDS if judges_times else GLANCE_SECONDS)
             it = Ordeal(name, server, watch, watch.cut(), judges_times, base_url=base_url)
@@ -173,5 +174,5 @@ def ordeal(
         if it.is_serving:
             it.come_to_rest()
             it.stop()
-    rows.append(it.row)
+    record(it.row)
     assert not it.problems, "\n".join(it.problems)

@@ -31,10 +31,10 @@ STOPS = b'{"prompt":"a","stop":[' + b",".join([b'"a"'] * 1_000_000) + b"]}"
 @pytest.mark.parametrize(
     ("path", "body", "num_clients"),
     [
-        pytest.param(CHAT, MESSAGES, 1, id="messages-1"),
         pytest.param(CHAT, MESSAGES, 4, id="messages-4"),
         pytest.param(CHAT, PARTS, 4, id="parts-4"),
         pytest.param(COMPLETIONS, METADATA, 4, id="metadata-4"),
+        pytest.param(CHAT, MESSAGES, 1, id="messages-1", marks=pytest.mark.nightly),
         pytest.param(CHAT, PARTS, 1, id="parts-1", marks=pytest.mark.nightly),
         pytest.param(COMPLETIONS, METADATA, 1, id="metadata-1", marks=pytest.mark.nightly),
         pytest.param(COMPLETIONS, NESTED, 4, id="nesting-4", marks=pytest.mark.nightly),

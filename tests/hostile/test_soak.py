@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from tests.e2e.harness import MAX_MODEL_LEN, VOCAB_SIZE, Server, Workplace, eventually
 from tests.e2e.traffic import PROBES, Order, Outcome, Take, outcome_of, send_all
 from tests.hostile.attackers import CHAT, COMPLETIONS
+from tests.hostile.conftest import Record
 from tests.hostile.mix import TEMPLATE, Mix
 from tests.hostile.server import MUST_BE_ZERO
 from tests.hostile.witnesses import tree_bytes
@@ -145,7 +146,7 @@ def send_weighed(server: Server, traffic: Iterator[Order], take: Take) -> tuple[
 
 
 def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
-    workplace: Workplace, pytestconfig: pytest.Config, record: list[str], tmp_path: Path
+    workplace: Workplace, pytestconfig: pytest.Config, record: Record, tmp_path: Path
 ) -> None:
     number, seed = pytestconfig.getoption("--requests"), pytestconfig.getoption("--soak-seed")
     counts: Counter[str] = Counter()
@@ -172,7 +173,7 @@ def test_the_soak_compiles_nothing_leaks_nothing_and_answers_as_alone(
 
         scale, seconds = send_weighed(server, orders(mix, number), take)
         drift_bytes = scale.drift_bytes(after_tenths=2)
-        record.append(
+        record(
             f"soak: {number} requests in {seconds:.0f} s (seed {seed}), {dict(counts)}, {len(wrong)} wrong, "
             f"{scale.weights[-1] / 1e6:.0f} MB at the end, {drift_bytes / 1e6:+.1f} MB since the first fifth "
             f"({scale.course()}), "
@@ -201,7 +202,7 @@ def short_orders(random: Random, number: int) -> Iterator[Order]:
 
 
 def test_short_requests_compile_nothing_leave_no_block_and_no_memory_behind(
-    workplace: Workplace, pytestconfig: pytest.Config, record: list[str]
+    workplace: Workplace, pytestconfig: pytest.Config, record: Record
 ) -> None:
     number, seed = pytestconfig.getoption("--requests"), pytestconfig.getoption("--soak-seed")
     statuses: Counter[int] = Counter()
@@ -214,7 +215,7 @@ def test_short_requests_compile_nothing_leave_no_block_and_no_memory_behind(
         num_free = server.metric("aotgaudi_kv_blocks_free")
         scale, seconds = send_weighed(server, short_orders(Random(seed), number), take)
         drift_bytes = scale.drift_bytes(after_tenths=1)
-        record.append(
+        record(
             f"short soak: {number} requests in {seconds:.0f} s (seed {seed}), {number / seconds:.0f} a second, "
             f"{dict(statuses)}, {drift_bytes / 1e6:+.1f} MB since the first tenth ({scale.course()})"
         )

@@ -19,6 +19,7 @@ import pytest
 
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.store.store import Store
+from tests.parallel import nightly
 from tests.workload import SPEC_TEXT, key_of, seed, tiny_spec
 
 DEADLINE_SECONDS = 300.0
@@ -83,19 +84,6 @@ def test_a_spec_becomes_a_verified_bundle_and_a_second_build_does_nothing(tmp_pa
     assert json.loads(checked.stdout)["id"] == document["manifest_id"]
 
 
-def test_equal_layers_are_one_unit(tmp_path: Path) -> None:
-    write_spec(tmp_path, LLAMA)
-    decode = next(entry for entry in Manifest.of(tiny_spec()).entries if entry.kind == "decode")
-
-    done = aotgaudi(
-        tmp_path, "build", "cache", "tiny.toml", "--store", "store", "-j", "1", "--entry", decode.id, "--json"
-    )
-
-    assert done.returncode == 0, done.stderr
-    labels = [row["label"] for row in json.loads(done.stdout)["units"]]
-    assert sorted(label.split(" ")[0] for label in labels) == ["embedding", "head", "layer"]
-
-
 @pytest.mark.parametrize(
     ("config", "message"),
     [
@@ -104,9 +92,10 @@ def test_equal_layers_are_one_unit(tmp_path: Path) -> None:
             | {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64},
             "error: model (BertSelfAttention, layer 0): attention keyword",
         ),
-        (
+        pytest.param(
             {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
             "error: model.config.rope_parameters.rope_type: 'dynamic' depends on the batch",
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=["another attention keyword", "another rope type"],
@@ -181,8 +170,15 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Build]]:
 SLOW_LABELS = [f"layer {number} !slow" for number in range(12)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("to_group", [True, False], ids=["to the group", "to the parent"])
+@pytest.mark.parametrize(
+    ("number", "to_group"),
+    [
+        (signal.SIGINT, True),
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGINT, False, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_signal_stops_a_build_cleanly_and_the_next_one_finishes_it(
     start: Callable[..., Build], number: signal.Signals, to_group: bool
 ) -> None:
@@ -206,7 +202,7 @@ def test_a_signal_stops_a_build_cleanly_and_the_next_one_finishes_it(
     assert json.loads(rest.stdout)["num_compiled"] == len(SLOW_LABELS) - num_built
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, *nightly(signal.SIGTERM)])
 def test_a_signal_while_the_workers_start_is_clean_too(
     start: Callable[..., Build], number: signal.Signals
 ) -> None:
@@ -288,7 +284,7 @@ def test_two_builders_trace_each_program_once(tmp_path: Path) -> None:
 
 
 @needs_ray
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *nightly(signal.SIGINT)])
 def test_a_build_on_ray_stops_at_a_signal_to_its_group_and_is_finished_here(
     start: Callable[..., Build], number: signal.Signals
 ) -> None:

@@ -10,20 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotgaudi.backends.base import Unit
-from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.probe import levels_within, probe, this_machine
+from aotgaudi.backends.inductor.probe import levels_within, this_machine
 from aotgaudi.backends.inductor.quantized_linear import MOST_ROWS
-from aotgaudi.backends.inductor.runtime import InductorRuntime
-from aotgaudi.compile.keys import unit_key
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import DecodeRow, DecodeStep, PromptRow, PromptStep, SamplingRow
 from aotgaudi.entries import DecodeEntry, PromptEntry
-from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.quantization import INT8
 from aotgaudi.graphs.quantized_linear import INT8_LINEAR
 from aotgaudi.store.store import Store
 from tests.integration.models import build, reference, save_checkpoint, spec_of
+from tests.integration.units import Calls
 from tests.parallel import nightly
 
 LEVELS = [level.name for level in levels_within(frozenset(this_machine().isa))]
@@ -69,33 +65,21 @@ class Products:
         self._given = {
             name: product(*case[:4], has_bias=case[4], seed=sum(case[1:3])) for name, case in CASES.items()
         }
-        calls = self._given
 
-        class Calls(torch.nn.Module):
-            def forward(self, given: dict[str, list[Tensor]]) -> list[Tensor]:
-                results = [call(*given[name]) for name in calls]
-                return [*results, *map(after, results)]
+        def call_and_go_on(*inputs: Tensor) -> list[Tensor]:
+            return [result := call(*inputs), after(result)]
 
-        target = probe(level)
-        text = to_text(torch.export.export(Calls(), (calls,), strict=False).graph)
-        unit = Unit(text, unit_key(text, target), "int8")
-        made = InductorCompiler(target).compile(unit, folder)
-        self._runtime, self._layouts = InductorRuntime(target), made.layouts
-        self._unit = self._runtime.load(made.files)
+        calls = {name: (call_and_go_on, inputs) for name, inputs in self._given.items()}
+        self._calls = Calls(calls, folder, level)
 
     def inputs(self, name: str) -> list[Tensor]:
         return [tensor.clone() for tensor in self._given[name]]
 
     def run(self, name: str, inputs: list[Tensor]) -> Tensor:
         """Returns the product of one case, after seeing that what comes after it reads the same."""
-        given = {**self._given, name: inputs}
-        listed = [tensor for tensors in given.values() for tensor in tensors]
-        for place, layout in self._layouts.items():
-            listed[place] = self._runtime.prepare(layout, listed[place])
-        results = self._unit.run(listed)
-        number = list(given).index(name)
-        torch.testing.assert_close(results[len(given) + number], after(results[number]), equal_nan=True)
-        return results[number]
+        result, following = self._calls.run(name, inputs)
+        torch.testing.assert_close(following, after(result), equal_nan=True)
+        return result
 
 
 @pytest.fixture(scope="module", params=LEVELS)

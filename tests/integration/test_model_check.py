@@ -177,7 +177,7 @@ def test_a_wrong_model_is_refused_by_name_before_a_unit_is_compiled(tmp_path: Pa
     assert not History.of_store(Store.open(tmp_path / "store")).units
 
 
-@pytest.mark.parametrize("family", ["nemotron", "stablelm"])
+@pytest.mark.parametrize("family", ["nemotron", *nightly("stablelm")])
 def test_a_family_whose_layers_drop_keywords_is_refused_in_words(family: str, tmp_path: Path) -> None:
     config = {**LLAMA, "model_type": family, "num_hidden_layers": 1}
     write_spec(tmp_path, config)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from aotgaudi.backends.base import Executable, Unit
-from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.probe import probe
-from aotgaudi.backends.inductor.runtime import InductorRuntime
-from aotgaudi.digest import Key
-from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.paged_decode import PAGED_DECODE
+from tests.integration.units import Calls
 
 ROWS, NUM_BLOCKS, KV_HEADS = 3, 7, 2
 CACHE_BLOCKS = 11
 
 
 class Case:
-    """A unit of one call, and inputs for it. With a `value_dim`, values are the first columns of keys."""
+    """One call, and inputs for it. With a `value_dim`, values are the first columns of keys."""
 
     def __init__(
         self,
@@ -61,17 +54,6 @@ class Case:
         result: torch.Tensor = PAGED_DECODE(*inputs[:5], sinks, self.size**-0.5, self.softcap, *narrow)
         return result
 
-    def compiled(self, folder: Path) -> Executable:
-        class Call(torch.nn.Module):
-            def forward(_self, *inputs: torch.Tensor) -> torch.Tensor:  # noqa: N805
-                return self.call(*inputs)
-
-        graph = torch.export.export(Call(), tuple(self.inputs(0)), strict=False).graph
-        target = probe("native")
-        unit = Unit(to_text(graph), Key.of([("text", "x")]), "paged decode")
-        files = InductorCompiler(target).compile(unit, folder).files
-        return InductorRuntime(target).load(files)
-
 
 CASES = {
     "as in SmolLM2": Case(64, 3, 16, torch.bfloat16, sinks=False, softcap=0.0),
@@ -97,31 +79,37 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
+    given = {name: (case.call, case.inputs(0)) for name, case in CASES.items()}
+    return Calls(given, tmp_path_factory.mktemp("unit"))
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_units_attend_as_defined_and_each_row_by_itself(name: str, tmp_path: Path) -> None:
+def test_units_attend_as_defined_and_each_row_by_itself(name: str, calls: Calls) -> None:
     case = CASES[name]
-    unit = case.compiled(tmp_path)
     tolerance = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}[case.dtype]
 
     for seed in range(5):
         inputs = case.inputs(seed)
-        (got,) = unit.run(inputs)
+        (got,) = calls.run(name, inputs)
         torch.testing.assert_close(got, case.call(*inputs), atol=tolerance, rtol=tolerance)
 
         query = inputs[0].clone()
         query[1:] = 0
-        (alone,) = unit.run([query, *inputs[1:]])
+        (alone,) = calls.run(name, [query, *inputs[1:]])
         assert torch.equal(alone[0], got[0])
 
 
-def test_what_nobody_sees_of_a_context_is_not_read(tmp_path: Path) -> None:
-    case = CASES["as in SmolLM2"]
-    unit, inputs = case.compiled(tmp_path), case.inputs(0)
-    (before,) = unit.run(inputs)
+def test_what_nobody_sees_of_a_context_is_not_read(calls: Calls) -> None:
+    name = "as in SmolLM2"
+    case = CASES[name]
+    inputs = case.inputs(0)
+    (before,) = calls.run(name, inputs)
 
     blocks, seen = inputs[2], inputs[4]
     inputs[1][:, [0, *(set(range(CACHE_BLOCKS)) - set(blocks.tolist())), int(blocks[6])]] = torch.nan
     inputs[1][:, blocks[5], :, case.block_size // 2 + 1 :] = torch.nan
     assert not seen[6].any()
 
-    assert torch.equal(unit.run(inputs)[0], before)
+    assert torch.equal(calls.run(name, inputs)[0], before)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from aotgaudi.backends.base import Executable, Unit
-from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
-from aotgaudi.backends.inductor.probe import cpu_features, probe
-from aotgaudi.backends.inductor.runtime import InductorRuntime
-from aotgaudi.digest import Key
-from aotgaudi.graphs.canonical import to_text
+from aotgaudi.backends.inductor.probe import cpu_features
 from aotgaudi.graphs.masks import prompt_mask
+from tests.integration.units import Calls
 
 LEVEL = "avx512+bf16"
 pytestmark = pytest.mark.skipif(
@@ -34,16 +29,10 @@ CASES = {
 """Rows, queries, cached tokens, KV heads, query heads of each, head size, window."""
 
 
-class Attention(torch.nn.Module):
-    def forward(
-        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        turned = query.transpose(1, 2)
-        scale = query.shape[-1] ** -0.5
-        out = F.scaled_dot_product_attention(
-            turned, keys, values, attn_mask=mask, scale=scale, enable_gqa=True
-        )
-        return out.transpose(1, 2)
+def attend(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    turned, scale = query.transpose(1, 2), query.shape[-1] ** -0.5
+    out = F.scaled_dot_product_attention(turned, keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
 def shapes(name: str) -> list[tuple[int, ...]]:
@@ -51,22 +40,21 @@ def shapes(name: str) -> list[tuple[int, ...]]:
     return [(b, q, heads * group, size), (b, heads, c + q, size), (b, heads, c + q, size), (b, 1, q, c + q)]
 
 
-def compiled(name: str, folder: Path) -> Executable:
-    *numbers, mask = shapes(name)
-    inputs = (
-        *(torch.zeros(shape, dtype=torch.bfloat16) for shape in numbers),
-        torch.ones(mask, dtype=torch.bool),
-    )
-    text = to_text(torch.export.export(Attention(), inputs, strict=False).graph)
-    made = InductorCompiler(probe(LEVEL)).compile(Unit(text, Key.of([("text", "x")]), "attention"), folder)
-    assert b"dot_product" not in made.files["unit.so"].read_bytes()  # Torch's own kernel is not called.
-    return InductorRuntime(probe(LEVEL)).load(made.files)
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> Calls:
+    def inputs(name: str) -> list[torch.Tensor]:
+        *numbers, mask = shapes(name)
+        zeros = [torch.zeros(shape, dtype=torch.bfloat16) for shape in numbers]
+        return [*zeros, torch.ones(mask, dtype=torch.bool)]
+
+    made = Calls({name: (attend, inputs(name)) for name in CASES}, tmp_path_factory.mktemp("unit"), LEVEL)
+    assert b"dot_product" not in made.unit.code  # Torch's own kernel is not called.
+    return made
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_exact_but_for_rounding_and_padding_sees_nothing(name: str, tmp_path: Path) -> None:
+def test_it_is_exact_but_for_rounding_and_padding_sees_nothing(name: str, calls: Calls) -> None:
     b, q, c, _, _, size, window = CASES[name]
-    unit = compiled(name, tmp_path)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         query, keys, values = (
@@ -81,7 +69,7 @@ def test_it_is_exact_but_for_rounding_and_padding_sees_nothing(name: str, tmp_pa
         ]
         mask = prompt_mask(spans, q, c, window)
 
-        (got,) = unit.run([query, keys, values, mask])
+        (got,) = calls.run(name, [query, keys, values, mask])
 
         exact = attention(query, keys, values, mask, size)
         torch.testing.assert_close(got.double(), exact, rtol=2**-6, atol=2e-2)

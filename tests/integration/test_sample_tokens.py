@@ -9,25 +9,18 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.backends.base import Executable, Unit
-from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.probe import probe
-from aotgaudi.backends.inductor.runtime import InductorRuntime
-from aotgaudi.digest import Key
-from aotgaudi.graphs.canonical import to_text
 from aotgaudi.graphs.sample_tokens import SAMPLE_TOKENS
 from tests import draws
 from tests.draws import Row
+from tests.integration.units import Compiled
 
 ROWS = 4
 
 
-class Draw(torch.nn.Module):
+def draw(logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
     """One call of the operator; plain: without filters."""
-
-    def forward(self, logits: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-        tokens: torch.Tensor = SAMPLE_TOKENS(logits, *others, *[None] * (5 - len(others)))
-        return tokens
+    tokens: torch.Tensor = SAMPLE_TOKENS(logits, *others, *[None] * (5 - len(others)))
+    return tokens
 
 
 class Case:
@@ -39,12 +32,9 @@ class Case:
     def inputs(self, logits: torch.Tensor, rows: list[Row]) -> list[torch.Tensor]:
         return [logits, *draws.tensors(rows)[: 5 if self.filters else 2]]
 
-    def compiled(self, folder: Path) -> Executable:
+    def compiled(self, folder: Path) -> Compiled:
         example = self.inputs(torch.zeros(ROWS, self.vocab, dtype=self.dtype), [Row()] * ROWS)
-        graph = torch.export.export(Draw(), tuple(example), strict=False).graph
-        target = probe(self.level)
-        unit = Unit(to_text(graph), Key.of([("text", "x")]), "draw")
-        return InductorRuntime(target).load(InductorCompiler(target).compile(unit, folder).files)
+        return Compiled(draw, example, folder, self.level)
 
 
 CASES = {
@@ -59,22 +49,22 @@ CASES = {
 @pytest.fixture(scope="module", params=CASES)
 def case_and_unit(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Case, Executable]:
+) -> tuple[Case, Compiled]:
     case = CASES[request.param]
     if case.level == "avx512" and "avx512f" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this machine has no AVX-512")
     return case, case.compiled(tmp_path_factory.mktemp("draw"))
 
 
-def run(case: Case, unit: Executable, logits: torch.Tensor, rows: list[Row]) -> list[int]:
-    tokens: list[int] = unit.run(case.inputs(logits, rows))[0].tolist()
+def run(case: Case, unit: Compiled, logits: torch.Tensor, rows: list[Row]) -> list[int]:
+    tokens: list[int] = unit.run(*case.inputs(logits, rows))[0].tolist()
     return tokens
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_units_draw_as_defined_and_each_row_by_itself(
-    case_and_unit: tuple[Case, Executable], data: st.DataObject
+    case_and_unit: tuple[Case, Compiled], data: st.DataObject
 ) -> None:
     case, unit = case_and_unit
     row = draws.rows if case.filters else draws.plain
@@ -94,7 +84,7 @@ def test_units_draw_as_defined_and_each_row_by_itself(
         assert run(case, unit, torch.stack(others), [rows[r], *[Row()] * (ROWS - 1)])[0] == tokens[r]
 
 
-def test_what_is_no_number_draws_nothing(case_and_unit: tuple[Case, Executable]) -> None:
+def test_what_is_no_number_draws_nothing(case_and_unit: tuple[Case, Compiled]) -> None:
     case, unit = case_and_unit
     logits = torch.zeros(ROWS, case.vocab, dtype=case.dtype)
     logits[0, 5] = logits[1, 5] = torch.nan

@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aotgaudi.backends.base import Executable, Unit
-from aotgaudi.backends.inductor.compiler import InductorCompiler
-from aotgaudi.backends.inductor.probe import probe
-from aotgaudi.backends.inductor.runtime import ARTIFACT_FILE, InductorRuntime
-from aotgaudi.digest import Key
-from aotgaudi.graphs.canonical import to_text
+from tests.integration.units import Compiled
 
 ROWS, SIZE = 256, 1536
 
@@ -49,30 +44,17 @@ def inputs(rows: int) -> list[Tensor]:
     return [torch.randn(rows, SIZE, generator=generator).to(torch.bfloat16) for _ in range(2)]
 
 
-def compiled(what: Callable[[Tensor, Tensor], Tensor], rows: int, folder: Path) -> tuple[Executable, bytes]:
-    class Call(torch.nn.Module):
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return what(x, y)
-
-    graph = torch.export.export(Call(), tuple(inputs(rows)), strict=False).graph
-    target = probe("native")
-    files = (
-        InductorCompiler(target).compile(Unit(to_text(graph), Key.of([("text", "x")]), "loops"), folder).files
-    )
-    return InductorRuntime(target).load(files), files[ARTIFACT_FILE].read_bytes()
-
-
 @pytest.mark.parametrize("what", [gated, normed])
 @pytest.mark.usefixtures("two_threads")
 def test_a_prompts_loops_are_shared_and_give_what_one_thread_gives(
     what: Callable[[Tensor, Tensor], Tensor], tmp_path: Path
 ) -> None:
-    unit, code = compiled(what, ROWS, tmp_path)
-    assert b"GOMP_parallel" in code
+    unit = Compiled(what, inputs(ROWS), tmp_path)
+    assert b"GOMP_parallel" in unit.code
 
-    (by_two,) = unit.run(inputs(ROWS))
+    (by_two,) = unit.run(*inputs(ROWS))
     torch.set_num_threads(1)
-    (by_one,) = unit.run(inputs(ROWS))
+    (by_one,) = unit.run(*inputs(ROWS))
     assert torch.equal(by_two, by_one)
 
 
@@ -87,5 +69,4 @@ def test_a_prompts_loops_are_shared_and_give_what_one_thread_gives(
 def test_what_is_small_and_what_depends_on_an_order_is_one_threads(
     what: Callable[[Tensor, Tensor], Tensor], rows: int, tmp_path: Path
 ) -> None:
-    _, code = compiled(what, rows, tmp_path)
-    assert b"GOMP_parallel" not in code
+    assert b"GOMP_parallel" not in Compiled(what, inputs(rows), tmp_path).code

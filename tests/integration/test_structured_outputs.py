@@ -1,4 +1,4 @@
-"""Two hundred schemas, and a model that says anything: what is sampled under a schema is valid, in any company.
+"""Many schemas, and a model that says anything: what is sampled under a schema is valid, in any company.
 
 The model is random logits; the sampler's graph runs in eager. Engine, scheduler, masks and grammars are those of the server.
 """
@@ -182,7 +182,7 @@ def test_what_is_sampled_under_a_schema_is_valid(engine: tuple[Engine, Scheduler
             assert (event.finish_reason, len(event.token_ids)) == ("length", MAX_TOKENS)
             assert is_beginning(schema, event.token_ids)
         assert len(event.logprobs) == (0 if params.logprobs is None else len(event.token_ids))
-    assert num_whole > 150
+    assert num_whole > 0.75 * len(schemas)
 
 
 def test_the_same_seed_gives_the_same_answer_alone(engine: tuple[Engine, Scheduler]) -> None:

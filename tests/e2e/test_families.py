@@ -1,12 +1,16 @@
-"""A DeepSeek V4 with all kinds of layers and three classes of hyper-connections: from a checkpoint to answers over HTTP."""
+"""Models of other families, from a published checkpoint to answers over HTTP: a DeepSeek V4, nightly a V3, too.
+
+The V4 has all kinds of layers, and three classes of hyper-connections.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,9 +24,9 @@ from aotgaudi.digest import Digest
 from aotgaudi.entries import DecodeEntry, MhcEntry, PromptEntry
 from aotgaudi.errors import CorruptError
 from aotgaudi.store.store import Store
-from tests.e2e.harness import VOCAB_SIZE, Workplace, copy_bundle, make_tokenizer, reseal
-from tests.integration.models import ARCHITECTURES, random_model
-from tests.parallel import once, run_folder
+from tests.e2e.harness import VOCAB_SIZE, Server, Workplace, copy_bundle, make_tokenizer, reseal
+from tests.integration.models import config_of, random_model
+from tests.parallel import nightly, once, run_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -32,82 +36,51 @@ SPEC = """\
 schema = "aotgaudi.spec/1"
 
 [model]
-name = "e2e-deepseek-v4"
+name = "e2e-{name}"
 dtype = "float32"
 config = "model/config.json"
 
-[limits]
-max_num_seqs = 3
-max_num_batched_tokens = 160
-max_model_len = 192
+{limits}
 block_size = 16
-num_blocks = 14
-
-[bucketing]
-strategy = "tuned"
-max_padding = 16.0
-tuned = { prompts = [[96, 12], [160, 12]], decodes = [[3, 14]] }
 
 [sampler]
-settings = [{ temperature = 0.0, top_p = 1.0, top_k = 0 }]
+settings = [{{ temperature = 0.0, top_p = 1.0, top_k = 0 }}]
 
 [defrag]
 enabled = true
 threshold = 1
 padded_swaps = [4]
 
-[mhc]
-rule = "sglang-pr25810"
+{bucketing}
 
 [target]
 backend = "cpu"
-num_sms = 4
-"""
-CONFIG: Mapping[str, Any] = {
-    **ARCHITECTURES["deepseek_v4"],
-    "model_type": "deepseek_v4",
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 256,
-    "hc_mult": 4,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 3,
-    "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
-    "mlp_layer_types": ["hash_moe", "moe", "moe"],
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
-"""K is 4 * 256: 16 blocks, at most four parts. Of 4 SMs: 4 parts up to 64 tokens, 2 up to 128, then 1."""
+{rest}"""
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
-    """Two checkpoints, imported from their published form, and the bundle that serves both."""
-    folder = run_folder(tmp_path_factory) / "e2e-hyper-connections"
-    kept = os.environ.get("AOTGAUDI_TEST_STORE")
-    store = Path(kept).absolute() if kept else folder / "store"
-    found = Workplace(folder, folder / "v4.toml", folder / "model", store, folder / "v4.bundle")
+@dataclass(frozen=True)
+class Family:
+    """A model and how it is served: its config, parts of a spec, prompts, and what a server says that was asked them."""
 
-    def furnish() -> None:
-        folder.mkdir()
-        for seed, to in enumerate((found.model, folder / "other")):
-            published = folder / f"published-{seed}"
-            random_model(dict(CONFIG), seed).save_pretrained(published)
-            make_tokenizer(published)
-            done = found.run("model", "import", published, to, "--dtype", "float32")
-            assert done.returncode == 0, done.stderr
-        found.spec.write_text(SPEC, encoding="utf-8")
-        done = found.run(
-            "build", found.spec, "-o", found.bundle, "--store", found.store, timeout_seconds=1500
-        )
-        assert done.returncode == 0, done.stderr
+    config: Mapping[str, Any]
+    limits: str
+    bucketing: str
+    prompts: Callable[[], list[list[int]]]
+    rest: str = ""
+    check: Callable[[Server], None] = lambda _: None
 
-    once(tmp_path_factory, folder.name, furnish)
-    return found
+    @property
+    def name(self) -> str:
+        """Its `model_type`."""
+        return str(self.config["model_type"])
+
+    @property
+    def spec(self) -> str:
+        """The whole spec."""
+        return SPEC.format(name=self.name, limits=self.limits, bucketing=self.bucketing, rest=self.rest)
 
 
-def prompts() -> list[list[int]]:
+def prompts_of_v4() -> list[list[int]]:
     """Ten prompts of 9 to 144 tokens; the last two begin as others do."""
     random = Random(2)
     found = [random.choices(range(5, VOCAB_SIZE), k=n) for n in (9, 50, 144, 37, 64, 101, 20, 80)]
@@ -115,12 +88,97 @@ def prompts() -> list[list[int]]:
     return [*found, [*found[2][:64], *new[0]], [*found[5][:96], *new[1]]]
 
 
-def expected(seed: int, place: Workplace, asked: list[list[int]]) -> list[str]:
+def prompts_of_v3() -> list[list[int]]:
+    """Ten prompts of 20 to 40 tokens; each begins as one of two do."""
+    random = Random(3)
+    beginnings = [random.choices(range(5, VOCAB_SIZE), k=40) for _ in range(2)]
+    return [
+        [*beginnings[number % 2][: random.randrange(17, 38)], *random.choices(range(5, VOCAB_SIZE), k=3)]
+        for number in range(10)
+    ]
+
+
+def check_classes(server: Server) -> None:
+    """Each class was warmed before the first request, and each was used."""
+    assert server.metric("aotgaudi_mhc_cold_steps_total") == 0
+    for n_splits in CLASSES:
+        assert server.metric("aotgaudi_mhc_steps_total", n_splits=str(n_splits)) > 0
+    lines = re.findall(r"MHC prewarm .*", server.log)
+    assert lines[0].endswith("max_num_tokens=160 representative token counts: (160, 128, 64)")
+    assert [re.sub(r"[\d.]+s$", "", line) for line in lines[1:]] == [
+        f"MHC prewarm path={path} num_tokens={tokens} completed in "
+        for tokens in (160, 128, 64)
+        for path in ("attn", "ffn")
+    ]
+
+
+_TOKENS = {"vocab_size": VOCAB_SIZE, "bos_token_id": None, "eos_token_id": 0, "pad_token_id": None}
+V4 = Family(
+    config={
+        **config_of("deepseek_v4"),
+        **_TOKENS,
+        "hidden_size": 256,
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"],
+        "mlp_layer_types": ["hash_moe", "moe", "moe"],
+        "max_position_embeddings": 256,
+    },
+    limits="[limits]\nmax_num_seqs = 3\nmax_num_batched_tokens = 160\nmax_model_len = 192\nnum_blocks = 14",
+    bucketing="""[bucketing]
+strategy = "tuned"
+max_padding = 16.0
+tuned = { prompts = [[96, 12], [160, 12]], decodes = [[3, 14]] }""",
+    rest='num_sms = 4\n\n[mhc]\nrule = "sglang-pr25810"\n',
+    prompts=prompts_of_v4,
+    check=check_classes,
+)
+"""K is 4 * 256: 16 blocks, at most four parts. Of 4 SMs: 4 parts up to 64 tokens, 2 up to 128, then 1."""
+V3 = Family(
+    config={**config_of("deepseek_v3"), **_TOKENS, "num_hidden_layers": 2},
+    limits="[limits]\nmax_num_seqs = 4\nmax_num_batched_tokens = 32\nmax_model_len = 96\nnum_blocks = 12",
+    bucketing="""[bucketing]
+strategy = "tuned"
+tuned = { prompts = [[32, 0], [32, 6]], decodes = [[4, 12]] }""",
+    prompts=prompts_of_v3,
+)
+
+
+def furnished(family: Family, factory: pytest.TempPathFactory) -> Workplace:
+    """Two checkpoints, imported from their published form, and the bundle that serves both."""
+    folder = run_folder(factory) / f"e2e-{family.name}"
+    kept = os.environ.get("AOTGAUDI_TEST_STORE")
+    store = Path(kept).absolute() if kept else folder / "store"
+    found = Workplace(folder, folder / "x.toml", folder / "model", store, folder / "x.bundle")
+
+    def furnish() -> None:
+        folder.mkdir()
+        for seed, to in enumerate((found.model, folder / "other")):
+            published = folder / f"published-{seed}"
+            random_model(dict(family.config), seed).save_pretrained(published)
+            make_tokenizer(published)
+            done = found.run("model", "import", published, to, "--dtype", "float32")
+            assert done.returncode == 0, done.stderr
+        found.spec.write_text(family.spec, encoding="utf-8")
+        done = found.run(
+            "build", found.spec, "-o", found.bundle, "--store", found.store, timeout_seconds=1500
+        )
+        assert done.returncode == 0, done.stderr
+
+    once(factory, folder.name, furnish)
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    return furnished(V4, tmp_path_factory)
+
+
+def expected(family: Family, seed: int, place: Workplace, asked: list[list[int]]) -> list[str]:
     """What transformers generates, one sequence at a time."""
     import torch
     from transformers import PreTrainedTokenizerFast
 
-    model = random_model(dict(CONFIG), seed)
+    model = random_model(dict(family.config), seed)
     tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(place.model / "tokenizer.json"))
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": NUM_TOKENS, "eos_token_id": None}
     with torch.no_grad():
@@ -128,16 +186,13 @@ def expected(seed: int, place: Workplace, asked: list[list[int]]) -> list[str]:
     return [tokenizer.decode(answer.tolist(), skip_special_tokens=True) for answer in answers]
 
 
-@pytest.fixture(scope="module")
-def wanted(place: Workplace) -> list[str]:
-    """What transformers answers to `prompts`, all different."""
-    found = expected(0, place, prompts())
-    assert len(set(found)) == len(found)
-    return found
-
-
-def test_texts_over_http_equal_those_of_transformers(place: Workplace, wanted: list[str]) -> None:
-    asked = prompts()
+@pytest.mark.parametrize("family", [V4, *nightly(V3)], ids=lambda family: family.name)
+def test_texts_over_http_equal_those_of_transformers(
+    family: Family, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place, asked = furnished(family, tmp_path_factory), family.prompts()
+    wanted = expected(family, 0, place, asked)
+    assert len(set(wanted)) == len(wanted)
 
     with place.serve() as server, ThreadPoolExecutor(4) as pool:
 
@@ -155,27 +210,18 @@ def test_texts_over_http_equal_those_of_transformers(place: Workplace, wanted: l
         assert server.metric("aotgaudi_defrag_swaps_total") >= 50
         assert server.metric("aotgaudi_prefix_cache_hits_total") >= 100
         assert server.metric("aotgaudi_compilations_total") == 0
-        assert server.metric("aotgaudi_mhc_cold_steps_total") == 0
-        for n_splits in CLASSES:
-            assert server.metric("aotgaudi_mhc_steps_total", n_splits=str(n_splits)) > 0
-        lines = re.findall(r"MHC prewarm .*", server.log)
-    assert lines[0].endswith("max_num_tokens=160 representative token counts: (160, 128, 64)")
-    assert [re.sub(r"[\d.]+s$", "", line) for line in lines[1:]] == [
-        f"MHC prewarm path={path} num_tokens={tokens} completed in "
-        for tokens in (160, 128, 64)
-        for path in ("attn", "ffn")
-    ]
+        family.check(server)
 
 
 def test_another_checkpoint_is_served_by_the_same_artifacts(place: Workplace) -> None:
-    asked = prompts()[:2]
+    asked = prompts_of_v4()[:2]
 
     with place.serve(model=place.folder / "other") as server:
         texts = [
             server.complete(p, max_tokens=NUM_TOKENS, ignore_eos=True)["choices"][0]["text"] for p in asked
         ]
 
-    assert texts == expected(1, place, asked)
+    assert texts == expected(V4, 1, place, asked)
 
 
 def test_there_are_as_many_artifacts_as_classes_and_every_step_calls_its_own(place: Workplace) -> None:
@@ -193,7 +239,7 @@ def test_there_are_as_many_artifacts_as_classes_and_every_step_calls_its_own(pla
             n_splits = {3: 4, 96: 2, 160: 1}[entry.num_tokens]
             assert {n: sum(unit in keys for unit in called) for n, keys in of_class.items()} == {
                 **dict.fromkeys(CLASSES, 0),
-                n_splits: 2 * CONFIG["num_hidden_layers"],
+                n_splits: 2 * V4.config["num_hidden_layers"],
             }
 
 
@@ -208,7 +254,7 @@ def test_other_classes_need_other_steps_and_no_other_unit(
     was: str, now: str, classes: dict[int, int], place: Workplace, tmp_path: Path
 ) -> None:
     spec = place.folder / f"{len(classes)}-classes.toml"
-    spec.write_text(SPEC.replace(was, now), encoding="utf-8")
+    spec.write_text(V4.spec.replace(was, now), encoding="utf-8")
     bundle = tmp_path / "other.bundle"
 
     cached = place.run("build", "cache", spec, "--store", place.store, "--json")
