@@ -31,8 +31,7 @@ from aotgaudi.entries import DecodeEntry, Entry, MhcEntry, PromptEntry
 from aotgaudi.errors import SpecError
 from aotgaudi.llm.grammar_compiler import LaterGrammars
 from aotgaudi.llm.model_files import GenerationConfig, split_by_sampler
-from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, SplitCounts, Warmth
-from aotgaudi.llm.start import Pinned
+from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, SplitCounts, VerifiedInputs, Warmth
 from aotgaudi.llm.tokenizer import Tokenizer
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.manifest.manifest import Manifest
@@ -48,11 +47,11 @@ from aotgaudi.spec.sampler import SamplerSpec
 logger = logging.getLogger(__name__)
 
 
-def assemble(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
+def assemble(options: ModelOptions, observers: Observers, inputs: VerifiedInputs) -> RunningModel:
     """Returns a model whose engine runs. Raises what `aotgaudi.llm.start.start` does."""
     keep_freed_memory()
     with _one_thread():
-        return _assembled(options, observers, pinned)
+        return _assembled(options, observers, inputs)
 
 
 @contextmanager
@@ -66,8 +65,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> RunningModel:
-    manifest, model = pinned.manifest, pinned.weights.model
+def _assembled(options: ModelOptions, observers: Observers, inputs: VerifiedInputs) -> RunningModel:
+    manifest, model = inputs.manifest, inputs.weights.model
     spec = manifest.spec
     with observers.phases.time("tokenizer"):
         check_model(spec, model)
@@ -78,7 +77,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
             grammars = LaterGrammars(model, tokenizer, spec.model.vocab_size)
 
     executables = ExecutableTable()
-    runtime = _load(observers.phases, pinned, executables)
+    runtime = _load(observers.phases, inputs, executables)
     splits = _prewarmed(manifest, executables, observers.phases)
     guard = Guard()  # Counts from here on: nobody may arm it.
     guard.watch("backend", runtime.num_compiled)
@@ -100,7 +99,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         "%d of %d entries warm, manifest %s, model: %s",
         len(executables),
         len(manifest.entries),
-        pinned.bundle.manifest.id[:16],
+        inputs.bundle.manifest.id[:16],
         model.describe(),
     )
 
@@ -119,7 +118,7 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
         tokenizer=tokenizer,
         directory=model,
         defaults=defaults,
-        manifest_id=pinned.bundle.manifest.id,
+        manifest_id=inputs.bundle.manifest.id,
         binding=model.describe(),
         rules=RequestRules(spec.limits, spec.model.vocab_size, spec.sampler, executables.has_heads),
         guard=guard,
@@ -127,15 +126,15 @@ def _assembled(options: ModelOptions, observers: Observers, pinned: Pinned) -> R
     )
 
 
-def _load(phases: Phases, pinned: Pinned, executables: ExecutableTable) -> Runtime:
+def _load(phases: Phases, inputs: VerifiedInputs, executables: ExecutableTable) -> Runtime:
     """Loads every entry into `executables`, and returns what runs them."""
-    bundle, verified = pinned.bundle, pinned.verified.result()
-    entries, receipt = pinned.manifest.entries, bundle.require_programs()
+    bundle, verified = inputs.bundle, inputs.verified.result()
+    entries, receipt = inputs.manifest.entries, bundle.require_programs()
     executables.declare_samplers(entries)
     runtime = make_runtime(receipt.target)
-    pinned.prefetched.result()
-    limits = pinned.manifest.spec.limits
-    loader = Loader(runtime, pinned.weights, limits.num_blocks, pinned.caches.result())
+    inputs.prefetched.result()
+    limits = inputs.manifest.spec.limits
+    loader = Loader(runtime, inputs.weights, limits.num_blocks, inputs.caches.result())
     artifacts = Artifacts(receipt, verified.program, verified.read, verified.path)
     loader.load(entries, artifacts, executables, phases)
     verified.objects.close()

@@ -11,13 +11,19 @@ from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
 if TYPE_CHECKING:  # The API server needs these values, but not the modules that make them.
+    from concurrent.futures import Future
+
+    from aotgaudi.bundle.bundle import Bundle
     from aotgaudi.bundle.model_directory import ModelDirectory
     from aotgaudi.bundle.trust import TrustPolicy
+    from aotgaudi.bundle.verify import VerifiedBundle
     from aotgaudi.engine.admission import RequestRules
     from aotgaudi.engine.core import OnStep
     from aotgaudi.engine.loop import Engine
     from aotgaudi.llm.tokenizer import Tokenizer
+    from aotgaudi.manifest.manifest import Manifest
     from aotgaudi.runtime.guard import Cause, Guard, Layer
+    from aotgaudi.runtime.weights import ShardReader
     from aotgaudi.spec.policy import Policy
 
 
@@ -53,6 +59,21 @@ class ModelOptions:
     def hashes(self) -> bool:
         """Whether every object of the bundle is hashed. A signature would mean nothing otherwise."""
         return self.require_warm or bool(self.acceptance.keys)
+
+
+@dataclass(frozen=True)
+class VerifiedInputs:
+    """A bundle, the weights of its model, and futures of their loading. If `verified` fails, the other futures fail too.
+
+    `manifest` is the bundle's, with the number of KV blocks that is served. `caches` has memory for the KV caches, by name.
+    """
+
+    bundle: Bundle
+    manifest: Manifest
+    weights: ShardReader
+    verified: Future[VerifiedBundle]
+    prefetched: Future[None]
+    caches: Future[Mapping[str, memoryview]]
 
 
 @dataclass(frozen=True, kw_only=True)

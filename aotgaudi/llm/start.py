@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from aotgaudi.backends.base import FIXED_NUM_BLOCKS, keeps_caches_on_host
 from aotgaudi.backends.online import check_target, prepare_process
@@ -20,7 +20,7 @@ from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.model_directory import open_model
 from aotgaudi.bundle.verify import VerifiedBundle, hold_bundle, require_memory
 from aotgaudi.errors import CoverageError, SpecError, TargetError, first_line
-from aotgaudi.llm.running import ModelOptions, Observers, RunningModel
+from aotgaudi.llm.running import ModelOptions, Observers, RunningModel, VerifiedInputs
 from aotgaudi.manifest.coverage import coverage_of
 from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.manifest.memory import kv_cache_bytes, memory_option, with_kv_cache_memory
@@ -52,22 +52,22 @@ def start(options: ModelOptions, observers: Observers) -> RunningModel:
         prepare_process(receipt.target)
     if observers.on_model is not None:
         observers.on_model(model)
-    with pinned(
+    with verified_inputs(
         bundle,
         ShardReader(model),
         phases,
         hashes=options.hashes,
         kv_cache_bytes=options.kv_cache_bytes,
-    ) as parts:
+    ) as inputs:
         with phases.time("coverage"):
-            check_coverage(parts.manifest, require_warm=options.require_warm, sealed=bundle.manifest.spec)
+            check_coverage(inputs.manifest, require_warm=options.require_warm, sealed=bundle.manifest.spec)
         with warnings.catch_warnings(), phases.time("import_torch"):
             # torch warns if numpy is missing, which [serve] does not need.
             warnings.filterwarnings("ignore", message="Failed to initialize NumPy", category=UserWarning)
             # Imported only now, so that whatever can fail without torch fails within a fraction of a second.
             from aotgaudi.llm.assemble import assemble
 
-        return assemble(options, observers, parts)
+        return assemble(options, observers, inputs)
 
 
 def check_coverage(manifest: Manifest, *, require_warm: bool, sealed: BuildSpec) -> None:
@@ -91,30 +91,15 @@ def check_coverage(manifest: Manifest, *, require_warm: bool, sealed: BuildSpec)
     logger.warning("%s: prompts are cut shorter where that helps; else such requests fail", coverage)
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """A bundle, the weights of its model, and futures of their loading. If `verified` fails, the other futures fail too.
-
-    `manifest` is the bundle's, with the number of KV blocks that is served. `caches` has memory for the KV caches, by name.
-    """
-
-    bundle: Bundle
-    manifest: Manifest
-    weights: ShardReader
-    verified: Future[VerifiedBundle]
-    prefetched: Future[None]
-    caches: Future[Mapping[str, memoryview]]
-
-
 @contextmanager
-def pinned(
+def verified_inputs(
     bundle: Bundle,
     weights: ShardReader,
     phases: Phases,
     *,
     hashes: bool = True,
     kv_cache_bytes: int | None = None,
-) -> Iterator[Pinned]:
+) -> Iterator[VerifiedInputs]:
     """Reads on other threads while the block runs, and times it in `phases`. An error in the block stops it.
 
     `hashes`: see `hold_bundle`. `kv_cache_bytes`: what the KV cache takes; None: what the limits say. Raises SpecError if it
@@ -167,7 +152,7 @@ def pinned(
         verified = pool.submit(verify)
         prefetched, caches = pool.submit(prefetch), pool.submit(reserve)
         try:
-            yield Pinned(bundle, manifest, weights, verified, prefetched, caches)
+            yield VerifiedInputs(bundle, manifest, weights, verified, prefetched, caches)
         except BaseException:
             weights.stop()
             raise
