@@ -24,7 +24,7 @@ from typing import Any
 import harness
 from harness import Spread, Table, verdict
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitRow, UnitSource, record, unit_key
 from aotgaudi.entries import PromptEntry
 from aotgaudi.manifest.manifest import Manifest, write_manifest

@@ -20,8 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aotgaudi.backends.base import Target, Unit
-from aotgaudi.backends.fake.compiler import FakeCompiler
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import FakeCompiler, probe
 from aotgaudi.bundle.bundle import open_bundle
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.receipt import Receipt, SealedUnit

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.keys import ProgramKeys, ProgramRow, UnitSource, unit_key
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.run import BuildOutcome, Progress, Watch, run_plan

@@ -118,7 +118,7 @@ def probe_target(spec: TargetSpec) -> Target:
 
         return probe(spec.isa)
     if spec.backend == "fake":
-        from aotgaudi.backends.fake.probe import probe as fake_probe
+        from aotgaudi.backends.fake import probe as fake_probe
 
         return fake_probe()
     if spec.backend == "hpu":
@@ -149,7 +149,7 @@ def _hpu_target(spec: TargetSpec) -> Target:
 def make_compiler(target: Target) -> Compiler:
     """Returns the compiler for a probed target."""
     if target.backend == "fake":
-        from aotgaudi.backends.fake.compiler import FakeCompiler
+        from aotgaudi.backends.fake import FakeCompiler
 
         return FakeCompiler(target)
     if target.backend == "hpu":

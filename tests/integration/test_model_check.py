@@ -273,7 +273,7 @@ def test_units_from_before_are_sealed_without_it_and_the_next_build_makes_it(
 
 
 def test_a_spec_with_other_limits_or_of_no_steps_has_the_same_check_or_none() -> None:
-    from aotgaudi.backends.fake.probe import probe
+    from aotgaudi.backends.fake import probe
     from aotgaudi.compile.plan import check_key_of
     from tests.workload import tiny_spec
 

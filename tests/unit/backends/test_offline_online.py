@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.backends.base import Target, Unit
-from aotgaudi.backends.fake.compiler import FakeCompiler
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import FakeCompiler, probe
 from aotgaudi.backends.inductor.probe import probe as probe_cpu
 from aotgaudi.backends.offline import make_compiler, probe_target
 from aotgaudi.backends.online import check_target, make_runtime

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch._inductor import codecache, cpu_vec_isa
 from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
-from aotgaudi.backends.fake.probe import probe as fake_target
+from aotgaudi.backends.fake import probe as fake_target
 from aotgaudi.backends.inductor import toolchain as toolchain_module
 from aotgaudi.backends.inductor.compiler import InductorCompiler
 from aotgaudi.backends.inductor.levels import ISA_LEVELS, IsaLevel

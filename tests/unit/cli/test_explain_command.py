@@ -51,7 +51,7 @@ def upgraded(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
     def probe(flags: dict[str, str] | None = None) -> Target:
         return UPGRADED
 
-    monkeypatch.setattr("aotgaudi.backends.fake.probe.probe", probe)
+    monkeypatch.setattr("aotgaudi.backends.fake.probe", probe)
     return place
 
 

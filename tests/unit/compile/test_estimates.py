@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.plan import OTHER_SECONDS, UNIT_SECONDS, Estimates, TimeLeft, Work, read_estimates
 from aotgaudi.store.store import Store
 from tests.workload import execute, seeded_plan

@@ -18,7 +18,7 @@ import pytest
 
 from aotgaudi import errors
 from aotgaudi.backends.base import CompiledUnit, Unit
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.jobs import (
     Built,
     Busy,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import aotgaudi
+from aotgaudi.backends import fake
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.fake import probe as fake_probe
 from aotgaudi.backends.inductor import probe as inductor_probe
 from aotgaudi.backends.inductor.levels import ISA_LEVELS
 from aotgaudi.backends.inductor.probe import COMPILE_FLAGS
@@ -345,8 +345,8 @@ def test_what_traces_is_our_graph_code_and_transformers_alone() -> None:
 PACKAGE = Path(aotgaudi.__file__).parent
 CODE = sorted(
     str(path.relative_to(PACKAGE))
-    for folder in ("backends/inductor", "backends/fake", "graphs")
-    for path in (PACKAGE / folder).glob("*.py")
+    for pattern in ("backends/inductor/*.py", "backends/fake.py", "graphs/*.py")
+    for path in PACKAGE.glob(pattern)
 )
 
 OF_UNITS = (
@@ -366,12 +366,12 @@ def test_an_edit_of_what_compiles_is_another_target_and_of_what_does_not_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
     """What a target has in its toolchain is a named miss: see above."""
-    digests = {module: module.compile_code_digest.__wrapped__ for module in (inductor_probe, fake_probe)}
+    digests = {module: module.compile_code_digest.__wrapped__ for module in (inductor_probe, fake)}
     before = {module: digest() for module, digest in digests.items()}
     for folder in ("backends", "graphs"):
         shutil.copytree(PACKAGE / folder, tmp_path / folder)
-    for module, name in ((inductor_probe, "inductor"), (fake_probe, "fake")):
-        monkeypatch.setattr(module, "__file__", str(tmp_path / "backends" / name / "probe.py"))
+    for module, name in ((inductor_probe, "inductor/probe.py"), (fake, "fake.py")):
+        monkeypatch.setattr(module, "__file__", str(tmp_path / "backends" / name))
     assert {module: digest() for module, digest in digests.items()} == before
 
     (tmp_path / file).write_text("edited = 1\n", encoding="utf-8")
@@ -379,7 +379,7 @@ def test_an_edit_of_what_compiles_is_another_target_and_of_what_does_not_is_not(
     folder, _, name = file.rpartition("/")
     compiles = {
         "backends/inductor": {inductor_probe} if name not in inductor_probe.NO_COMPILE_CODE else set(),
-        "backends/fake": {fake_probe} if name == "compiler.py" else set(),
+        "backends": {fake},
         "graphs": {inductor_probe} if name in OF_UNITS else set(),
     }
     assert {module for module, digest in digests.items() if digest() != before[module]} == compiles[folder]
@@ -395,11 +395,11 @@ def test_graph_code_that_the_compile_code_imports_is_in_its_digest() -> None:
 
 @pytest.mark.process
 def test_the_code_that_compiles_is_in_the_toolchain_of_every_target() -> None:
-    probed = (inductor_probe.probe("native"), fake_probe.probe())
+    probed = (inductor_probe.probe("native"), fake.probe())
 
     assert [target.toolchain["compile_code"] for target in probed] == [
         inductor_probe.compile_code_digest(),
-        fake_probe.compile_code_digest(),
+        fake.compile_code_digest(),
     ]
     assert all(
         (PACKAGE / "backends" / "inductor" / name).is_file() for name in inductor_probe.NO_COMPILE_CODE

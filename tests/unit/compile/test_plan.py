@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.pipeline import make_receipt
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.digest import Digest

@@ -27,7 +27,7 @@ _HEAD = """
 import json, os, signal, sys, threading, time
 from pathlib import Path
 import psutil
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.plan import make_plan
 from aotgaudi.compile.ray import RayPlace, RayPool
 from aotgaudi.compile.run import Watch, run_plan

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.keys import ProgramRow, UnitRow, record
 from aotgaudi.compile.pipeline import fetch_missing, upload_all
 from aotgaudi.compile.plan import Plan, make_plan

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.compile.jobs import CompileJob
 from aotgaudi.compile.pipeline import make_receipt

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.plan import Plan, make_plan
 from aotgaudi.compile.run import Progress, Watch, _describe, run_plan
 from aotgaudi.compile.workers import Done, Job

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.backends.fake.probe import probe
+from aotgaudi.backends.fake import probe
 from aotgaudi.compile.jobs import BuildJob, Built, CompileJob, TraceJob, find_row
 from aotgaudi.compile.keys import record
 from aotgaudi.compile.pipeline import fetch_missing, upload_all

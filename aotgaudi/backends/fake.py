@@ -1,7 +1,13 @@
-"""Deterministic bytes instead of code."""
+"""A backend without a device, for tests of everything around one. It ships, so that users can test too.
+
+Artifacts are deterministic bytes. A unit whose label holds ``!fail``, ``!hang``, ``!die`` or ``!wrong``
+misbehaves in that way, one with ``!slow`` takes 0.2 s, and one with ``!random`` ends in other bytes each time.
+Every compile appends its key to the file named by the flag ``journal``, if given.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -10,9 +16,22 @@ from pathlib import Path
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import CompileError
+from aotgaudi.source_digest import sha256_source
 
 _SLOW_SECONDS = 0.2
 _NOISE_BYTES = 16
+
+
+def probe(flags: dict[str, str] | None = None) -> Target:
+    """Returns the fake target; `flags` become part of it, and of every key."""
+    toolchain = {"fake": "1", "torch": "none", "compile_code": compile_code_digest()}
+    return Target(backend="fake", machine="any", toolchain=toolchain, flags=flags or {})
+
+
+@functools.cache
+def compile_code_digest() -> str:
+    """Returns the sha256 of this source."""
+    return sha256_source([Path(__file__)])
 
 
 class FakeCompiler:
