@@ -199,10 +199,7 @@ def mending_command(bundle_path: Path, *, is_capture: bool = False) -> str:
     """Returns a sentence for error messages that says how to build a whole bundle again."""
     if is_capture:
         return f"make it again with: aotgaudi build capture -o {bundle_path} -- COMMAND"
-    return (
-        "mend it with: aotgaudi build SPEC, or:"
-        f" aotgaudi build cache MANIFEST && aotgaudi build bundle MANIFEST -o {bundle_path}"
-    )
+    return f"mend it with: aotgaudi build SPEC -o {bundle_path}"
 
 
 def _directories(path: Path, index: BundleIndex) -> list[Path]:
@@ -216,7 +213,9 @@ def _read_index(path: Path, examine: Examine) -> bytes:
         return data
     if data.state == "missing":
         lack = f"it has no {INDEX_NAME}" if path.exists() else "there is no such file or directory"
-        raise StoreError(f"no bundle at {path}: {lack} ({mending_command(path)})")
+        raise StoreError(
+            f"no bundle at {path}: {lack} (aotgaudi build, or aotgaudi build capture, makes one)"
+        )
     raise CorruptError(f"{path / INDEX_NAME}: {data.reason} ({mending_command(path)})")
 
 

@@ -467,7 +467,7 @@ def test_the_message_is_a_table_that_names_entries_and_the_mending_command(seale
     assert corrupt.startswith(f"{PROMPT} and 2 more  corrupt  objects/sha256/")
     assert corrupt.endswith("has 0 bytes, should have 81")
     assert [row.split("  ")[0] for row in missing] == [PROMPT, DECODE]
-    assert mend.endswith(f"aotgaudi build cache MANIFEST && aotgaudi build bundle MANIFEST -o {sealed.path}")
+    assert mend.endswith(f"aotgaudi build SPEC -o {sealed.path}")
 
 
 def test_a_long_table_is_cut(sealed: Sealed) -> None:
