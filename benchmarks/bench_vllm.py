@@ -206,7 +206,7 @@ def _peers(args: argparse.Namespace, threads: int, work: Path) -> Iterator[Peer]
     manifest = loads((args.bundle / "manifest.json").read_bytes())
     sizes = Sizes(manifest.spec.limits.max_num_seqs, manifest.spec.limits.max_model_len)
     if "ours" in args.servers:
-        yield peers.ours(args.bundle, args.model, threads)
+        yield peers.ours(args.bundle, args.model)
     if "llama.cpp" in args.servers:
         folder = _installed(
             args.llama, "AOTGAUDI_LLAMA", "build/peers/llama.cpp", "peers", "build/bin/llama-server"

@@ -53,7 +53,7 @@ class Sizes:
     max_len: int
 
 
-def ours(bundle: Path, model: Path, threads: int) -> Peer:
+def ours(bundle: Path, model: Path) -> Peer:
     """``aotgaudi serve --require-warm``, from this checkout."""
     words = harness.command(
         "serve", "--bundle", bundle.resolve(), "--model", model.resolve(), "--require-warm"

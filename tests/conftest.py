@@ -109,8 +109,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if named is not None:
         raise pytest.UsageError(f"{named}: give its parameters ids")
     if _turns(config):
-        slow = {item.path for item in items if not {"process", "slow"}.isdisjoint(item.keywords)}
+        # Where all tests start processes, the slow ones come first; elsewhere those that start any.
+        slow = {item.path for item in items if "slow" in item.keywords or _starts_some(item)}
         items.sort(key=lambda item: (_place(item), item.path not in slow))
+
+
+def _starts_some(item: pytest.Item) -> bool:
+    return "process" in item.keywords and item.path.relative_to(_TESTS).parts[0] in _WITHOUT_PROCESSES
 
 
 _processes = ProcessWatch()

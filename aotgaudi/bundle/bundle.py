@@ -166,7 +166,9 @@ def open_bundle(path: str | os.PathLike[str], policy: TrustPolicy = ANY_BUNDLE) 
     try:
         index = load_index(index_bytes)
     except ManifestError as error:
-        raise ManifestError(f"{path / INDEX_NAME}: {error} ({mending_command(path)})") from error
+        raise ManifestError(
+            f"{path / INDEX_NAME}: {error} (remove {path}, and {mending_command(path)})"
+        ) from error
     if policy.owners is not None:
         check_directories(path, _directories(path, index), policy.owners)
     manifest_bytes = _read_document(path / MANIFEST_NAME, index.manifest, examine)

@@ -1,4 +1,4 @@
-"""A model directory: which of its files a server reads, how a bundle is bound to them, and how to get one from the hub.
+"""A model directory: which of its files a server reads, and how a bundle is bound to them.
 
 A receipt may bind a model. It then names by digest every file of the directory that a server reads, so that a signature of
 the bundle covers these files too. A bound file is parsed from exactly the bytes that were hashed. A file that would be read
@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from aotgaudi.bundle.trust import OwnerRule
 from aotgaudi.digest import Digest
 from aotgaudi.document import load_foreign_object
-from aotgaudi.errors import CorruptError, RemoteError, SpecError, UntrustedError, first_line, store_error
+from aotgaudi.errors import CorruptError, SpecError, UntrustedError, store_error
 from aotgaudi.files import open_regular, read_whole
 
 if TYPE_CHECKING:
@@ -298,42 +296,3 @@ def model_spec(model: ModelDirectory, dtype: str) -> ModelSpec:
         )
     except SpecError as error:
         raise SpecError(where, f"{error.where} {error.problem}", error.remedy) from error
-
-
-_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
-_ANSWER_SECONDS = 5.0
-_SETTINGS = re.compile(
-    r"(HF_\w+|\w+_proxy|REQUESTS_CA_BUNDLE|CURL_CA_BUNDLE|SSL_CERT_(FILE|DIR))", re.IGNORECASE
-)
-"""Variables that lead the hub's library, and what it speaks HTTP with."""
-
-
-def is_hub_id(text: str) -> bool:
-    """Returns whether `text` is the id of a model, ``ORG/NAME``, and not a path such as ``./a/b``, ``/a`` or ``a/b/c``."""
-    return _ID.fullmatch(text) is not None
-
-
-def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = None) -> Path:
-    """Returns a directory with the files of a model that match `patterns`, from the hub or from its cache.
-
-    A hub that does not answer within five seconds is not asked again. With ``HF_HUB_OFFLINE``, only the cache is used.
-
-    Raises RemoteError if neither has the model.
-    """
-    try:
-        with contextlib.redirect_stdout(
-            io.StringIO()
-        ):  # It prints why it cannot be imported, and then raises that.
-            from huggingface_hub import snapshot_download
-        folder = snapshot_download(
-            model_id, revision=revision, allow_patterns=list(patterns), etag_timeout=_ANSWER_SECONDS
-        )
-    except ModuleNotFoundError:
-        raise
-    except (
-        Exception
-    ) as error:  # Those of the library that speaks HTTP, whichever that is, and of the user's settings.
-        led = sorted(name for name in os.environ if _SETTINGS.fullmatch(name))
-        remedy = f" (the environment sets {', '.join(led)})" if led else ""
-        raise RemoteError(f"{model_id} cannot be had from the hub: {first_line(error)}{remedy}") from error
-    return Path(folder)

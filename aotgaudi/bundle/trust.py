@@ -100,7 +100,7 @@ _MAX_KEY_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """Which bundles may be used. `owners` None accepts files of all owners, no `keys` accept unsigned bundles."""
+    """Which bundles may be used. Without `owners`, files of all owners are accepted; without `keys`, unsigned bundles."""
 
     owners: OwnerRule | None = None
     keys: frozenset[TrustedKey] = frozenset()

@@ -13,8 +13,8 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.bundle.signing import Signing
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_manifest import default_manifest_path
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options, worker_options
 from aotgaudi.cli.cache import collect_after_build, collection_line

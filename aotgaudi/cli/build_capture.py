@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
-from aotgaudi.bundle.pack import refuse_foreign
 from aotgaudi.bundle.signing import Signing
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
 from aotgaudi.cli.options import (
     FiniteRange,
@@ -152,7 +152,7 @@ def capture(
     )
     display.line("launch", _launch_line(found, launch))
     store = place.open()
-    order = CaptureRequest(
+    request = CaptureRequest(
         found=found,
         launch=launch,
         out=output or Path(),
@@ -164,9 +164,9 @@ def capture(
     )
     try:
         if settings.shard is not None:
-            build_shard(order, *parse_shard(settings.shard), store, display)
+            build_shard(request, *parse_shard(settings.shard), store, display)
             return
-        built = build_capture(order, store, display, sharing)
+        built = build_capture(request, store, display, sharing)
     finally:
         display.clear()
     if as_json:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from aotgaudi.bundle.model_directory import fetch_model, is_hub_id
 from aotgaudi.cli.options import option, parse_byte_count
 from aotgaudi.errors import RemoteError, SpecError
+from aotgaudi.share.hub import fetch_model, is_hub_id
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT

@@ -335,7 +335,7 @@ def find_model(model: str) -> Path:
     if path.is_dir():
         leave_out_of_path(path)
         return path
-    from aotgaudi.bundle.model_directory import fetch_model, is_hub_id
+    from aotgaudi.share.hub import fetch_model, is_hub_id
 
     if path.exists() or not is_hub_id(model):
         raise SpecError(

@@ -128,12 +128,12 @@ class VariableRules:
 
     def keyed(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that count in the key. Credentials are removed from their values."""
-        return {name: text_of(value) for name, value in sorted(environ.items()) if self.reason(name) is None}
+        return {name: _text_of(value) for name, value in sorted(environ.items()) if self.reason(name) is None}
 
     def conditions(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Returns the variables that the server hashes although they change no code, with their values."""
         found = ((name, environ[name]) for name in sorted(self.hashed) if name in environ)
-        return {name: text_of(value) for name, value in found if not is_secret(name)}
+        return {name: _text_of(value) for name, value in found if not is_secret(name)}
 
 
 def secret_values(environ: Mapping[str, str]) -> dict[str, str]:
@@ -149,7 +149,7 @@ def hugging_face_home(environ: Mapping[str, str]) -> str:
     return str(Path(cache) / "huggingface")
 
 
-def text_of(value: str) -> str:
+def _text_of(value: str) -> str:
     """Returns a value in the form for a document: without credentials, and with bytes that are not UTF-8 as escapes."""
     return without_credentials(value).encode(errors="surrogateescape").decode(errors="backslashreplace")
 

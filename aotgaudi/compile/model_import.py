@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.backends.base import require_installed
-from aotgaudi.bundle.model_directory import fetch_model, is_hub_id
 from aotgaudi.errors import SpecError, StoreError, first_line
+from aotgaudi.share.hub import fetch_model, is_hub_id
 
 _WEIGHTS = "model.safetensors"
 _FETCHED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")

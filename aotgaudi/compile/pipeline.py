@@ -18,10 +18,11 @@ from aotgaudi.backends.offline import build_target
 from aotgaudi.bucketing.mhc_splits import StepSplits
 from aotgaudi.bundle.format import BundleIndex
 from aotgaudi.bundle.model_directory import bind_model
-from aotgaudi.bundle.pack import pack_bundle, refuse_foreign
+from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.programs import load_program, split_problems
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.bundle.signing import Signing, load_signing_key
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.compile.cards import find_proof, local_pool, proof_key, prove, require_proof
 from aotgaudi.compile.jobs import BuildJob
 from aotgaudi.compile.keys import (

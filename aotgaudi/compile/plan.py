@@ -43,7 +43,7 @@ UNIT_SECONDS: Mapping[str, float] = MappingProxyType(
         "mhc": 8.0,
     }
 )
-"""Compile seconds of a unit if no similar unit is on record (measured: docs/benchmarks.md)."""
+"""Compile seconds of a unit if none of its kind is on record (measured: docs/benchmarks.md)."""
 
 OTHER_SECONDS = 6.0
 TRACE_SECONDS = 4.0
@@ -65,7 +65,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Compile seconds of units on one worker, by label and, as the mean, by kind (the first word of a label)."""
+    """Compile seconds of units on one worker, means by label and by kind (the first word of a label)."""
 
     by_label: Mapping[str, float] = field(default_factory=dict)
     by_kind: Mapping[str, float] = field(default_factory=dict)
@@ -73,11 +73,11 @@ class Estimates:
     @classmethod
     def of(cls, rows: Iterable[tuple[str, float]]) -> Estimates:
         """Makes estimates from the labels and seconds of earlier compiles."""
-        kinds: dict[str, list[float]] = defaultdict(list)
-        by_label = dict(rows)
-        for label, seconds in by_label.items():
+        labels, kinds = defaultdict(list), defaultdict(list)
+        for label, seconds in rows:
+            labels[label].append(seconds)
             kinds[_kind(label)].append(seconds)
-        return cls(by_label, {kind: fmean(seconds) for kind, seconds in kinds.items()})
+        return cls(*({name: fmean(found) for name, found in group.items()} for group in (labels, kinds)))
 
     def unit_seconds(self, label: str) -> float:
         """Returns the expected seconds of a unit with this label, at least 0."""

@@ -158,7 +158,7 @@ def _resolutions(reader: VariableReader) -> tuple[str, ...]:
 
 
 def parallel_table(command: VllmCommand) -> dict[str, Any]:
-    """Returns the keys of ``spec.parallel.ParallelSpec`` that a command gives. Raises SpecError."""
+    """Returns the keys of ``spec.build_spec.ParallelSpec`` that a command gives. Raises SpecError."""
     sizes = {
         name.replace("-", "_"): parse_integer(f"--{name}", command.values[name], minimum=1)
         for name in ("tensor-parallel-size", "pipeline-parallel-size")

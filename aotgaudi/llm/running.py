@@ -1,4 +1,4 @@
-"""Values that describe a running model: its options, its parts, and how warm it is. Imports no torch."""
+"""Values from which a model is started, and that describe it: options, inputs, parts, how warm it is. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from aotgaudi.llm.model_files import GenerationConfig
 from aotgaudi.phases import Phases
 
-if TYPE_CHECKING:  # The API server needs these values, but not the modules that make them.
+if TYPE_CHECKING:  # The API server needs some of these values, but not the modules that make them.
     from concurrent.futures import Future
 
     from aotgaudi.bundle.bundle import Bundle

@@ -291,7 +291,7 @@ def _set_stance(stance: str) -> None:
         sys.modules["torch"].compiler.set_stance(stance)
 
 
-# The lower layer
+# Filters of the kernel
 
 _USES_OF_OTHERS = (
     *("ptrace", "process_vm_readv", "process_vm_writev", "pidfd_getfd"),

@@ -110,7 +110,7 @@ class RequestBoundary:
         access_log_now: Callable[[], datetime] | None = None,
         root_path: str = "",
     ) -> None:
-        """Logs requests if `access_log_now` (the time of day) is given. Removes the prefix `root_path` from paths."""
+        """Logs requests if `access_log_now`, the clock of the log, is given. Removes the prefix `root_path` from paths."""
         self._app, self._metrics, self._now, self._root_path = app, metrics, access_log_now, root_path
         self._paths: Mapping[object, str] = {route.endpoint: route.path for route in routes}
 

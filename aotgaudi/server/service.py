@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 class Service:
     """One model being served. It is as thread-safe as its parts.
 
-    An engine that has had work for `stall_seconds` without ending a step counts as stuck. `clock` returns seconds from an
-    arbitrary start, `now` the time of day. `engine.refresh` updates the snapshot that `engine` and `warmth` report.
+    An engine that has had work for `DEFAULT_STALL_SECONDS` without ending a step counts as stuck. `clock` returns seconds
+    from an arbitrary start, `now` the time of day. `engine.refresh` updates the snapshot that `engine` and `warmth` report.
     """
 
     engine: EngineClient
@@ -42,7 +42,6 @@ class Service:
     limits: ServingLimits | None = None
     metrics: Metrics = field(default_factory=Metrics)
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    stall_seconds: float = DEFAULT_STALL_SECONDS
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
     _draining: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
@@ -74,7 +73,7 @@ class Service:
         if self.preprocessor.failure is not None:
             return "the preprocessor pool has died"
         seconds = self.engine.stalled_seconds
-        if seconds > self.stall_seconds:
+        if seconds > DEFAULT_STALL_SECONDS:
             return f"the engine is stuck: requests wait, and no step has ended for {seconds:.0f} s"
         if self.preprocessor.is_stuck:
             return "the preprocessor pool is stuck: requests wait, and no request worker answers"

@@ -26,7 +26,7 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
-from aotgaudi.bundle.pack import building_directory, exchange_directory, refuse_foreign, settle
+from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign, settle
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes

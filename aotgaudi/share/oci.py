@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from pydantic import Field, StringConstraints
 
-from aotgaudi.bundle.pack import building_directory, exchange_directory, holds_something, settle
+from aotgaudi.bundle.staging import building_directory, exchange_directory, holds_something, settle
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.document import Count, ForeignValue, first_problem
 from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error

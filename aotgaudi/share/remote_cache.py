@@ -75,7 +75,9 @@ class Sharing:
 
     def open(self, store: Store, warn: Callable[[str], None] = _LOG.warning) -> RemoteCache:
         """Returns the remote as the cache behind `store`. Sends nothing. Raises SpecError."""
-        return RemoteCache(Remote(self.url), store, Memory.of(store, self.url), push=self.push, warn=warn)
+        return RemoteCache(
+            Remote(self.url), store, RememberedAnswers.of(store, self.url), push=self.push, warn=warn
+        )
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,14 @@ class RemoteCache:
         self,
         remote: Remote,
         store: Store,
-        memory: Memory | None = None,
+        memory: RememberedAnswers | None = None,
         *,
         push: bool = False,
         warn: Callable[[str], None] = _LOG.warning,
     ) -> None:
         self._is_pushing = push
         self._remote, self._store = remote, store
-        self._memory = memory or Memory(None)
+        self._memory = memory or RememberedAnswers(None)
         self._trouble = _Trouble(remote.label, warn)
         self._reading = _Health(self._trouble, "going on without it")
         self._writing = _Health(self._trouble, "nothing more is uploaded")
@@ -455,7 +457,7 @@ Answers = Mapping[str, "bytes | None"]
 """Key -> the bytes of a record; None: the remote had none."""
 
 
-class Memory:
+class RememberedAnswers:
     """What a remote has answered to users of a store, so that a later build need not ask again.
 
     A record that the remote had is remembered until room is needed, and that it had none for ten minutes, in a `diskcache`
@@ -472,7 +474,7 @@ class Memory:
         self._cache: Cache | None = None
 
     @classmethod
-    def of(cls, store: Store, url: str) -> Memory:
+    def of(cls, store: Store, url: str) -> RememberedAnswers:
         """Returns the memory of the remote at `url` in `store`."""
         if store.read_only or file_system(store.root) in NETWORK_FILE_SYSTEMS:
             return cls(None)

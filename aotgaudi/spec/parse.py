@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -297,6 +296,8 @@ def write_spec(path: Path, spec: BuildSpec) -> None:
     if text is not None and "\r" not in text:  # a text file's line ends are read as \n
         del tables["bucketing"]["file_text"]
         tables["bucketing"]["file"] = _write_beside(path, f"{stem}.buckets.txt", text)
+    import tomli_w  # Only who writes a spec needs it.
+
     write_atomic(path, tomli_w.dumps(tables).encode("utf-8"))
 
 

@@ -19,8 +19,9 @@ from typing import IO, Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CapturedFile
 from aotgaudi.bundle.launch import Launch
-from aotgaudi.bundle.pack import pack_bundle, refuse_foreign
+from aotgaudi.bundle.pack import pack_bundle
 from aotgaudi.bundle.signing import Signing
+from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.files import make_directories
 from aotgaudi.gaudi.live_graphs import LiveGraphs

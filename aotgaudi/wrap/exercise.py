@@ -38,7 +38,7 @@ from aotgaudi.errors import SpecError
 from aotgaudi.files import read_regular
 
 LEVELS: tuple[WarmUpLevel, ...] = ("none", "smoke", "sampler", "shapes")
-COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 _COMPARED = frozenset({COMPLETIONS, CHAT})
 _MAX_TOKENS = 8
 _LONG_TOKENS, _SHORT_TOKENS = 300, 4
@@ -271,10 +271,10 @@ def _random_batches(size: int, greedy: dict[str, JsonValue], *, has_seeds: bool)
                 yield _mixed(name, [random] * num_plain, [seeded] * num_seeded, [greedy] * num_greedy)
 
 
-Bodies = list[dict[str, JsonValue]]
+_Bodies = list[dict[str, JsonValue]]
 
 
-def _mixed(name: str, plain: Bodies, seeded: Bodies, greedy: Bodies) -> WarmUpRequest:
+def _mixed(name: str, plain: _Bodies, seeded: _Bodies, greedy: _Bodies) -> WarmUpRequest:
     """Returns a batch of equal random requests, of equal ones with seeds, and of greedy ones."""
     body, *others = plain or seeded
     return WarmUpRequest(

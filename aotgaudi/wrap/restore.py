@@ -82,7 +82,7 @@ def restore_files(files: Sequence[CapturedFile], source: Source, into: Path) -> 
     Raises:
         UntrustedError: Other users may enter `into`, or `source` refuses a file.
         CorruptError: A file is missing or is not what was sealed. Names its path and digest.
-        StoreError: There is no room, a name exists already, or the system refuses.
+        StoreError: A name exists already, or the system refuses: there is no room, say.
     """
     started = time.monotonic()
     try:

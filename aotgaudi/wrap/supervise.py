@@ -518,7 +518,12 @@ def start(options: RunOptions, checked: Checked, signals: Signals) -> int:
             expected=None if why_cold else receipt.expected.model_copy(update={"answers": answers}),
             requests=tuple(asked.values()) if options.exercises else (),
             why_cold=why_cold,
-            about={**labels, **receipt.model_dump(include={"residuals", "not_exercised", "live_graphs"})},
+            about={
+                **labels,
+                "residuals": list(receipt.residuals),
+                "not_exercised": list(receipt.not_exercised),
+                "live_graphs": [row.model_dump() for row in receipt.live_graphs],
+            },
         )
         phase: Phase = "cold" if why_cold else "load" if options.policy.require_warm else "measure"
         sealed = {} if why_cold else {file.path: file.digest for file in receipt.files}

@@ -423,7 +423,7 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("model") not in (options.served_model_name, options.model, *adapters):
             self.reply(404, {"error": f"no model {body.get('model')}"})
         elif self.path not in PATHS:
-            self.reply(404, {"detail": "Not ServerCommand"})
+            self.reply(404, {"detail": "Not Found"})
         elif has("refuses-requests") or (has("refuses-json") and body.get("response_format")):
             self.reply(400, {"error": "not here"})
         else:

@@ -38,6 +38,20 @@ def test_elsewhere_and_otherwise_named_it_is_warm(runs: Runs, captured: Captured
     assert not left_in(captured.root)
 
 
+def test_a_capture_without_requests_runs_and_reports_what_was_not_asked(
+    runs: Runs, captured: Captured
+) -> None:
+    bare = replace(captured, bundle=captured.bundle.with_name("bare.bundle"))
+    build(bare, "--exercise", "none")
+
+    with replace(runs, bundle=bare.bundle).started(bare.fake) as running:
+        running.wait_ready()
+        report = running.report()
+
+    assert (report["residuals"], report["live_graphs"]) == ([], [])
+    assert any("--exercise none does not ask for it" in line for line in report["not_exercised"])
+
+
 def test_one_that_probes_its_folders_and_leaves_nothing_is_warm_and_stays_so(runs: Runs, fake: Fake) -> None:
     with runs.started(fake.but("probes"), on_compile="exit") as running:
         running.wait_ready()

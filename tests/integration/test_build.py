@@ -92,10 +92,9 @@ def test_a_spec_becomes_a_verified_bundle_and_a_second_build_does_nothing(tmp_pa
             | {"intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 64},
             "error: model (BertSelfAttention, layer 0): attention keyword",
         ),
-        pytest.param(
+        (
             {**LLAMA, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
             "error: model.config.rope_parameters.rope_type: 'dynamic' depends on the batch",
-            marks=pytest.mark.nightly,
         ),
     ],
     ids=["another attention keyword", "another rope type"],

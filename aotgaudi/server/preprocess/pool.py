@@ -33,10 +33,9 @@ from typing import Any
 
 from aotgaudi import errors
 from aotgaudi.bundle.model_directory import ModelDirectory
-from aotgaudi.child import end
+from aotgaudi.child import end, spawn
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError
 from aotgaudi.runtime.guard import Seccomp
-from aotgaudi.server.engine.start import spawn
 from aotgaudi.server.preprocess.prepare import (
     AnswerT,
     Kind,

@@ -64,6 +64,7 @@ from aotgaudi.server.preprocess.prepare import (
     Answer,
     Kind,
     Preparer,
+    TokenizeKind,
     answer_to_bytes,
     get_ready,
 )
@@ -191,7 +192,7 @@ def _peak_bytes() -> int:
 
 def _answer(preparer: Preparer, kind: str, raw: bytes, limits: WorkerLimits, grammars: list[str]) -> Answer:
     try:
-        return preparer.prepare(cast("Kind", kind), raw)
+        return preparer.prepare(cast("Kind | TokenizeKind", kind), raw)
     except RequestError as error:
         return error
     except MemoryError:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from aotgaudi.backends.base import Target
+from aotgaudi.backends.hpu import card, runtime
 from aotgaudi.backends.hpu.process import RESERVED_SHARE, prepare
 from aotgaudi.backends.hpu.runtime import CardPlacement
+from aotgaudi.digest import Digest
 from aotgaudi.errors import TargetError
 from aotgaudi.machine import Memory
 from aotgaudi.manifest.memory import KvCache, MemoryNeed
@@ -63,3 +68,28 @@ def test_a_rehearsal_that_leaves_too_little_is_refused() -> None:
 def test_a_process_that_has_imported_torch_is_refused_since_the_bridge_has_read_its_environment() -> None:
     with pytest.raises(TargetError, match="torch was imported before"):
         prepare()
+
+
+@pytest.mark.parametrize(
+    ("sealed", "named", "said"),
+    [
+        ("1.19", "1.24", r"^target\.toolchain\.synapse: compiled for 1\.19, this card has 1\.24$"),
+        (
+            "1.24",
+            "1.19",
+            r"^target\.toolchain\.synapse: recipes were compiled for 1\.19, this machine has 1\.24$",
+        ),
+    ],
+)
+def test_recipes_of_another_release_are_refused_by_its_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sealed: str, named: str, said: str
+) -> None:
+    target = Target(backend="hpu", machine="gaudi2", toolchain={"synapse": sealed})
+    found: Any = SimpleNamespace(device_type="gaudi2", synapse="1.24")
+    found.require = lambda target: card.Card.require(found, target)
+    monkeypatch.setattr(runtime.card, "acquired", lambda: found)
+    monkeypatch.setattr(runtime, "materialise", lambda *_: None)
+    monkeypatch.setattr(runtime, "recipe_directory", lambda: tmp_path)
+    files = [(f"7_a_syn{named}.{end}", Digest.of(b""), tmp_path) for end in ("recipe", "metadata")]
+    with pytest.raises(TargetError, match=said):
+        runtime.HpuRuntime(target).restore(files)

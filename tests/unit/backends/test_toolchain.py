@@ -265,8 +265,11 @@ def test_without_a_compiler_there_is_no_toolchain(tmp_path: Path, monkeypatch: p
         make(tmp_path)
 
 
+@pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("level", ISA_LEVELS.values(), ids=list(ISA_LEVELS))
-def test_torch_has_one_choice_within_and_its_own_again_after(tmp_path: Path, level: IsaLevel) -> None:
+def test_torch_has_one_choice_within_and_its_own_again_after(
+    tmp_path: Path, level: IsaLevel, fails: bool
+) -> None:
     listed, headers = cpu_vec_isa.valid_vec_isa_list, codecache._HEADER_DIR
     environment = dict(os.environ)
 
@@ -278,7 +281,8 @@ def test_torch_has_one_choice_within_and_its_own_again_after(tmp_path: Path, lev
         assert picked.build_arch_flags() == ""
         assert codecache._HEADER_DIR.startswith(str(tmp_path))
         assert options["cpp.cxx"] == str(compiler_of(tmp_path))
-        raise ZeroDivisionError  # After a failure, too.
+        if fails:
+            raise ZeroDivisionError
 
     assert cpu_vec_isa.valid_vec_isa_list is listed
     assert headers == codecache._HEADER_DIR

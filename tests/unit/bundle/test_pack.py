@@ -201,7 +201,7 @@ def test_a_full_disk_leaves_the_old_bundle(
     before = contents(sealed.path)
     other = sealed.receipt.model_copy(update={"builder": {"aotgaudi": "2"}})
 
-    monkeypatch.setattr("aotgaudi.bundle.pack.exchange_names", raising(errno.ENOSPC))
+    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", raising(errno.ENOSPC))
     monkeypatch.setattr(os, call, raising(errno.ENOSPC))
     with pytest.raises(
         StoreError, match=r"cannot write the bundle .*bundle: No space left.*bytes are needed"
@@ -226,7 +226,7 @@ def test_the_old_bundle_is_put_back_when_the_new_cannot_take_its_place(
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", refuse_the_new)
-    monkeypatch.setattr("aotgaudi.bundle.pack.exchange_names", lambda *_: False)
+    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", lambda *_: False)
     with pytest.raises(StoreError, match="Input/output error"):
         sealed.pack(receipt=other)
     monkeypatch.undo()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.pack import building_directory, exchange_directory, sweep_abandoned
+from aotgaudi.bundle.staging import building_directory, exchange_directory, sweep_abandoned
 
 DEAD = 2**31 - 1
 """No process has this number (pid_max is at most 2**22)."""
@@ -53,7 +53,7 @@ def test_there_is_something_at_the_place_at_every_moment(tmp_path: Path) -> None
 
 
 def test_without_an_exchange_two_renames_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aotgaudi.bundle.pack.exchange_names", lambda *_: False)
+    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", lambda *_: False)
     out = directory(tmp_path / "out", "old")
 
     replace(out, "new")
@@ -100,7 +100,7 @@ def test_a_bundle_whose_writer_died_between_two_renames_is_put_back(tmp_path: Pa
 def test_a_builder_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal\n"
-        "from aotgaudi.bundle.pack import building_directory\n"
+        "from aotgaudi.bundle.staging import building_directory\n"
         f"with building_directory(pathlib.Path({str(tmp_path / 'out')!r})):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     )

@@ -21,7 +21,7 @@ _ALLOWED = """
     backends backends.base backends.inductor backends.inductor.levels backends.inductor.probe bundle bundle.bundle
     bundle.capture_receipt bundle.format bundle.launch bundle.receipt
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.verbs commands commands.flags
-    commands.starts commands.words commands.variables differing digest document
+    commands.starts commands.words commands.variables digest document
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options
     source_digest spec spec.base spec.limits spec.sampler_signature
     store store.cas store.location wrap wrap.adapters wrap.adapters.base

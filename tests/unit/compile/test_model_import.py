@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from aotgaudi.bundle.model_directory import is_hub_id
 from aotgaudi.compile.model_import import import_model
 from aotgaudi.errors import SpecError, StoreError
+from aotgaudi.share.hub import is_hub_id
 from tests.command import Command
 from tests.e2e.harness import make_model
 

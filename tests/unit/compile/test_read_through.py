@@ -22,7 +22,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.share import remote as remote_module
 from aotgaudi.share import remote_cache
 from aotgaudi.share.remote import Remote
-from aotgaudi.share.remote_cache import Memory, RemoteCache, Traffic
+from aotgaudi.share.remote_cache import RememberedAnswers, RemoteCache, Traffic
 from aotgaudi.store.records import dump_record
 from aotgaudi.store.store import Store
 from tests.remotes import Place, faulty_place, place
@@ -72,14 +72,18 @@ def plan_of(store: Store) -> Plan:
     return make_plan(MANIFEST.entries, MANIFEST.spec, probe(), store)
 
 
-def push(store: Store, url: str, warnings: list[str] | None = None, memory: Memory | None = None) -> Traffic:
+def push(
+    store: Store, url: str, warnings: list[str] | None = None, memory: RememberedAnswers | None = None
+) -> Traffic:
     told = [] if warnings is None else warnings
     with RemoteCache(Remote(url), store, memory, push=True, warn=told.append) as remote:
         upload_all(plan_of(store), remote)
         return remote.finish()
 
 
-def pull(store: Store, url: str, warnings: list[str] | None = None, memory: Memory | None = None) -> Traffic:
+def pull(
+    store: Store, url: str, warnings: list[str] | None = None, memory: RememberedAnswers | None = None
+) -> Traffic:
     told = [] if warnings is None else warnings
     with RemoteCache(Remote(url), store, memory, warn=told.append) as remote:
         fetch_missing(plan_of(store), store, remote)
@@ -410,33 +414,33 @@ def test_what_was_answered_is_not_asked_again(built: Store, empty: Store, place:
     traced = Store.open(empty.root.parent / "traced")
     seed(traced, MANIFEST.spec, MANIFEST.entries, LABELS)
     push(traced, place.url)
-    memory = Memory(empty.root / "answers")
+    memory = RememberedAnswers(empty.root / "answers")
     pull(empty, place.url, memory=memory)
     place.answers.clear()
     other = Store.open(empty.root.parent / "other")
 
-    pull(other, place.url, memory=Memory(empty.root / "answers"))
+    pull(other, place.url, memory=RememberedAnswers(empty.root / "answers"))
 
     assert [name for _, name in place.answers if name.startswith("records/")] == []
     assert len(plan_of(other).programs) == len(plan_of(traced).programs)
     assert not plan_of(other).untraced
 
-    push(built, place.url, memory=Memory(empty.root / "answers"))
-    pull(other, place.url, memory=Memory(empty.root / "answers"))
+    push(built, place.url, memory=RememberedAnswers(empty.root / "answers"))
+    pull(other, place.url, memory=RememberedAnswers(empty.root / "answers"))
     assert plan_of(other).is_complete, "an upload is an answer, too"
 
 
 def test_a_record_whose_objects_have_gone_is_asked_for_again(
     built: Store, empty: Store, place: Place
 ) -> None:
-    memory = Memory(empty.root / "answers")
+    memory = RememberedAnswers(empty.root / "answers")
     push(built, place.url, memory=memory)
     name = unit_object(built, "head b")
     content = place.files.pop(name)
-    pull(empty, place.url, memory=Memory(empty.root / "answers"))
+    pull(empty, place.url, memory=RememberedAnswers(empty.root / "answers"))
     place.files[name] = content
 
-    pull(empty, place.url, memory=Memory(empty.root / "answers"))
+    pull(empty, place.url, memory=RememberedAnswers(empty.root / "answers"))
 
     assert plan_of(empty).is_complete
 
@@ -449,8 +453,8 @@ def test_twenty_builders_share_one_remote(built: Store, place: Place, tmp_path: 
     def work(number: int) -> None:
         try:
             if number % 2:
-                push(built, place.url, memory=Memory.of(built, place.url))
-            pull(stores[number], place.url, memory=Memory.of(stores[number], place.url))
+                push(built, place.url, memory=RememberedAnswers.of(built, place.url))
+            pull(stores[number], place.url, memory=RememberedAnswers.of(stores[number], place.url))
         except BaseException as error:
             errors.append(error)
 

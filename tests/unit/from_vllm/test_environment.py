@@ -181,6 +181,12 @@ IGNORED: list[tuple[str, dict[str, str], str, str]] = [
         for version in VERSIONS
         if version not in UNIFIED
     ),
+    (
+        NEWEST,
+        {"VLLM_HPU_LOG_STEP_GRAPH_COMPILATION": "1"},
+        "VLLM_HPU_LOG_STEP_GRAPH_COMPILATION",
+        "only vllm-fork's V0 engine reads it",
+    ),
     (V0_10_1, PREFILL_FOUR, "VLLM_PROMPT_BS_BUCKET_MAX", "the exponential strategy does not read it"),
     (
         NEWEST,

@@ -128,6 +128,7 @@ NO_LENGTH = {"config": {name: value for name, value in LLAMA.items() if "positio
 LONG = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
 
 SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
+    ("scheduler", "", {}, "engine", "vllm"),
     # A batch is never larger than its tokens; without chunked prefill a whole prompt fits a step.
     ("limits", "--max-num-batched-tokens 128", {}, "max_num_seqs", 128),
     ("limits", "--max-num-seqs 4 --max-model-len 256", {}, "max_num_batched_tokens", 1024),

@@ -318,6 +318,14 @@ def test_unknown_model_is_404(client: TestClient) -> None:
 COMPLETION, CHAT = {"prompt": "a"}, {"messages": HI}
 
 
+def test_answer_message_can_be_sent_back(client: TestClient) -> None:
+    answer = client.post("/v1/chat/completions", json={"messages": HI}).json()["choices"][0]["message"]
+
+    response = client.post("/v1/chat/completions", json={"messages": [*HI, answer, *HI]})
+
+    assert response.status_code == 200, response.text
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

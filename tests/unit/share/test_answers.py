@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from aotgaudi.share import remote_cache
-from aotgaudi.share.remote_cache import LARGEST_REMEMBERED_BYTES, Memory
+from aotgaudi.share.remote_cache import LARGEST_REMEMBERED_BYTES, RememberedAnswers
 from aotgaudi.store.store import Store
 
 ANSWERS = {"a" * 64: b'{"record": 1}', "b" * 64: None}
@@ -22,8 +22,8 @@ def store(tmp_path: Path) -> Store:
     return Store.open(tmp_path / "store")
 
 
-def memory(store: Store, url: str = "s3://bucket/team") -> Memory:
-    return Memory.of(store, url)
+def memory(store: Store, url: str = "s3://bucket/team") -> RememberedAnswers:
+    return RememberedAnswers.of(store, url)
 
 
 def database(store: Store) -> Path:

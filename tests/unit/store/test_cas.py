@@ -170,6 +170,7 @@ def test_a_truncated_object_is_not_there_cheaply(objects: ObjectStore) -> None:
         objects.path(digest)
 
 
+@pytest.mark.parametrize("call", ["fsync", "rename", "fchmod"])
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -183,13 +184,14 @@ def test_a_refused_write_leaves_nothing(
     objects: ObjectStore,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    call: str,
     code: int,
     words: list[str],
 ) -> None:
     source = tmp_path / "source"
     source.write_bytes(DATA)
 
-    monkeypatch.setattr(os, "fsync", raising(code))
+    monkeypatch.setattr(os, call, raising(code))
     for as_file in (False, True):
         with pytest.raises(StoreError) as caught:
             objects.put_file(source) if as_file else objects.put_bytes(DATA)

@@ -6,6 +6,8 @@ import errno
 import itertools
 import os
 import signal
+import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -114,7 +116,10 @@ def die_at(nth: int, name: str, store: Store) -> int:
         for publish in PUBLISHERS.values():
             publish(store)
         leave(0)
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         leave(1)
 
 

@@ -273,8 +273,10 @@ def test_an_exercise_is_the_same_each_time_and_can_be_sealed() -> None:
 
 
 def test_the_kinds_that_are_known_to_compile_late_are_asked() -> None:
-    bodies = [json.dumps(request.body) for request in asked("sampler", ServerLimits()).requests]
+    requests = asked("sampler", ServerLimits()).requests
+    bodies = [json.dumps(request.body) for request in requests]
 
+    assert any(request.is_greedy for request in requests)
     for kind in ("logprobs", "prompt_logprobs", "top_k", "min_p", "repetition_penalty", "json_schema"):
         assert any(f'"{kind}"' in body for body in bodies), kind
 

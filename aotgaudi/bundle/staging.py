@@ -1,0 +1,162 @@
+"""Assembles a bundle next to its destination NAME, and moves it there by one rename.
+
+::
+
+    .NAME.tmp-PID    a bundle that a process is assembling, or the old bundle that it has exchanged and now removes
+    .NAME.old-PID    the old bundle, moved aside on a system that cannot exchange two names
+
+A process locks (flock) its directories, and the lock ends with the process. The next writer to NAME removes the leftovers of
+dead processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from aotgaudi.bundle.format import INDEX_NAME, load_index
+from aotgaudi.errors import ManifestError, StoreError, store_error
+from aotgaudi.files import exchange_names, fsync_dir, try_lock_directory
+
+_DIRECTORY_MODE = 0o755
+_NUM_THREADS = 8
+
+
+def refuse_foreign(out: Path) -> None:
+    """Raises StoreError unless `out` is a bundle, an empty directory or missing, since nothing else may be overwritten."""
+    refusal = f"cannot seal a bundle at {out}: it is"
+    if not holds_something(out, refusal):
+        return
+    try:
+        load_index((out / INDEX_NAME).read_bytes())
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{refusal} neither a bundle nor empty (choose another path, or empty it)"
+        ) from error
+    except ManifestError as error:
+        remedy = "remove it, or choose another path"
+        raise StoreError(f"{refusal} not a bundle that this aotgaudi can read: {error} ({remedy})") from error
+    except OSError as error:
+        raise store_error("look at", out, error) from error
+
+
+def holds_something(out: Path, refusal: str) -> bool:
+    """Returns whether `out` is a directory that is not empty. Raises StoreError, with `refusal`, if it is something else."""
+    try:
+        if out.is_symlink() or (out.exists() and not out.is_dir()):
+            raise StoreError(f"{refusal} not a directory (choose another path)")
+        return out.exists() and any(out.iterdir())
+    except OSError as error:
+        raise store_error("look at", out, error) from error
+
+
+@contextlib.contextmanager
+def building_directory(out: Path) -> Iterator[Path]:
+    """Yields a new, locked directory next to `out`, and removes it at the end unless `exchange_directory` moved it.
+
+    Raises OSError.
+    """
+    sweep_abandoned(out)
+    building = _private(out, "tmp")
+    shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our id.
+    building.mkdir(mode=_DIRECTORY_MODE, parents=True)
+    try:
+        with try_lock_directory(building):
+            yield building
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+
+
+def exchange_directory(building: Path, out: Path) -> None:
+    """Renames `building`, made by `building_directory`, to `out`, in exchange for a directory that is there and not empty.
+
+    There is a bundle at `out` at every moment, except between two renames on a system without RENAME_EXCHANGE. A reader that
+    has the old directory open keeps it. On an error, raises OSError and leaves the old directory at `out`.
+    """
+    if not out.exists() or not any(out.iterdir()):
+        os.rename(building, out)
+    elif not exchange_names(building, out):
+        _exchange_in_steps(building, out)
+    fsync_dir(out.parent)
+    shutil.rmtree(building, ignore_errors=True)
+
+
+def sweep_abandoned(out: Path) -> None:
+    """Removes the leftovers of dead processes next to `out`. Restores an old bundle if its process died between two renames.
+
+    Never fails. If something cannot be removed now, the next writer tries again.
+    """
+    name = re.compile(rf"\.?{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})")
+    with contextlib.suppress(OSError):
+        for path in sorted(out.parent.iterdir()):
+            found = name.fullmatch(path.name)
+            if found is None or path.is_symlink() or not _is_abandoned(path, int(found[2])):
+                continue
+            if found[1] == "old" and not out.exists():
+                os.rename(path, out)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _private(out: Path, kind: str) -> Path:
+    return out.with_name(f".{out.name}.{kind}-{os.getpid()}")
+
+
+def _exchange_in_steps(building: Path, out: Path) -> None:
+    retired = _private(out, "old")
+    shutil.rmtree(retired, ignore_errors=True)
+    os.rename(out, retired)
+    try:
+        os.rename(building, out)
+    except OSError:
+        os.rename(retired, out)
+        raise
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _is_abandoned(path: Path, process_id: int) -> bool:
+    """Returns whether the process is gone and no process on any machine holds the directory's lock. False without locks.
+
+    If the id is our own (1, in a container), only the lock decides.
+    """
+    if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
+        return False
+    with try_lock_directory(path) as is_free:
+        return is_free is True
+
+
+def settle(root: Path) -> None:
+    """Syncs every file, then every name. Sets the mode of directories, and removes empty ones. Raises OSError."""
+    paths = [Path(parent, name) for parent, _, names in os.walk(root) for name in names]
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # In parallel, since the device syncs several together.
+        for _ in pool.map(_sync_file, paths):
+            pass
+        directories = [Path(parent) for parent, _, _ in os.walk(root, topdown=False)]
+        for _ in pool.map(_settle_directory, filter(_is_in_use, directories)):
+            pass
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _settle_directory(path: Path) -> None:
+    os.chmod(path, _DIRECTORY_MODE)
+    fsync_dir(path)
+
+
+def _is_in_use(path: Path) -> bool:
+    try:
+        os.rmdir(path)
+    except OSError:  # It is not empty.
+        return True
+    return False
