@@ -33,8 +33,9 @@ _GRACE_SECONDS: Mapping[int, float] = MappingProxyType({signal.SIGINT: math.inf,
 class BuildDisplay(Watch):
     """Shows a build, as a bar on a terminal and else in occasional lines, and stops it at a signal.
 
-    `warn` may be called on any thread, the rest on one. After Ctrl-C the running units are finished; after SIGTERM they have a few seconds. A second signal stops the build at
-    once. Before and after the jobs run, signals act as usual; `interrupted_by_sigterm` makes SIGTERM act as Ctrl-C then.
+    `warn` may be called on any thread, the rest on one. After Ctrl-C the running units are finished; after SIGTERM they have
+    a few seconds. A second signal stops the build at once. Before and after the jobs run, signals act as usual;
+    `interrupted_by_sigterm` makes SIGTERM act as Ctrl-C then.
     """
 
     def __init__(self) -> None:
