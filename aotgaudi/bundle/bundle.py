@@ -14,14 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import (
-    INDEX_NAME,
-    MANIFEST_NAME,
-    RECEIPT_NAME,
-    SIGNATURE_NAME,
-    BundleIndex,
-    load_index,
-)
+from aotgaudi.bundle.format import INDEX_NAME, MANIFEST_NAME, SIGNATURE_NAME, BundleIndex, load_index
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import Receipt, SealedReceipt, load_sealed
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy, check_directories, require_match

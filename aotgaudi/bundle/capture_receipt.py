@@ -41,7 +41,7 @@ import pydantic
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.format import CAPTURE_SCHEMA
+from aotgaudi.bundle.kind import CAPTURE_SCHEMA
 from aotgaudi.document import Count, DigestField, Document, Sha256, Value
 from aotgaudi.gaudi.live_graphs import LiveGraphs
 

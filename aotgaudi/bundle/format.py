@@ -33,31 +33,10 @@ from typing import Literal
 import pydantic
 from pydantic import Field
 
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.digest import Digest
 from aotgaudi.document import Count, DigestField, Document, Value, load_document
-from aotgaudi.files import MAX_DOCUMENT_BYTES
-from aotgaudi.store.cas import Fault, object_path, read_bounded
-
-RECEIPT_NAME = "receipt.json"
-CAPTURE_SCHEMA: Literal["aotgaudi.capture/1"] = "aotgaudi.capture/1"
-
-_CAPTURE = f'"schema":"{CAPTURE_SCHEMA}"'.encode()
-"""Text that the canonical bytes of a capture's receipt contain. Other files that contain it are refused later."""
-
-
-def says_capture(receipt: bytes) -> bool:
-    """Returns whether these bytes, if they are a receipt, are a capture's."""
-    return _CAPTURE in receipt
-
-
-def is_capture(path: Path) -> bool:
-    """Returns whether the bundle at `path` claims to hold a capture. False if there is no bundle, which opening it explains.
-
-    This only decides which code opens the bundle. Nothing is verified.
-    """
-    data = read_bounded(path / RECEIPT_NAME, MAX_DOCUMENT_BYTES)
-    return not isinstance(data, Fault) and says_capture(data)
-
+from aotgaudi.store.cas import object_path
 
 BUNDLE_SCHEMA: Literal["aotgaudi.bundle/1"] = "aotgaudi.bundle/1"
 INDEX_NAME: Literal["aotgaudi.bundle.json"] = "aotgaudi.bundle.json"

@@ -12,15 +12,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import (
-    INDEX_NAME,
-    MANIFEST_NAME,
-    RECEIPT_NAME,
-    SIGNATURE_NAME,
-    BundleIndex,
-    Counts,
-    stray_paths,
-)
+from aotgaudi.bundle.format import INDEX_NAME, MANIFEST_NAME, SIGNATURE_NAME, BundleIndex, Counts, stray_paths
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signing import Signing

@@ -44,7 +44,7 @@ from pydantic import (
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
-from aotgaudi.bundle.format import says_capture
+from aotgaudi.bundle.kind import says_capture
 from aotgaudi.document import DigestField, Document, Sha256, Value, load_document, load_one_of
 from aotgaudi.entries import Entry
 

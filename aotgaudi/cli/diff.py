@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
-from aotgaudi.bundle.format import is_capture
+from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.captures import diff_captures
 from aotgaudi.cli.manifests import load_manifest_of, planned_target_option, refuse_other_target
 from aotgaudi.cli.options import json_option, path_argument

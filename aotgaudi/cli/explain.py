@@ -11,7 +11,7 @@ import click
 
 from aotgaudi.backends.base import Target
 from aotgaudi.backends.offline import find_target
-from aotgaudi.bundle.format import is_capture
+from aotgaudi.bundle.kind import is_capture
 from aotgaudi.cli.manifests import find_entries, load_manifest_of, planned_target_option
 from aotgaudi.cli.options import (
     CommandWithWords,

@@ -406,7 +406,7 @@ def serve(  # noqa: PLR0913 - one argument for each group of options
     observability: Observability,
 ) -> None:
     """Serve a model from a verified BUNDLE. With --require-warm it starts warm or not at all."""
-    from aotgaudi.bundle.format import is_capture
+    from aotgaudi.bundle.kind import is_capture
     from aotgaudi.phases import Phases, since_process_start
 
     phases = Phases(since_process_start())

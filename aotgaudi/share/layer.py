@@ -29,11 +29,11 @@ from aotgaudi.bundle.format import (
     INDEX_NAME,
     MANIFEST_NAME,
     MAX_INDEX_BYTES,
-    RECEIPT_NAME,
     SIGNATURE_NAME,
     BundleIndex,
     load_index,
 )
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, ManifestError, SpecError

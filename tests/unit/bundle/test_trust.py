@@ -15,13 +15,8 @@ from securesystemslib.dsse import Envelope as ReferenceEnvelope
 from securesystemslib.signer import SSlibKey
 
 from aotgaudi.bundle.bundle import Bundle, open_bundle
-from aotgaudi.bundle.format import (
-    INDEX_NAME,
-    MANIFEST_NAME,
-    RECEIPT_NAME,
-    SIGNATURE_NAME,
-    load_index,
-)
+from aotgaudi.bundle.format import INDEX_NAME, MANIFEST_NAME, SIGNATURE_NAME, load_index
+from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.receipt import loads as load_receipt
 from aotgaudi.bundle.signature import (
     MAX_ENVELOPE_BYTES,

@@ -53,7 +53,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")  # Nothing is set where a user has set this.
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     monkeypatch.setattr("aotgaudi.server.engine.start.EngineProcess", NoProcess)
-    monkeypatch.setattr("aotgaudi.bundle.format.is_capture", lambda _: False)
+    monkeypatch.setattr("aotgaudi.bundle.kind.is_capture", lambda _: False)
 
 
 @dataclass

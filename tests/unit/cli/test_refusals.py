@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 _ALLOWED = """
     backends backends.base backends.inductor backends.inductor.levels backends.inductor.probe bundle bundle.bundle
-    bundle.capture_receipt bundle.format bundle.launch bundle.receipt
+    bundle.capture_receipt bundle.format bundle.kind bundle.launch bundle.receipt
     bundle.signature bundle.trust cli cli.main cli.options cli.run cli.verbs commands commands.flags
     commands.starts commands.words commands.variables digest document
     entries errors files gaudi gaudi.live_graphs linux machine server server.log server.options

@@ -156,7 +156,7 @@ def test_a_missing_package_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.instrumentation.asgi", None)
-    monkeypatch.setattr("aotgaudi.bundle.format.is_capture", lambda _: False)
+    monkeypatch.setattr("aotgaudi.bundle.kind.is_capture", lambda _: False)
 
     done = CliRunner().invoke(
         cli,

@@ -132,6 +132,21 @@ def workers() -> list[psutil.Process]:
     return sorted(fork_server().children(), key=lambda child: child.pid)
 
 
+def let_each_answer(pool: PreprocessorPool) -> None:
+    """A worker that has answered has confined itself, which takes reading files; `open` waits for forks only."""
+
+    async def ask() -> None:
+        short = completion("x")
+        bodies: list[tuple[Kind, bytes]] = [
+            ("completion", short),
+            ("chat", chat("x")),
+            ("completion", short + b" " * 65536),
+        ]
+        await asyncio.gather(*(pool.prepare(*body) for body in bodies))
+
+    run(pool, ask)
+
+
 def is_gone(process: psutil.Process) -> bool:
     try:
         return process.status() == psutil.STATUS_ZOMBIE  # Whoever adopted it may take its time.
@@ -442,21 +457,12 @@ def test_kernel_lets_fork_server_run_no_program_and_workers_start_no_process(poo
         assert re.search(r"^Seccomp:\s+2$", status, re.MULTILINE)
         return int(re.findall(r"^Seccomp_filters:\s+(\d+)$", status, re.MULTILINE)[0])
 
+    let_each_answer(pool)
     assert {num_filters(worker) for worker in workers()} == {num_filters(fork_server()) + 1}
 
 
 def test_it_has_one_thread_each_and_no_torch(pool: PreprocessorPool) -> None:
-    async def begin() -> None:
-        """A worker that has answered has confined itself, which takes reading files; `open` waits for forks only."""
-        short = completion("x")
-        bodies: list[tuple[Kind, bytes]] = [
-            ("completion", short),
-            ("chat", chat("x")),
-            ("completion", short + b" " * 65536),
-        ]
-        await asyncio.gather(*(pool.prepare(*body) for body in bodies))
-
-    run(pool, begin)
+    let_each_answer(pool)
 
     for process in (fork_server(), *workers()):
         assert process.num_threads() == 1
