@@ -283,7 +283,7 @@ def test_a_bundle_with_holes_is_refused(workplace: Workplace, holed_bundle: Path
         3,
         str(ENTRY),
         "missing",
-        f"aotgaudi build bundle MANIFEST -o {holed_bundle}",
+        f"aotgaudi build SPEC -o {holed_bundle}",
     )
 
 

@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, list[str]] = {
 """Every Python child that the product starts, and arguments with which it imports what it needs and ends."""
 
 STARTERS = ("python_command", "spawn")
-PASSES_ON = ("server/engine/start.py", "module")
+PASSES_ON = ("child.py", "module")
 """Where one starter calls the other with its argument."""
 BARE = {"aotgaudi.wrap.exec_shim"}
 
