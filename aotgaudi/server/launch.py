@@ -21,8 +21,9 @@ from aotgaudi import __version__
 from aotgaudi.engine.limits import UNLIMITED, AdmissionLimits
 from aotgaudi.machine import Threads, is_loopback
 from aotgaudi.phases import Phases, listed
-from aotgaudi.runtime.guard import Guard, Seccomp, leave_others_alone
+from aotgaudi.runtime.guard import Guard, Seccomp
 from aotgaudi.runtime.memory import freed_memory
+from aotgaudi.runtime.seccomp import leave_others_alone
 from aotgaudi.server.app import create_app
 from aotgaudi.server.boundary import OPEN_PATHS, AllowedHosts
 from aotgaudi.server.engine.client import EngineClient

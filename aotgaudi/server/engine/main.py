@@ -20,7 +20,7 @@ from typing import NoReturn
 from aotgaudi.child import die_with_parent
 from aotgaudi.linux import dlopen
 from aotgaudi.phases import Phases, since
-from aotgaudi.runtime.guard import leave_others_alone
+from aotgaudi.runtime.seccomp import leave_others_alone
 
 _OF_TRACING = ("torch._meta_registrations", "torch.export")
 """Imported by torch for tracing only: functions for tensors without data, and the exporter."""

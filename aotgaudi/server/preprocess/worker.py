@@ -59,7 +59,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from aotgaudi.bundle.model_directory import ModelDirectory
 from aotgaudi.child import die_with_parent
 from aotgaudi.errors import AotGaudiError, RequestError, SpecError, TargetError
-from aotgaudi.runtime.guard import forbid_processes, leave_others_alone
+from aotgaudi.runtime.seccomp import forbid_processes, leave_others_alone
 from aotgaudi.server.preprocess.prepare import (
     Answer,
     Kind,

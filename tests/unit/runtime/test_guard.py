@@ -374,7 +374,7 @@ filters = pytest.mark.skipif(
 _KERNEL = """
 import ctypes, errno, mmap, os, signal, struct, subprocess, sys, threading, time
 from aotgaudi.errors import TargetError
-from aotgaudi.runtime.guard import forbid_processes
+from aotgaudi.runtime.seccomp import forbid_processes
 libc = ctypes.CDLL(None, use_errno=True)
 X86 = os.uname().machine == "x86_64"
 NUMBER = (
@@ -454,7 +454,7 @@ CALLS = {
 def test_the_memory_of_other_processes_cannot_be_opened_by_any_code(tmp_path: Path) -> None:
     lines = lines_of(
         """
-        from aotgaudi.runtime.guard import leave_others_alone
+        from aotgaudi.runtime.seccomp import leave_others_alone
         outside = subprocess.Popen(["sleep", "60"])
         def opened(pid):
             found = libc.open(f"/proc/{pid}/mem".encode(), os.O_RDWR)  # Of C, as any library could.
