@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from aotgaudi.cli.main import cli
+from aotgaudi.commands.flags import NEUTRAL_FLAGS
+from aotgaudi.digest import sha256_bytes
+from aotgaudi.from_vllm.command import VllmCommand
+from aotgaudi.from_vllm.limits import Pin
+from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
 from aotgaudi.server.options import StopTimes
 from aotgaudi.share.oci import BUNDLE_ROOT
+from aotgaudi.wrap.adapters.base import Flags
+from aotgaudi.wrap.adapters.vllm_gaudi import RULES, VLLM_GAUDI
 from aotgaudi.wrap.sandbox import DEFAULT_ROOT
 from tests.environment import requirements
 
@@ -29,7 +37,7 @@ TEXTS = sorted([*TEMPLATES.iterdir(), *(ROOT / "docs" / "how-to").iterdir(), ROO
 
 def commands(text: str) -> Iterator[list[str]]:
     """Every `aotgaudi ...` of a text, as words: after a line's beginning, a prompt, a dash, `run:`, `$(` or a back-tick."""
-    text = re.sub(r"\\\n\s*", " ", text)
+    text = re.sub(r"\\\n#?\s*", " ", text)
     for found in re.finditer(r"(?:^|[-:#$`]\s*|\$\(\s*)aotgaudi +([a-z][^\n`]*)", text, re.MULTILINE):
         line = re.sub(r"\$\{\{[^}]*\}\}", "EXPRESSION", found[1])
         line = re.split(r" \|\| | \| | && | > |\)$", line)[0]
@@ -282,23 +290,134 @@ def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in sorted(TEMPLATES.glob("*.yaml")):
         for document in documents(path.name):
             if document.get("kind") in ("Deployment", "Job"):
-                yield f"{path.name}-{document['kind']}", document["spec"]["template"]["spec"]
+                name = document["metadata"]["name"]
+                yield f"{path.name}-{name}", document["spec"]["template"]["spec"]
 
 
-@pytest.mark.parametrize("pod", [pod for _, pod in pods()], ids=[name for name, _ in pods()])
-def test_a_pod_is_a_user_of_its_own_with_the_capability_that_a_card_needs(pod: dict[str, Any]) -> None:
-    (container,) = pod["containers"]
-    has_card = "habana.ai/gaudi" in container["resources"]["limits"]
+def containers(pod: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*pod.get("initContainers", []), *pod["containers"]]
+
+
+PODS = dict(pods())
+CARDS = {
+    name: pod
+    for name, pod in PODS.items()
+    if any("habana.ai/gaudi" in one["resources"]["limits"] for one in containers(pod))
+}
+RESTRICTED = {"configMap", "emptyDir", "persistentVolumeClaim", "secret", "image"}
+"""Kinds of volumes that Kubernetes' restricted pod security standard lets a pod have, of those that templates use."""
+
+
+@pytest.mark.parametrize("name", PODS)
+def test_a_pod_meets_the_restricted_standard_as_a_user_of_its_own(name: str) -> None:
+    pod = PODS[name]
     can_write = any("emptyDir" in volume for volume in pod["volumes"])
 
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert ("fsGroup" in pod["securityContext"]) is can_write
-    assert "runAsUser" not in container["securityContext"]
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False
-    needed = {"drop": ["ALL"], "add": ["SYS_NICE"]} if has_card else {"drop": ["ALL"]}
-    assert container["securityContext"]["capabilities"] == needed
-    assert "--cap-add=sys_nice" in (ROOT / "docs" / "how-to" / "run-on-gaudi.md").read_text(encoding="utf-8")
+    assert {kind for volume in pod["volumes"] for kind in volume} - {"name"} <= RESTRICTED
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    for container in containers(pod):
+        assert "runAsUser" not in container["securityContext"]
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def words_of(container: dict[str, Any]) -> list[str]:
+    """The words that a container runs: its command, or the last command of its shell script."""
+    if container["command"][:2] == ["sh", "-c"]:
+        return shlex.split(container["command"][2].rpartition("exec ")[2])
+    return list(container["command"])
+
+
+def place_of(container: dict[str, Any], path: str) -> dict[str, Any]:
+    """The mount that a path lies in; ReadOnly's default is that of Kubernetes."""
+    mounts = [m for m in container["volumeMounts"] if Path(path).is_relative_to(m["mountPath"])]
+    assert mounts, f"{path} lies in no volume, and the root file system is read-only"
+    return {"readOnly": False, **max(mounts, key=lambda mount: len(mount["mountPath"]))}
+
+
+WRITTEN = {"-o", "--output", "--store"}
+READ = {"--shapes", "--sign-key", "--trusted-key"}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_pod_with_a_card_has_every_path_that_it_names_in_a_volume_that_it_may_use(name: str) -> None:
+    pod = CARDS[name]
+    for container in containers(pod):
+        words = [part for word in words_of(container) for part in word.split("=", 1)]
+        paths = {option: value for option, value in pairwise(words) if option in WRITTEN | READ}
+        env = {one["name"]: one["value"] for one in container["env"]}
+        written = [value for option, value in paths.items() if option in WRITTEN]
+        written += [env[one] for one in ("HOME", "HABANA_LOGS", "TMPDIR") if one in env]
+
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert {mount["name"] for mount in container["volumeMounts"]} <= {v["name"] for v in pod["volumes"]}
+        assert "HOME" in env
+        for path in written:
+            assert place_of(container, path)["readOnly"] is False
+        for path in set(paths.values()):
+            place_of(container, path)
+        if "vllm" in words:
+            assert place_of(container, words[words.index("serve") + 1])["readOnly"] is True
+            assert place_of(container, str(DEFAULT_ROOT))["mountPath"] == str(DEFAULT_ROOT)
+            assert "HABANA_LOGS" in env
+            assert {"habana.ai/gaudi", "hugepages-2Mi"} <= container["resources"]["limits"].keys()
+            assert "HABANA_VISIBLE_DEVICES" not in env  # The device plugin sets it.
+
+
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+
+
+def served(container: dict[str, Any], environ: dict[str, str]) -> Flags:
+    """The flags of the server that a container captures or runs."""
+    words = words_of(container)
+    return VLLM_GAUDI.read(words[words.index("serve") + 1 :], environ)
+
+
+def test_a_gaudi_is_captured_and_served_as_one_launch_that_the_spec_of_the_comment_is_for() -> None:
+    text = (TEMPLATES / "vllm-capture-jobs.yaml").read_text(encoding="utf-8")
+    (manifest,) = [words for words in commands(text) if words[:2] == ["build", "manifest"]]
+    given = dict(pairwise(manifest[2:]))
+    command = VllmCommand.parse(given["--from-vllm"])
+    setup = VllmSetup(
+        command=command,
+        environment=command.assignments,
+        config=LLAMA,
+        version=given["--bucketing-version"],
+        pin=Pin(num_blocks=int(given["--num-blocks"])),
+        read_file=lambda path: path,
+        digest_file=lambda path: sha256_bytes(path.encode()),
+    )
+    spec, _ = spec_from_vllm(setup)
+
+    launches = []
+    for pod in CARDS.values():
+        for container in containers(pod):
+            if "vllm" not in words_of(container):
+                continue
+            environ = {one["name"]: one["value"] for one in container["env"]}
+            flags = served(container, environ)
+            VLLM_GAUDI.shapes(
+                spec, flags, environ
+            )  # Raises for another command, or a table that is not closed.
+            keyed = {name: value for name, value in flags.values.items() if name not in NEUTRAL_FLAGS}
+            launches.append((flags.model, keyed, RULES.keyed(environ)))
+
+    assert len(launches) == 3
+    assert launches[0] == launches[1] == launches[2]
+    assert "PT_HPU_LAZY_MODE" in launches[0][2]
 
 
 def test_every_template_with_a_schema_is_held_against_it() -> None:
@@ -357,20 +476,38 @@ def test_the_image_of_a_wrapped_server_starts_it_by_its_own_command() -> None:
 def test_the_shards_of_a_capture_and_the_job_that_seals_them_agree() -> None:
     shards, merge = documents("vllm-capture-jobs.yaml")
     pods = [job["spec"]["template"]["spec"] for job in (shards, merge)]
-    (one,), (whole,) = (pod["containers"] for pod in pods)
+    (one,), (whole, image) = pods[0]["containers"], pods[1]["initContainers"]
+    (publish,) = pods[1]["containers"]
     num = shards["spec"]["completions"]
-    ran, sealed = (
-        list(commands(f"aotgaudi {c['command'][-1].partition('aotgaudi ')[2]}")) for c in (one, whole)
-    )
+    ran, sealed = (words_of(container) for container in (one, whole))
 
-    assert [*ran[0][:6], *ran[0][8:]] == [*sealed[0][:6], *sealed[0][11:]]
-    assert ran[0][6:8] == ["--shard", f"$((JOB_COMPLETION_INDEX + 1))/{num}"]
-    assert sealed[0][6:10] == ["--shards", str(num), "--merge", "-o"]
+    for words in (ran, sealed, words_of(image)):
+        assert words[0] == "aotgaudi"
+        parse(words[1:])
+    assert [*ran[:7], *ran[9:]] == [*sealed[:7], *sealed[14:]]
+    assert ran[7:9] == ["--shard", f"$((JOB_COMPLETION_INDEX + 1))/{num}"]
+    assert sealed[7:11] == ["--shards", str(num), "--merge", "-o"]
     assert (shards["spec"]["completionMode"], shards["spec"]["parallelism"]) == ("Indexed", num)
-    assert pods[0]["volumes"] == pods[1]["volumes"]
-    for name in ("image", "resources", "securityContext", "volumeMounts", "env"):
+    for name in ("image", "resources", "securityContext", "env"):
         assert one[name] == whole[name]
+    assert one["volumeMounts"] == whole["volumeMounts"][:-1]
+    assert pods[0]["volumes"] == pods[1]["volumes"][:-2]
     assert one["resources"]["limits"]["habana.ai/gaudi"] == 1
-    assert {mount["name"] for mount in one["volumeMounts"]} == {
-        volume["name"] for volume in pods[0]["volumes"]
-    }
+    assert "habana.ai/gaudi" not in image["resources"]["limits"]
+    # The bundle is sealed, made an image of, and published under the name that the deployment's comment pulls.
+    assert sealed[11] == words_of(image)[3]
+    assert words_of(publish)[3].startswith("oci:" + words_of(image)[4].partition("=")[2])
+    served = (TEMPLATES / "vllm-gaudi-kubernetes.yaml").read_text(encoding="utf-8")
+    assert f"aotgaudi pull {words_of(publish)[4]} " in served
+    assert f"--base docker://{one['image']} " in served
+
+
+def test_the_key_that_signs_a_capture_is_copied_to_where_only_the_pod_reads_it() -> None:
+    """A Secret's files belong to root, and with fsGroup the group reads them: such a key is refused."""
+    _, merge = documents("vllm-capture-jobs.yaml")
+    (whole, _) = merge["spec"]["template"]["spec"]["initContainers"]
+    script = whole["command"][2]
+    (copied,) = re.findall(r"install -m 600 (\S+) (\S+) &&", script)
+
+    assert place_of(whole, copied[0])["readOnly"] is True
+    assert f"--sign-key {copied[1]}" in script
