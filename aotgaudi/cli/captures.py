@@ -1,8 +1,9 @@
-"""The output of ``explain`` and ``diff`` about captures of wrapped servers."""
+"""The output of ``explain`` and ``diff`` about captures of wrapped servers, and about caches of a plain vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from aotgaudi.bundle.format import INDEX_NAME
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.cli.options import StorePlace
 from aotgaudi.cli.show import first_lines
+from aotgaudi.commands.flags import CONDITIONS
 from aotgaudi.errors import NotWarmError, SpecError, counted
 from aotgaudi.wrap.capture_records import capture_key, find_capture
+from aotgaudi.wrap.compile_cache import FACTORS_NAME, CompileCache, find_compile_caches
 from aotgaudi.wrap.launch import describe_here
 from aotgaudi.wrap.launch_comparison import (
     CaptureDifference,
@@ -89,6 +92,45 @@ def _of_run(bundle: Bundle, root: Path) -> Told:
     ]
     code = NotWarmError.exit_code if found.factors or found.deeds else 0
     return document, [*lines, *difference_table(found.factors), *found.deeds], code
+
+
+_OF_DIGEST: Mapping[str, str] = {
+    "config_hash": "(of the model and the flags)",
+    "code_hash": "(of the sources that were traced)",
+    "compiler_hash": "(of torch, its settings and the card)",
+}
+"""Of what vLLM writes down only a digest."""
+
+
+def explain_compile_caches(caches: Sequence[CompileCache], against: Path | None) -> Told:
+    """Explains caches of a plain vLLM: each by the one before it, or the newest by the newest in another folder.
+
+    Raises SpecError if the other folder has none.
+    """
+    others = () if against is None else find_compile_caches(against)
+    if against is not None and not others:
+        raise SpecError(str(against), f"has no {FACTORS_NAME}", "a folder of vLLM's torch_compile_cache")
+    documents, lines = [], []
+    for cache, older in [(caches[0], others[0])] if others else pairwise(caches):
+        found, num = cache.differences(older), len(cache.factors)
+        rows = [{"name": d.name, "was": d.sealed, "is": d.here, "note": _factor_note(d.name)} for d in found]
+        paths = {"path": str(cache.path), "made": cache.made, "against": str(older.path)}
+        documents.append({**paths, "num_factors": num, "differences": rows})
+        than = older.path if others else older.path.name
+        lines.append(f"{cache.path.name} ({cache.made}): {len(found)} of {num} factors not as in {than}")
+        lines += (
+            f"{line}  {row['note']}".rstrip()
+            for line, row in zip(difference_table(found, ("was", "is")), rows, strict=True)
+        )
+    if not others:
+        lines.append(f"{caches[-1].path.name} ({caches[-1].made}): the oldest")
+    differs = bool(documents) and bool(documents[0]["differences"])
+    return {"comparisons": documents}, lines, NotWarmError.exit_code if differs else 0
+
+
+def _factor_note(name: str) -> str:
+    condition = CONDITIONS.get(name.rpartition(".")[2])
+    return _OF_DIGEST.get(name, "") if condition is None else f"(changes no code: {condition.reason})"
 
 
 def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:

@@ -58,19 +58,21 @@ def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: 
 
 
 @click.command(cls=CommandWithWords)
-@path_argument("path", metavar="MANIFEST|BUNDLE")
+@path_argument("path", metavar="MANIFEST|BUNDLE|FOLDER")
 @click.argument("entry_text", metavar="[ENTRY]", required=False)
 @path_option(
     "--against",
     "--run",
     "against",
     metavar="PATH",
-    help="Compare with this bundle or receipt, not with the store; a wrapped server, with its last run at this --root.",
+    help="Compare with this bundle, receipt or folder; a wrapped server, with its last run at this --root.",
 )
 @store_options
 @planned_target_option
 @click.option(
-    "--exit-code", is_flag=True, help="Of a wrapped server: exit with 3 or 5 if it would not be warm."
+    "--exit-code",
+    is_flag=True,
+    help="Of a vLLM or a wrapped server: exit with 3 or 5 if it would not be warm.",
 )
 @click.option(
     "--repairs",
@@ -102,12 +104,18 @@ def explain(
     BUNDLE of a wrapped server, and the server's command after --: which components of the launch differ, and which
     conditions. Without a command, the sealed one is taken. With --run, after `aotgaudi run` has refused it: what the server
     hashed there otherwise than in the build, and what it compiled.
+
+    FOLDER of a plain vLLM, ~/.cache/vllm/torch_compile_cache or a part of it: which of the factors that vLLM hashed differs
+    between each cache and the one before it, or with --against from the newest in another folder.
     """
-    from aotgaudi.cli.captures import explain_launch
+    from aotgaudi.cli.captures import explain_compile_caches, explain_launch
+    from aotgaudi.wrap.compile_cache import find_compile_caches
 
     code = 0
     if words or is_capture(path):
         document, lines, code = explain_launch(path, words, dict(os.environ), place, against)
+    elif caches := find_compile_caches(path):
+        document, lines, code = explain_compile_caches(caches, against)
     else:
         document, lines = explain_programs(path, entry_text, against, place, described)
     emit(document, as_json, lines)

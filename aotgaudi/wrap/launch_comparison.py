@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from aotgaudi.bundle.bundle import Bundle
 from aotgaudi.bundle.launch import Launch
@@ -63,11 +64,16 @@ class Difference:
 
     @property
     def shown(self) -> tuple[str, str]:
-        """Both sides for people, the sealed one first. A list of features shows only those that the other side lacks."""
+        """Both sides for people, the sealed one first: of features and of long texts, what the other side lacks."""
         if self.name == _FEATURES and self.sealed is not None and self.here is not None:
             sealed, here = self.sealed.split(), self.here.split()
             return _features(sealed, here), _features(here, sealed)
-        return plain(self.name, self.sealed), plain(self.name, self.here)
+        shown = plain(self.name, self.sealed), plain(self.name, self.here)
+        if shown[0] != shown[1] or self.sealed == self.here or self.sealed is None or self.here is None:
+            return shown
+        pairs = enumerate(zip_longest(self.sealed, self.here))
+        same = next(at for at, (one, other) in pairs if one != other)
+        return f"...{plain('', self.sealed[same:])}", f"...{plain('', self.here[same:])}"
 
     def __str__(self) -> str:
         """``flag.max-model-len is 1024, the capture was built for 512``."""

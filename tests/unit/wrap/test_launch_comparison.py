@@ -10,7 +10,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.launch import Launch, ModelIdentity, Place, WarmUp
 from aotgaudi.digest import Digest
 from aotgaudi.wrap.adapters.vllm import VLLM
-from aotgaudi.wrap.launch_comparison import compare
+from aotgaudi.wrap.launch_comparison import Difference, compare
 from tests.launches import a_launch
 
 RULES = VLLM.variable_rules
@@ -87,6 +87,14 @@ def test_the_sentence_says_what_was_sealed_and_what_is_here(
 ) -> None:
     """A flag that is not given is the default, and of features only those are shown that the other side lacks."""
     assert compare(a_launch(**sealed), a_launch(**here), RULES).sentence() == sentence
+
+
+def test_long_texts_that_begin_alike_are_shown_from_where_they_part() -> None:
+    long = "-O3 " * 30
+
+    assert Difference("variable.CXXFLAGS", f"{long}-mavx2", f"{long}-mfma").shown == ("...avx2", "...fma")
+    assert Difference("variable.CXXFLAGS", long, f"{long}-g").shown[1].endswith("-g")
+    assert Difference("x", "(a secret)", "(a secret)").shown == ("(a secret)", "(a secret)")
 
 
 def test_of_several_differences_the_machines_comes_first() -> None:
