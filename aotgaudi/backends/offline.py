@@ -13,7 +13,8 @@ from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.target import TargetSpec
 from aotgaudi.store.location import default_store_root
 
-AVAILABLE = ("cpu", "hpu", "fake")
+AVAILABLE = ("cpu", "hpu")
+"""What users may build for. The backend "fake" is for tests, and no message offers it."""
 
 _PACKING_BACKENDS = ("cpu", "fake")
 """Backends whose linear layers can take packed weights (``graphs/quantization.py``)."""

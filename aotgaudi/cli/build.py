@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import click
 
 from aotgaudi.backends.base import Target
+from aotgaudi.backends.offline import build_target
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
@@ -39,7 +41,7 @@ from aotgaudi.compile.plan import Plan
 from aotgaudi.compile.recheck import Difference, recheck
 from aotgaudi.compile.run import BuildOutcome
 from aotgaudi.entries import Entry
-from aotgaudi.errors import NotReproducibleError, counted
+from aotgaudi.errors import AotGaudiError, NotReproducibleError, counted
 from aotgaudi.files import write_atomic
 from aotgaudi.manifest.manifest import Manifest, dumps, load_manifest_or_spec, write_manifest
 from aotgaudi.phases import Phase, Phases
@@ -262,11 +264,19 @@ def build_bundle(
     manifest = load_manifest_or_spec(manifest_path)
     refuse_foreign(output)
     directory = None if model is None else find_model(model)
+    _note_unbound(output, directory)
     store = place.open()
     with store.in_use():
         seal(manifest, store, output, signing=signing, model=directory)
     document = bundle_document(open_bundle(output), len(manifest.entries))
     emit(document, as_json, bundle_line(document))
+
+
+def _note_unbound(output: Path, model: Path | None) -> None:
+    """Says on standard error that a bundle that is bound to a model will be replaced by one that is not."""
+    with contextlib.suppress(AotGaudiError):  # It may be absent or damaged.
+        if model is None and open_bundle(output).require_programs().model:
+            click.echo(f"note: {output} is bound to its model; its successor is not (--model)", err=True)
 
 
 def bundle_document(bundle: Bundle, num_entries: int) -> dict[str, Any]:
@@ -327,7 +337,9 @@ def build_all(  # noqa: PLR0913 - one argument for each group of options
     bundle = output or default_bundle_path(spec_path)
     refuse_foreign(bundle)
     directory = None if model is None else find_model(model)
+    _note_unbound(bundle, directory)
     store = place.open()
+    build_target(manifest.spec)  # A spec that cannot be built here leaves no manifest.
     manifest_path = _write_manifest(manifest, spec_path)
     if not as_json:
         click.echo(f"manifest: {manifest_path}: {len(manifest.entries)} entries, id {manifest.id[:16]}")

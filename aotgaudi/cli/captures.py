@@ -94,14 +94,6 @@ def _of_run(bundle: Bundle, root: Path) -> Told:
     return document, [*lines, *difference_table(found.factors), *found.deeds], code
 
 
-_OF_DIGEST: Mapping[str, str] = {
-    "config_hash": "(of the model and the flags)",
-    "code_hash": "(of the sources that were traced)",
-    "compiler_hash": "(of torch, its settings and the card)",
-}
-"""Of what vLLM writes down only a digest."""
-
-
 def explain_compile_caches(caches: Sequence[CompileCache], against: Path | None) -> Told:
     """Explains caches of a plain vLLM: each by the one before it, or the newest by the newest in another folder.
 
@@ -130,7 +122,7 @@ def explain_compile_caches(caches: Sequence[CompileCache], against: Path | None)
 
 def _factor_note(name: str) -> str:
     condition = CONDITIONS.get(name.rpartition(".")[2])
-    return _OF_DIGEST.get(name, "") if condition is None else f"(changes no code: {condition.reason})"
+    return f"(changes no code: {condition.reason})" if condition is not None else ""
 
 
 def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:

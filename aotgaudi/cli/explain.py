@@ -70,9 +70,7 @@ def _list_repairs(context: click.Context, parameter: click.Parameter, is_asked: 
 @store_options
 @planned_target_option
 @click.option(
-    "--exit-code",
-    is_flag=True,
-    help="Of a vLLM or a wrapped server: exit with 3 or 5 if it would not be warm.",
+    "--exit-code", is_flag=True, help="Of a vLLM or wrapped server: exit with 3 or 5 if it is not warm."
 )
 @click.option(
     "--repairs",

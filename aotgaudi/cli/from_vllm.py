@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
     from aotgaudi.from_vllm.command import EnvFile, VllmCommand
 
 _CONFIG_FILE = "config.json"
+
+
+def _parse_version(text: str) -> str:
+    """Returns `text` if it is a `VersionName`. Raises ValueError with the names that are most like it."""
+    names = get_args(VersionName)
+    if text in names:
+        return text
+    near = difflib.get_close_matches(text, names, n=3, cutoff=0.2) or names
+    raise ValueError(
+        f"{text!r} is not known; near it: {', '.join(near)} (all are in docs/how-to/write-a-spec.md)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +79,7 @@ class VllmOptions:
     bucketing_version: VersionName | None = option(
         f"Your server's version, or the last one before it.  [default: {NEWEST_RELEASE}, the newest release]",
         default=None,
+        parse=_parse_version,
         metavar="VERSION",
     )
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
+import importlib.util
 import json
 import os
 import re
 import site
 import sys
 import sysconfig
+from importlib.machinery import PathFinder
 from urllib.parse import unquote
 
 _OF_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
@@ -182,6 +184,12 @@ def _sources(paths: list[str], packages: list[str]) -> dict[str, str]:
     return found
 
 
+def _is_there(name: str, paths: list[str], names: list[str]) -> bool:
+    """Returns whether a package is installed, or could be imported. Finders of editable installs are asked."""
+    is_named = any(one.startswith(normalised(name)) for one in names)
+    return is_named or bool(PathFinder.find_spec(name, paths) or importlib.util.find_spec(name))
+
+
 def _user_site(home: str) -> list[str]:
     """Returns the user's site, which an interpreter outside a virtual environment searches."""
     if not home or sys.prefix != sys.base_prefix:
@@ -214,6 +222,7 @@ def answer(question: dict[str, object]) -> dict[str, object]:
         "site_packages": sysconfig.get_path("purelib"),
         "distributions": {**found, **_sources(ahead, packages), **_startup(paths, sites)},
         "names": names,
+        "missing": [name for name in packages if not _is_there(name, paths, names)],
     }
 
 

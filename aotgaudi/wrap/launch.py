@@ -42,7 +42,7 @@ from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
 from aotgaudi.wrap.adapters.base import Flags, ServerKind, Shapes, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
-from aotgaudi.wrap.starts import SERVERS, Asking, find_start, question_of, working_directory
+from aotgaudi.wrap.starts import SERVERS, WHERE, Asking, find_start, question_of, working_directory
 
 if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not import its modules.
     from aotgaudi.spec.build_spec import BuildSpec
@@ -92,7 +92,7 @@ class ServerCommand:
 def server_kind(name: GuestName) -> ServerKind:
     """Returns a kind of server. Raises SpecError for one that this version does not know."""
     if name not in SERVERS:
-        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(SERVERS))}")
+        raise SpecError("guest", f"is {name!r}", f"one of {', '.join(sorted(SERVERS.keys() - {'fake'}))}")
     module, _, value = SERVERS[name].value.partition(":")
     kind: ServerKind = getattr(importlib.import_module(module), value)
     return kind
@@ -128,6 +128,8 @@ def find_server(
     with asking if asking is not None and asking.question == question else Asking(question) as asked:
         model = find_model(flags, start.environ, directory)
         installed = installed_of(asked)
+    if installed.missing & {*SERVERS[start.server].packages}:
+        raise SpecError(WHERE, f"{question.interpreter} has no {start.server}", "name the Python that has it")
     variant = started.variant(installed)
     adapter = started if variant is None else server_kind(variant)
     if is_whole:

@@ -36,6 +36,7 @@ class Installed(ForeignValue):
         site_packages: where packages written for it lie.
         distributions: normalised name -> ``VERSION SHA256``, for those that count.
         names: normalised names of all distributions.
+        missing: packages that it was asked about and does not have.
     """
 
     python: str
@@ -44,6 +45,7 @@ class Installed(ForeignValue):
     site_packages: str
     distributions: dict[str, str] = Field(default_factory=dict)
     names: tuple[str, ...] = ()
+    missing: frozenset[str] = frozenset()
 
 
 def installed_of(asking: Asking) -> Installed:

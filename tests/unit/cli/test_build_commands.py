@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,36 @@ def test_a_build_says_where_its_time_went_and_a_second_one_writes_nothing(place:
     assert 0 < document["cache"]["worker_seconds"]["compile"] <= document["cache"]["seconds"]
     assert document["manifest"]["id"] == document["bundle"]["manifest_id"] == again["manifest"]["id"]
     assert {path: path.stat().st_mtime_ns for path in place.folder.glob("tiny.*")} == times
+
+
+@pytest.mark.process
+def test_a_bundle_that_will_lose_its_model_is_said_to(place: Place) -> None:
+    model = place.folder / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(tiny_spec().model.config))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"weights")
+
+    bound = run("tiny.toml", "-j", "1", "--model", model)
+    again = run("tiny.toml", "-j", "1", "--model", model)
+    lost = run("tiny.toml", "-j", "1")
+    after = run("bundle", "tiny.toml", "-o", "tiny.bundle")
+
+    assert "bound to 3 files" in bound.stdout
+    assert (bound.stderr + again.stderr).count("note:") == 0
+    assert "note: tiny.bundle is bound to its model; its successor is not (--model)" in lost.stderr
+    assert "note:" not in after.stderr
+
+
+@pytest.mark.parametrize("backend", ["cuda", "hpu"])
+def test_a_target_that_cannot_be_built_for_here_leaves_no_manifest(place: Place, backend: str) -> None:
+    place.spec.write_text(SPEC_TEXT.replace('"fake"', f'"{backend}"'))
+
+    line = run.refusal("tiny.toml")
+
+    assert "target.backend" in line
+    assert "fake" not in line
+    assert place.names() == {"tiny.toml", "store"}
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,7 @@ def test_config_path_is_relative_to_the_spec_and_its_content_is_embedded(tmp_pat
         (text_of(max_num_seqs="0"), "limits.max_num_seqs: is 0 (should be greater than or equal to 1)"),
         (
             text_of(rest='[target]\nbackend = "tpu"'),
-            "target.backend: is 'tpu' (should be 'cpu', 'cuda', 'hpu' or 'fake')",
+            "target.backend: is 'tpu' (should be 'cpu', 'cuda' or 'hpu')",
         ),
         (
             text_of(rest='[bucketing]\nstrategy = "expo"'),

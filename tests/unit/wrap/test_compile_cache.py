@@ -212,7 +212,7 @@ def test_explain_compares_each_cache_with_the_one_before_it(tmp_path: Path) -> N
 
     assert result.output.splitlines() == [
         "b3198de5f4 (2026-11-28 07:05 UTC): 2 of 252 factors not as in 6f19ae8662",
-        "    config_hash                     was: b6f9f7d04b  is: 499f1388c9  (of the model and the flags)",
+        "    config_hash                     was: b6f9f7d04b  is: 499f1388c9",
         "    env.VLLM_P2P_SIDE_CHANNEL_HOST  was: 10.0.7.12   is: localhost"
         "  (changes no code: where and how the server listens)",
         "6f19ae8662 (2026-11-28 07:04 UTC): 1 of 252 factors not as in 90e07a028a",

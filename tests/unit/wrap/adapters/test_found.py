@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shutil
 import sys
 from pathlib import Path
 from typing import get_args
@@ -22,6 +24,11 @@ SERVER = "vllm.entrypoints.openai.api_server"
 def test_every_server_has_a_name_a_row_and_a_value() -> None:
     assert set(get_args(GuestName)) == SERVERS.keys()
     assert [server_kind(name).name for name in get_args(GuestName)] == [*get_args(GuestName)]
+
+
+def test_the_fake_server_is_not_offered() -> None:
+    with pytest.raises(SpecError, match=r"one of sglang, vllm, vllm-gaudi\)$"):
+        server_kind("vlm")  # type: ignore[arg-type]
 
 
 def test_a_console_script_names_its_interpreter(here: Here) -> None:
@@ -127,6 +134,23 @@ def test_an_interpreter_that_fails_is_said_to(here: Here) -> None:
 
     with pytest.raises(TargetError, match=r"bin/python fails: it is broken"):
         here.find(broken, "-m", SERVER, "--model", here.model())
+
+
+@pytest.mark.parametrize("is_checkout", [False, True])
+def test_a_python_without_the_server_is_refused_by_name_before_anything_starts(
+    here: Here, *, is_checkout: bool
+) -> None:
+    for info in here.site.glob("*.dist-info"):
+        shutil.rmtree(info)
+    words = ("vllm", "serve", here.model())
+    if is_checkout:  # On PYTHONPATH, without metadata.
+        (here.site / "vllm").mkdir()
+        (here.site / "vllm" / "__init__.py").touch()
+        assert here.find(*words).adapter.name == "vllm"
+        return
+
+    with pytest.raises(SpecError, match=f"{re.escape(sys.executable)} has no vllm"):
+        here.find(*words)
 
 
 def test_a_name_on_the_hub_is_looked_up_in_the_local_cache(here: Here) -> None:
