@@ -68,7 +68,7 @@ class Variable:
 _Row = TypeVar("_Row")
 
 _TAKEN: Mapping[str, str] = {
-    "model.config": "revision=",
+    "model.config": "revision= hf-overrides= rope-scaling= rope-theta=",
     "model.dtype": "dtype=",
     "model.quantization.method": "quantization=",
     "model.quantization.kv_cache_dtype": "kv-cache-dtype=",
@@ -144,7 +144,7 @@ _REFUSED: Mapping[str, str] = {
     "multi-step scheduling adds steps of its own": "num-scheduler-steps=",
     "pooling models have no decode steps; only text generation is enumerated": "task= runner= convert=",
     _FILE_NOT_READ: "config=",
-    "give the changed config.json with --model-config instead": "hf-overrides= hf-config-path= disable-sliding-window",
+    "give the changed config.json with --model-config instead": "hf-config-path= disable-sliding-window",
     "a spec of a vLLM command is for Gaudi": "device=",
     "offloaded weights change the graphs": "cpu-offload-gb=",
 }

@@ -111,7 +111,7 @@ def served_length(text: Mapping[str, Any], release: str) -> ServedLength | None:
     if found is None:
         return None
     key, positions = found
-    rules = next(one for one in _RULES if one.since <= _numbers(release))
+    rules = next(one for one in _RULES if one.since <= release_numbers(release))
     rope_type, rope = _rope(text, rules, release)
     what, base, factor = key, positions, 1.0
     if not (rope_type in _UNSCALED or (not rules.yarn_multiplies and rope_type in _UNSCALED_SINCE_0_30)):
@@ -202,7 +202,8 @@ def _is_length(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and value > 0
 
 
-def _numbers(release: str) -> tuple[int, ...]:
+def release_numbers(release: str) -> tuple[int, ...]:
+    """Returns the numbers of a release, which order releases."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:4])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from types import MappingProxyType
@@ -23,7 +23,8 @@ from aotgaudi.from_vllm.buckets import (
 )
 from aotgaudi.from_vllm.command import OtherVariables, VllmCommand, is_looked_at
 from aotgaudi.from_vllm.limits import Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype
+from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype, vllm_release
+from aotgaudi.from_vllm.overrides import overridden
 from aotgaudi.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
@@ -116,6 +117,8 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     """
     environment = {**setup.environment, **setup.command.assignments}
     version = setup.version or NEWEST_RELEASE
+    config, config_notes = overridden(setup.config, setup.command.values, vllm_release(version))
+    setup = replace(setup, config=config)
     caching = setup.command.switches.get("enable-prefix-caching")
     bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
     serving = ServingEnvironment.parse(environment, version)
@@ -135,7 +138,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     named = {one.name for one in bucketing.ignored} | serving.read | bucketing.read
     others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)
     return parts.spec(setup), Report(
-        notes=(*setup.command.notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),
+        notes=(*setup.command.notes, *config_notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),
         assumed=tuple(parts.assumed(setup)),
         ignored=bucketing.ignored,
         unknown=(*setup.command.unknown, *others.unknown),

@@ -132,8 +132,6 @@ def test_what_a_spec_has_no_place_for_may_change_what_is_warm(words: str, why: s
         ("--task embed", "--task", "pooling"),
         ("--runner pooling", "--runner", "pooling"),
         ("--config serve.yaml", "--config", "not read"),
-        ("--hf-overrides {}", "--hf-overrides", "--model-config"),
-        ("--hf-overrides.rope_theta 1", "--hf-overrides", "--model-config"),
         ("--num-scheduler-steps 8", "--num-scheduler-steps", "multi-step"),
     ],
 )
