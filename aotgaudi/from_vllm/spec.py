@@ -31,6 +31,8 @@ from aotgaudi.from_vllm.serving import (
     MODES,
     QUANTIZATION_VARIABLE,
     ServingEnvironment,
+    data_parallel_size,
+    has_kv_transfer,
     lora_table,
     max_logprobs,
     most_images,
@@ -159,6 +161,7 @@ class _Parts:
     dtype_notes: tuple[str, ...]
     num_speculative_tokens: int
     parallel: ParallelSpec
+    replicas: str
     quantization: QuantizationSpec | None
 
     @classmethod
@@ -166,7 +169,9 @@ class _Parts:
         rules = find_version(bucketing.version).environment
         facts = ModelFacts.of(setup.config, rules)
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
-        parallel = _value(ParallelSpec, parallel_table(setup.command), "parallel")
+        size, replicas = data_parallel_size(setup.command, rules, has_experts=facts.has_experts)
+        tables = {**parallel_table(setup.command), "data_parallel_size": size}
+        parallel = _value(ParallelSpec, tables, "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
         quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
@@ -180,6 +185,7 @@ class _Parts:
             dtype_notes=dtype_notes,
             num_speculative_tokens=num_speculative_tokens(setup.command.values),
             parallel=parallel,
+            replicas=replicas,
             quantization=quantization,
         )
 
@@ -205,6 +211,7 @@ class _Parts:
             "scheduler": {
                 "engine": "vllm",
                 "chunked_prefill": is_prefill_chunked(setup.command, self.rules),
+                "kv_transfer": has_kv_transfer(setup.command, self.rules),
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),
             },
@@ -251,6 +258,8 @@ class _Parts:
         yield from self._quantization_notes(setup.command)
         if self.parallel.world_size > 1:
             yield f"{self.parallel.world_size} devices: each runs the same entries, on its share of the model"
+        if self.replicas:
+            yield self.replicas
         if self.serving.skips_warmup:
             yield (
                 "VLLM_SKIP_WARMUP: upstream would warm up nothing and compile on first use; the manifest lists"
