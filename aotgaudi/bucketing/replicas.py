@@ -1,18 +1,19 @@
 """Steps of replicas in lockstep: each pads its shape to the largest of all, number by number (data parallelism).
 
-Every step, all replicas of a model with experts run equally many prompt batches, then a decode if any of them decodes
-(vllm_gaudi/v1/worker/hpu_model_runner.py, v0.26.0: ``get_dp_padding``, ``_extract_prefill_batch_contents``,
-``_form_prefill_batch``, ``_create_decode_input_data``, ``get_habana_paged_attn_buffers``). A replica that lacks one runs a
-dummy: a prompt of 128 tokens, or a decode after as many; one without any request decodes one token in one block.
-All of these are steps that a replica can also form alone. What is run:
+In every step all replicas of a model with experts run equally many prompt batches, then a decode if any of them decodes. A
+replica that lacks one of these runs a dummy: a prompt of 128 tokens, or a decode after as many. A replica without any request
+decodes one token in one block. Each could form all of these alone. Together they run other shapes:
 
-* **Prompts** take batch size, query and context from up to three replicas' buckets, so together they may be no bucket, and
-  longer than the model allows. Every such shape is run: for each of its numbers, some bucket has that and no larger others.
-* **Decodes** take the largest batch size b. Then each replica looks its blocks up *for b*, and the largest answer counts.
-  That is a bucket unless the row of b ends before a row of fewer sequences does, which those are looked up beyond it for.
+* **Prompts** take batch size, query and context from the buckets of up to three replicas. So a shape is run exactly if for
+  each of its numbers some bucket has that number and no larger others. It may exceed the model's length.
+* **Decodes** take the largest batch size b. Then each replica looks up its blocks *for b*, and the largest answer counts.
+  That is a bucket, unless the row of b ends before a row of fewer sequences does.
 
-The closure does not depend on the number of replicas. It is exact for two replicas and prompts of one sequence, if every
-bucket is used. The collectives of experts (``hpu_dp_utils.py``) have the shapes of the padded step, times the replicas.
+One closure holds for any number of replicas. It is exact for prompts of one sequence, and for three replicas or more, if some
+step uses each bucket. The collectives of experts have the shape of the padded step, times the replicas.
+
+Source: vllm_gaudi/v1/worker/hpu_model_runner.py, v0.26.0 (``get_dp_padding`` and its callers, ``_dummy_run``), and
+hpu_dp_utils.py for the collectives.
 """
 
 from __future__ import annotations

@@ -67,19 +67,15 @@ class _Overrides:
     """One application of overrides to a config. Collects notes."""
 
     def __init__(self, config: Mapping[str, Any], release: str, given: Mapping[str, Any]) -> None:
-        self._config, self._vllm, self._given = config, f"vLLM {release}", given
-        self._release = release_numbers(release)
+        self._config, self._given = config, given
+        self._release, self._dies = release_numbers(release), f"vLLM {release} does not start with that"
         self.notes: tuple[str, ...] = ()
-
-    @property
-    def _completes(self) -> bool:
-        """Whether vLLM applies overrides before it completes the RoPE."""
-        return (0, 10) <= self._release < _MERGING
 
     def applied(self) -> Mapping[str, Any]:
         if not self._given:
             return self._config
         self._check_classes(self._config, self._given, "")
+        self.notes = (f"--{_OVERRIDES}: the spec has the config with {', '.join(self._given)} changed",)
         config = dict(self._config)
         for key, value in sorted(self._given.items(), key=lambda item: isinstance(item[1], dict)):
             if key in _ROPES:
@@ -88,28 +84,20 @@ class _Overrides:
                 config[key] = self._part(key, value)
             else:
                 config[key] = value
-        self.notes = (
-            f"--{_OVERRIDES}: the spec has the config with {', '.join(self._given)} changed",
-            *self.notes,
-        )
         return config
 
     def _check_classes(self, config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
         for key, value in given.items():
             if key in _CLASS_KEYS and value != config.get(key):
-                raise _refused(
-                    where + key, "chooses the model's class", "the model's own config.json with that"
-                )
+                raise _refused(where + key, "chooses the model's class", "a config.json with that")
             if isinstance(value, dict) and isinstance(before := config.get(key), dict):
                 self._check_classes(before, value, f"{where}{key}.")
 
     def _set_rope(self, config: dict[str, Any], key: str, value: Any) -> None:
-        """Replaces the RoPE of a whole config; a value without objects is set before vLLM completes the RoPE."""
+        """Replaces the RoPE of a whole config. Objects are set after vLLM has completed it, other values before."""
         if isinstance(value, dict):
             if key == "rope_scaling" and _WITH_PARAMETERS <= self._release < _TRANSFORMERS_5:
-                self.notes += (
-                    f"--{_OVERRIDES} rope_scaling: {self._vllm} does not read it (rope_parameters)",
-                )
+                self.notes += (f"--{_OVERRIDES} {key}: this vLLM does not read it, but rope_parameters",)
                 return
             self._check_rope(key, value, config)
         if self._release >= _WITH_PARAMETERS:
@@ -118,36 +106,29 @@ class _Overrides:
         config[key] = value
 
     def _check_rope(self, where: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Raises SpecError for a RoPE that vLLM would have to complete, which it does not do with overrides."""
+        """Raises SpecError for a RoPE that vLLM would have to complete."""
+        name, outside = rope.get("rope_type"), config.get(_ORIGINAL)
         if rope and all(isinstance(part, dict) for part in rope.values()):
-            raise _refused(
-                where, "is given for each type of layer", "the changed config.json, by --model-config"
-            )
-        missing = [] if "rope_type" in rope or not rope or self._completes else ["rope_type"]
-        missing += [_ORIGINAL] if rope.get("rope_type") in _NEED_ORIGINAL and _ORIGINAL not in rope else []
+            raise _refused(where, "is given for each type of layer", "--model-config with that")
+        is_completed = (0, 10) <= self._release < _MERGING
+        missing = [] if name or not rope or is_completed else ["rope_type"]
+        missing += [_ORIGINAL] if name in _NEED_ORIGINAL and _ORIGINAL not in rope else []
         missing += ["factor"] if rope.get("factor", 1) is None else []
         if missing:
-            raise _refused(where, f"has no {missing[0]}: {self._vllm} does not start with that", "give it")
-        outside = config.get(_ORIGINAL)
-        if outside is not None and rope.get("rope_type") == "yarn" and rope.get(_ORIGINAL) != outside:
-            raise _refused(
-                where, f"has another {_ORIGINAL} than the config", f"that of the config, {outside}"
-            )
+            raise _refused(where, f"has no {missing[0]}: {self._dies}", "give it")
+        if name == "yarn" and outside not in (None, rope[_ORIGINAL]):
+            raise _refused(where, f"has another {_ORIGINAL} than the config", f"{outside}")
 
     def _part(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
         """Returns the changed config of a part of the model."""
         part = self._config.get(key)
         if self._release < _MERGING:
-            raise _refused(
-                key, f"replaces all of it: {self._vllm} does not start with that", "--model-config"
-            )
-        if not isinstance(part, dict):
-            if key == "text_config":
-                raise _refused(
-                    key, "is not in config.json", "its keys without text_config, or --model-config"
-                )
-            return value
-        return self._merged(part, value, key)
+            raise _refused(key, f"replaces all of it: {self._dies}", "--model-config with that")
+        if isinstance(part, dict):
+            return self._merged(part, value, key)
+        if key == "text_config":
+            raise _refused(key, "is not in config.json", "its keys alone, or --model-config with that")
+        return value
 
     def _merged(self, part: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
         merged = dict(part)

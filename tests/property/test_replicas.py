@@ -24,10 +24,14 @@ Shape = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """What one replica has to do: (query, computed tokens) of each prompt, and the tokens of each decode's sequence."""
+    """What one replica has to do: (query, computed tokens) of each prompt, and the tokens of each decode's sequence.
+
+    `unused`: free blocks below the highest one, which contiguous paged attention reads too.
+    """
 
     prompts: tuple[tuple[int, int], ...]
     decodes: tuple[int, ...]
+    unused: int = 0
 
 
 IDLE = Step((), (BLOCK - 1,))
@@ -48,7 +52,8 @@ class Replicas:
         if any(step.decodes for step in steps):
             blocks = [[-(-(tokens + 1) // BLOCK) for tokens in step.decodes or (128,)] for step in steps]
             size = max(self._find(self._decodes, (len(own), 1, sum(own)))[0] for own in blocks)
-            num_blocks = max(self._find(self._decodes, (size, 1, sum(own)))[2] for own in blocks)
+            read = [sum(own) + step.unused for own, step in zip(blocks, steps, strict=True)]
+            num_blocks = max(self._find(self._decodes, (size, 1, count))[2] for count in read)
             yield "decode", (size, 1, num_blocks)
 
     @staticmethod
@@ -64,7 +69,9 @@ def spec(size: int, **limits: Any) -> BuildSpec:
         "vocab_size": 100,
         "max_position_embeddings": 4096,
     }
-    bucketing = {"version": "vllm-gaudi@v0.26.0", "strategy": limits.pop("strategy", "exponential")}
+    version, strategy = limits.pop("rules", ("v0.26.0", "exponential"))
+    bucketing: dict[str, Any] = {"version": f"vllm-gaudi@{version}", "strategy": strategy}
+    bucketing["contiguous_pa"] = limits.pop("contiguous_pa", False)
     return spec_from_json(
         {
             "schema": "aotgaudi.spec/1",
@@ -90,7 +97,19 @@ LIMITS = st.fixed_dictionaries(
         "max_num_batched_tokens": st.sampled_from([128, 192, 320, 1024]),
         "max_model_len": st.sampled_from([129, 512, 700, 2048]),
         "num_blocks": st.sampled_from([33, 40, 200]),
-        "strategy": st.sampled_from(["exponential", "linear", "padding_aware"]),
+        "contiguous_pa": st.booleans(),
+        "rules": st.sampled_from(
+            [
+                ("v0.26.0", "exponential"),
+                ("v0.26.0", "linear"),
+                ("v0.26.0", "padding_aware"),
+                ("091bbad", "exponential"),
+                ("v0.19.1", "exponential"),
+                ("v0.16.0", "linear"),
+                ("v0.13.0", "exponential"),
+                ("v0.11.2", "exponential"),
+            ]
+        ),
     }
 )
 
@@ -108,10 +127,12 @@ def _step(draw: Callable[..., Any], limits: dict[str, Any]) -> Step:
     decodes = draw(st.lists(st.integers(1, length - 1), max_size=limits["max_num_seqs"]))
     while sum(-(-(tokens + 1) // BLOCK) for tokens in decodes) > limits["num_blocks"]:
         decodes.pop()
-    return Step(tuple(prompt() for _ in range(draw(st.integers(0, 2)))), tuple(decodes))
+    free = limits["num_blocks"] - sum(-(-(tokens + 1) // BLOCK) for tokens in decodes)
+    unused = draw(st.integers(0, free)) if limits["contiguous_pa"] and decodes else 0
+    return Step(tuple(prompt() for _ in range(draw(st.integers(0, 2)))), tuple(decodes), unused)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(limits=LIMITS, size=st.integers(2, 4), own_table=st.booleans(), data=st.data())
 def test_every_shape_that_replicas_run_is_an_entry(
     limits: dict[str, Any], size: int, own_table: bool, data: st.DataObject
