@@ -1,16 +1,16 @@
 """Steps of replicas in lockstep: each pads its shape to the largest of all, number by number (data parallelism).
 
 In every step all replicas of a model with experts run equally many prompt batches, then a decode if any of them decodes. A
-replica that lacks one of these runs a dummy: a prompt of 128 tokens, or a decode after as many. A replica without any request
-decodes one token in one block. Each could form all of these alone. Together they run other shapes:
+replica that lacks one of these runs a dummy: a prompt of 128 tokens, or a decode after as many. Without any request a
+replica decodes one token in one block. Each could form all of these alone. Together they run other shapes:
 
 * **Prompts** take batch size, query and context from the buckets of up to three replicas. So a shape is run exactly if for
   each of its numbers some bucket has that number and no larger others. It may exceed the model's length.
 * **Decodes** take the largest batch size b. Then each replica looks up its blocks *for b*, and the largest answer counts.
   That is a bucket, unless the row of b ends before a row of fewer sequences does.
 
-One closure holds for any number of replicas. It is exact for prompts of one sequence, and for three replicas or more, if some
-step uses each bucket. The collectives of experts have the shape of the padded step, times the replicas.
+One closure holds for any number of replicas. It is exact for prompts of one sequence, and for three or more replicas, if
+some step uses each bucket. The collectives of experts have the shape of the padded step, times the replicas.
 
 Source: vllm_gaudi/v1/worker/hpu_model_runner.py, v0.26.0 (``get_dp_padding`` and its callers, ``_dummy_run``), and
 hpu_dp_utils.py for the collectives.
