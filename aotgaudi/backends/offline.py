@@ -69,6 +69,8 @@ def _enumerated_only(spec: BuildSpec) -> Iterator[tuple[str, str]]:
         yield "parallel.tensor_parallel_size", f"is {parallel.tensor_parallel_size}"
     if parallel.pipeline_parallel_size > 1:
         yield "parallel.pipeline_parallel_size", f"is {parallel.pipeline_parallel_size}"
+    if parallel.data_parallel_size > 1:
+        yield "parallel.data_parallel_size", f"is {parallel.data_parallel_size}"
     if parallel.expert_parallel:
         yield "parallel.expert_parallel", "is true"
     if quantization is not None and spec.model.weights_dtype is None:

@@ -15,7 +15,7 @@ steps can be formed:
   ``min(N, batch * ceil(M / B))``; under contiguous paged attention over any highest block id up to N. A block shared by
   several sequences of a step counts once for each, so the total may exceed N. Our scheduler then takes fewer sequences into
   the step until an entry covers it; a single sequence is always covered. We claim nothing about such steps of vLLM.
-* **Speculative decode**, of vLLM: `bucketing.speculation`.
+* **Speculative decode**, of vLLM: `bucketing.speculation`. Replicas in lockstep: `bucketing.replicas`.
 
 **The proof.** An entry that covers a step covers every smaller one. So the longest covered query after c context blocks
 falls as c grows, and changes only at the contexts that entries have. Between two of these, the uncovered steps form a
@@ -55,14 +55,16 @@ from typing import Union
 
 from aotgaudi.bucketing.lookup import BucketTable
 from aotgaudi.bucketing.reachable import Counterexample, ReachableDecodes, ReachablePrompts, span
+from aotgaudi.bucketing.replicas import padded_shapes
 from aotgaudi.bucketing.speculation import SpeculativeDecodes, SpeculativeRun
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import counted
 from aotgaudi.spec.bucketing import BucketingSpec
+from aotgaudi.spec.build_spec import ParallelSpec
 from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.scheduler import SchedulerSpec
 
-_OWN_BUCKETING, _OWN_SCHEDULER = BucketingSpec(), SchedulerSpec()
+_OWN_BUCKETING, _OWN_SCHEDULER, _ONE_DEVICE = BucketingSpec(), SchedulerSpec(), ParallelSpec()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ class ReachableSteps:
     prompts: ReachablePrompts
     decodes: ReachableDecodes
     speculative: SpeculativeDecodes
+    in_lockstep: bool = False
 
     @classmethod
     def of(
@@ -79,8 +82,9 @@ class ReachableSteps:
         limits: ServingLimits,
         bucketing: BucketingSpec = _OWN_BUCKETING,
         scheduler: SchedulerSpec = _OWN_SCHEDULER,
+        parallel: ParallelSpec = _ONE_DEVICE,
     ) -> ReachableSteps:
-        """Returns what `scheduler` can form. Our own does not speculate."""
+        """Returns what `scheduler` can form. Our own does not speculate, and has no replicas in lockstep."""
         decodes = ReachableDecodes(limits, bucketing.contiguous_pa)
         speculates = scheduler.engine == "vllm"
         return cls(
@@ -89,6 +93,7 @@ class ReachableSteps:
             speculative=SpeculativeDecodes.of(limits, bucketing)
             if speculates
             else SpeculativeDecodes(decodes, 1),
+            in_lockstep=scheduler.engine == "vllm" and parallel.data_parallel_size > 1,
         )
 
 
@@ -170,7 +175,26 @@ class DecodeHole:
         return f"decodes of {batches} sequences over {totals}"
 
 
-Hole = Union[PromptHole, DecodeHole, SpeculativeRun]
+@dataclass(frozen=True, slots=True)
+class PaddedHole:
+    """A shape that is no entry, and that replicas pad their steps to (``bucketing.replicas``)."""
+
+    limits: ServingLimits
+    entry: PromptEntry | DecodeEntry
+
+    @property
+    def smallest(self) -> Counterexample:
+        """The shape itself, with its padding."""
+        entry = self.entry
+        blocks = entry.num_ctx_blocks if isinstance(entry, PromptEntry) else entry.num_blocks
+        num_tokens = entry.num_tokens + blocks * self.limits.block_size
+        return Counterexample(num_tokens, "replicas", (entry.batch_size, entry.query_len, blocks), str(self))
+
+    def __str__(self) -> str:
+        return f"{self.entry}, to which replicas pad steps of each other"
+
+
+Hole = Union[PromptHole, DecodeHole, SpeculativeRun, PaddedHole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +252,12 @@ def prove_steps(steps: ReachableSteps, table: BucketTable) -> Coverage:
     if steps.speculative.num_steps:
         num_uncovered = sum(run.num_steps for run in speculative)
         phases.append(PhaseCoverage("speculative", "steps", steps.speculative.num_steps, num_uncovered))
-    holes: tuple[Hole, ...] = (*prompt, *decode, *speculative)
+    padded = padded_shapes(table) if steps.in_lockstep else ()
+    if steps.in_lockstep:
+        num_shapes = len(table.prompt) + len(table.decode) + len(padded)
+        phases.append(PhaseCoverage("replicas", "shapes", num_shapes, len(padded)))
+    padded_holes = (PaddedHole(steps.prompts.limits, entry) for entry in padded)
+    holes: tuple[Hole, ...] = (*prompt, *decode, *speculative, *padded_holes)
     return Coverage(tuple(phases), min((hole.smallest for hole in holes), default=None))
 
 
@@ -237,6 +266,8 @@ def uncovered(steps: ReachableSteps, table: BucketTable) -> Iterator[Hole]:
     yield from prompt_holes(steps.prompts, table)
     yield from decode_holes(steps.decodes, table)
     yield from steps.speculative.holes(table.decode)
+    if steps.in_lockstep:
+        yield from (PaddedHole(steps.prompts.limits, entry) for entry in padded_shapes(table))
 
 
 def prompt_holes(reachable: ReachablePrompts, table: BucketTable) -> Iterator[PromptHole]:
@@ -297,15 +328,17 @@ class Addition:
 def closing_entries(
     steps: ReachableSteps, bucketing: BucketingSpec, table: BucketTable
 ) -> tuple[AddedEntry, ...]:
-    """Returns the entries that `bucketing` adds to `table`: ascending prompts, then decodes.
+    """Returns the entries that `bucketing` adds to `table`: first those for holes, then those for replicas or speculation.
 
     Empty with ``coverage = "upstream"``, and for a unified table, which the proof does not cover.
     """
     if bucketing.coverage == "upstream" or bucketing.strategy == "unified":
         return ()
     added = tuple(addition.entry for addition in close(steps, bucketing.max_padding, table))
+    prompts = (*table.prompt, *(entry for entry in added if isinstance(entry, PromptEntry)))
     decodes = (*table.decode, *(entry for entry in added if isinstance(entry, DecodeEntry)))
-    return (*added, *steps.speculative.closing_entries(decodes))
+    padded = padded_shapes(BucketTable(prompts, decodes)) if steps.in_lockstep else ()
+    return (*added, *padded, *steps.speculative.closing_entries(decodes))
 
 
 def close(steps: ReachableSteps, max_padding: float, table: BucketTable) -> tuple[Addition, ...]:

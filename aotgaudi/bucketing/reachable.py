@@ -42,7 +42,7 @@ class ReachablePrompts:
     """One chunk of ``1 <= query <= T`` tokens after ``context >= 0`` tokens, ``query + context <= M``.
 
     Chunks of prompts start after `contexts` of any length. Whole prompts start after whole cached blocks, or after
-    nothing without prefix caching.
+    nothing without prefix caching. KV blocks from elsewhere end after any token.
 
     A **cell** is a pair (row, context blocks). Row k, counted from 1, contains the queries of ``(k - 1) * B + 1 .. k * B``
     tokens. A cell exists if some query of its row is possible after some context of that many blocks.
@@ -56,7 +56,7 @@ class ReachablePrompts:
         cls, limits: ServingLimits, bucketing: BucketingSpec, scheduler: SchedulerSpec
     ) -> ReachablePrompts:
         """Returns the prompts that `scheduler` can form. Our own always cuts prompts into chunks."""
-        if scheduler.engine == "aotgaudi" or scheduler.chunked_prefill:
+        if scheduler.engine == "aotgaudi" or scheduler.chunked_prefill or scheduler.kv_transfer:
             return cls(limits)
         return cls(limits, "blocks" if bucketing.prefix_caching else "none")
 

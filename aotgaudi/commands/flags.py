@@ -68,7 +68,7 @@ class Variable:
 _Row = TypeVar("_Row")
 
 _TAKEN: Mapping[str, str] = {
-    "model.config": "revision=",
+    "model.config": "revision= hf-overrides= rope-scaling= rope-theta=",
     "model.dtype": "dtype=",
     "model.quantization.method": "quantization=",
     "model.quantization.kv_cache_dtype": "kv-cache-dtype=",
@@ -80,9 +80,11 @@ _TAKEN: Mapping[str, str] = {
     "limits.num_blocks": "num-gpu-blocks-override= gpu-memory-utilization=",
     "scheduler.chunked_prefill": "enable-chunked-prefill",
     "scheduler.max_logprobs": "max-logprobs=",
+    "scheduler.kv_transfer": "kv-transfer-config=",
     "parallel.tensor_parallel_size": "tensor-parallel-size=",
     "parallel.pipeline_parallel_size": "pipeline-parallel-size=",
     "parallel.expert_parallel": "enable-expert-parallel",
+    "parallel.data_parallel_size": "data-parallel-size=",
     "lora": "enable-lora",
     "lora.max_loras": "max-loras=",
     "lora.max_lora_rank": "max-lora-rank=",
@@ -136,15 +138,14 @@ Gaudi's platform reports 0 bytes to get them (vllm_gaudi/platform.py ``get_devic
 
 _FILE_NOT_READ = "the file is not read: give its flags on the command line"
 _REFUSED: Mapping[str, str] = {
-    "ranks of data parallelism pad their steps to each other's: describe one replica": "data-parallel-size=",
     "the steps or graphs that it adds are not enumerated": """
         decode-context-parallel-size= prefill-context-parallel-size= enable-eplb enable-dbo enable-tower-connector-lora
         default-mm-loras= split-qkv""",
-    "transfers between servers add steps of theirs": "kv-transfer-config= ec-transfer-config=",
+    "an encoder of its own adds steps of its own": "ec-transfer-config=",
     "multi-step scheduling adds steps of its own": "num-scheduler-steps=",
     "pooling models have no decode steps; only text generation is enumerated": "task= runner= convert=",
     _FILE_NOT_READ: "config=",
-    "give the changed config.json with --model-config instead": "hf-overrides= hf-config-path= disable-sliding-window",
+    "give the changed config.json with --model-config instead": "hf-config-path= disable-sliding-window",
     "a spec of a vLLM command is for Gaudi": "device=",
     "offloaded weights change the graphs": "cpu-offload-gb=",
 }
@@ -173,6 +174,7 @@ NOT_WRAPPED: Mapping[str, str] = MappingProxyType(dict(by_name(_NOT_WRAPPED)))
 
 _MAY_CHANGE: Mapping[str, str] = {
     "chooses the attention's code": "attention-backend= attention-config= mm-encoder-attn-backend= disable-cascade-attn",
+    "decides how tokens reach their experts": "all2all-backend= expert-placement-strategy=",
     "chooses how graphs are compiled": "compilation-config= optimization-level=",
     "chooses the model's code": "model-impl= trust-remote-code config-format= kv-sharing-fast-prefill",
     "is part of the code of recurrent layers": "mamba-cache-dtype= mamba-ssm-cache-dtype=",
@@ -211,7 +213,7 @@ _KEYED_ONLY: Mapping[str, str] = {
         distributed-executor-backend= nnodes= node-rank= data-parallel-rank= data-parallel-start-rank=
         data-parallel-size-local= data-parallel-backend= data-parallel-hybrid-lb data-parallel-external-lb
         disable-nccl-for-dp-synchronization enable-fault-tolerance""",
-    "of another parallelism, which is refused": "all2all-backend= eplb-config= expert-placement-strategy=",
+    "of another parallelism, which is refused": "eplb-config=",
     "of other devices": """
         disable-custom-all-reduce cudagraph-capture-sizes=* cuda-graph-sizes=* max-cudagraph-capture-size=
         max-seq-len-to-capture=""",
@@ -396,10 +398,11 @@ _MAY_CHANGE_VARIABLES: Mapping[str, str] = {
         VLLM_DELAYED_SAMPLING VLLM_HPU_USE_DELAYED_SAMPLING""",
     "decides which layers and experts a rank has": "VLLM_PP_LAYER_PARTITION VLLM_ENABLE_EXPERT_PARALLEL",
     "warms up the vision tower in another way": "VLLM_MM_WARMUP_OUTSIDE_COMPILE_ONLY",
-    "transfers between servers add steps of theirs": """
+    "decides how KV blocks travel between servers": """
         VLLM_KV_TRANSFER_CONFIG VLLM_KV_CONNECTOR VLLM_HPU_HETERO_KV_LAYOUT VLLM_HPU_NIXL_JOINT_KV
         VLLM_HPU_NIXL_STAGING_SLOTS VLLM_NIXL_DEVICE_TO_DEVICE""",
-    "data parallelism is not enumerated": "VLLM_DP_SIZE VLLM_DP_RANK VLLM_ALL2ALL_BACKEND",
+    "for engines without a server: a server has --data-parallel-size": "VLLM_DP_SIZE VLLM_DP_RANK",
+    "decides how tokens reach their experts": "VLLM_ALL2ALL_BACKEND",
 }
 """Why variables may change what is warm -> these variables. They count."""
 

@@ -111,7 +111,7 @@ def served_length(text: Mapping[str, Any], release: str) -> ServedLength | None:
     if found is None:
         return None
     key, positions = found
-    rules = next(one for one in _RULES if one.since <= _numbers(release))
+    rules = next(one for one in _RULES if one.since <= release_numbers(release))
     rope_type, rope = _rope(text, rules, release)
     what, base, factor = key, positions, 1.0
     if not (rope_type in _UNSCALED or (not rules.yarn_multiplies and rope_type in _UNSCALED_SINCE_0_30)):
@@ -202,7 +202,8 @@ def _is_length(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and value > 0
 
 
-def _numbers(release: str) -> tuple[int, ...]:
+def release_numbers(release: str) -> tuple[int, ...]:
+    """Returns the numbers of a release, which order releases."""
     return tuple(int(number) for number in re.findall(r"\d+", release)[:4])
 
 
@@ -221,6 +222,7 @@ DTYPES: Mapping[str, DtypeName] = {
     "fp32": "float32",
 }
 
+_EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
 _OTHER_STATES = frozenset({"falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma"})
 """Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
@@ -252,6 +254,7 @@ class ModelFacts:
         mamba_chunk_size: 0 without such layers.
         has_vision: whether the model takes images.
         is_quantized: whether the checkpoint's weights are quantized.
+        has_experts: whether some layers consist of experts.
     """
 
     text: Mapping[str, Any]
@@ -262,6 +265,7 @@ class ModelFacts:
     mamba_chunk_size_is_explicit: bool
     has_vision: bool
     is_quantized: bool
+    has_experts: bool
 
     @classmethod
     def of(cls, config: Mapping[str, Any], rules: EnvironmentRules) -> ModelFacts:
@@ -280,6 +284,7 @@ class ModelFacts:
             mamba_chunk_size_is_explicit=is_explicit,
             has_vision=isinstance(config.get("vision_config"), dict),
             is_quantized="quantization_config" in config or "quantization_config" in text,
+            has_experts=_has_experts(text),
         )
 
     @property
@@ -296,6 +301,13 @@ class ModelFacts:
                 f"one of {', '.join(sorted(DTYPES))}",
             )
         return DTYPES[name]
+
+
+def _has_experts(text: Mapping[str, Any]) -> bool:
+    """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
+    blocks = text.get("block_configs")
+    parts = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    return any(part.get(name) for part in (text, *parts) for name in _EXPERT_KEYS)
 
 
 def _has_mamba(text: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,6 +165,50 @@ def parallel_table(command: VllmCommand) -> dict[str, Any]:
         if name in command.values
     }
     return {**sizes, "expert_parallel": command.switches.get("enable-expert-parallel", False)}
+
+
+def data_parallel_size(
+    command: VllmCommand, rules: EnvironmentRules, *, has_experts: bool
+) -> tuple[int, str]:
+    """Returns how many replicas run in lockstep, and a note on replicas. Raises SpecError."""
+    flag = "data-parallel-size"
+    size = parse_integer(f"--{flag}", command.values.get(flag, "1"), minimum=1)
+    if size == 1:
+        return 1, ""
+    if rules.replicas is None:
+        problem = f"is {size}, and this version does not say how replicas step together"
+        raise SpecError(f"--{flag}", problem, "describe one replica")
+    if rules.replicas == "experts" and not has_experts:
+        return (
+            1,
+            f"{size} replicas of a model without experts: each is a server of its own, and runs the same entries",
+        )
+    return size, f"{size} replicas in lockstep: each pads its steps to those of the others"
+
+
+def has_kv_transfer(command: VllmCommand, rules: EnvironmentRules) -> bool:
+    """Returns whether --kv-transfer-config lets KV blocks come from elsewhere. Raises SpecError for unknown steps."""
+    flag = "kv-transfer-config"
+    table = parse_table(flag, command.values.get(flag, "{}"))
+    if "kv_connector" not in table:
+        return False
+    if table.get("kv_role") not in ("kv_producer", "kv_consumer", "kv_both"):
+        problem = f"is {shown(str(table.get('kv_role')))}: vLLM does not start with that"
+        raise SpecError(f"--{flag} kv_role", problem, "kv_producer, kv_consumer or kv_both")
+    _check_connector(table, rules.kv_connectors)
+    return True
+
+
+def _check_connector(table: Mapping[str, Any], known: Sequence[str]) -> None:
+    where, name = "--kv-transfer-config kv_connector", str(table.get("kv_connector"))
+    if name not in known or "kv_connector_module_path" in table:
+        remedy = f"one of {', '.join(known)}" if known else "a version of the plugin from v0.11.2 on"
+        raise SpecError(where, f"is {shown(name)}, whose steps are not known in this version", remedy)
+    if name == "MultiConnector":
+        extra = table.get("kv_connector_extra_config")
+        parts = extra.get("connectors") if isinstance(extra, dict) else None
+        for part in parts if isinstance(parts, list) else [{}]:
+            _check_connector(part if isinstance(part, dict) else {}, known)
 
 
 def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] | None:

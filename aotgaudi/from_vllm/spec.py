@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from types import MappingProxyType
@@ -23,13 +23,16 @@ from aotgaudi.from_vllm.buckets import (
 )
 from aotgaudi.from_vllm.command import OtherVariables, VllmCommand, is_looked_at
 from aotgaudi.from_vllm.limits import Limits, Pin, is_prefill_chunked, read_limits
-from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype
+from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype, vllm_release
+from aotgaudi.from_vllm.overrides import overridden
 from aotgaudi.from_vllm.serving import (
     LAZY_VARIABLE,
     MODE_NOTES,
     MODES,
     QUANTIZATION_VARIABLE,
     ServingEnvironment,
+    data_parallel_size,
+    has_kv_transfer,
     lora_table,
     max_logprobs,
     most_images,
@@ -116,6 +119,8 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     """
     environment = {**setup.environment, **setup.command.assignments}
     version = setup.version or NEWEST_RELEASE
+    config, config_notes = overridden(setup.config, setup.command.values, vllm_release(version))
+    setup = replace(setup, config=config)
     caching = setup.command.switches.get("enable-prefix-caching")
     bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
     serving = ServingEnvironment.parse(environment, version)
@@ -135,7 +140,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     named = {one.name for one in bucketing.ignored} | serving.read | bucketing.read
     others = OtherVariables.of(name for name in environment if is_looked_at(name) and name not in named)
     return parts.spec(setup), Report(
-        notes=(*setup.command.notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),
+        notes=(*setup.command.notes, *config_notes, *bucketing.notes, *serving.notes, *parts.notes(setup)),
         assumed=tuple(parts.assumed(setup)),
         ignored=bucketing.ignored,
         unknown=(*setup.command.unknown, *others.unknown),
@@ -156,6 +161,7 @@ class _Parts:
     dtype_notes: tuple[str, ...]
     num_speculative_tokens: int
     parallel: ParallelSpec
+    replicas: str
     quantization: QuantizationSpec | None
 
     @classmethod
@@ -163,7 +169,9 @@ class _Parts:
         rules = find_version(bucketing.version).environment
         facts = ModelFacts.of(setup.config, rules)
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
-        parallel = _value(ParallelSpec, parallel_table(setup.command), "parallel")
+        size, replicas = data_parallel_size(setup.command, rules, has_experts=facts.has_experts)
+        tables = {**parallel_table(setup.command), "data_parallel_size": size}
+        parallel = _value(ParallelSpec, tables, "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
         quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
@@ -177,6 +185,7 @@ class _Parts:
             dtype_notes=dtype_notes,
             num_speculative_tokens=num_speculative_tokens(setup.command.values),
             parallel=parallel,
+            replicas=replicas,
             quantization=quantization,
         )
 
@@ -202,6 +211,7 @@ class _Parts:
             "scheduler": {
                 "engine": "vllm",
                 "chunked_prefill": is_prefill_chunked(setup.command, self.rules),
+                "kv_transfer": has_kv_transfer(setup.command, self.rules),
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),
             },
@@ -248,6 +258,8 @@ class _Parts:
         yield from self._quantization_notes(setup.command)
         if self.parallel.world_size > 1:
             yield f"{self.parallel.world_size} devices: each runs the same entries, on its share of the model"
+        if self.replicas:
+            yield self.replicas
         if self.serving.skips_warmup:
             yield (
                 "VLLM_SKIP_WARMUP: upstream would warm up nothing and compile on first use; the manifest lists"

@@ -77,7 +77,7 @@ class _Part:
 
 def reachable_of(spec: BuildSpec, scheduler: SchedulerSpec | None = None) -> ReachableSteps:
     """Returns the steps that a scheduler can form under a spec's limits, by default the spec's own."""
-    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler or spec.scheduler)
+    return ReachableSteps.of(spec.limits, spec.bucketing, scheduler or spec.scheduler, spec.parallel)
 
 
 def coverage_of(manifest: Manifest, scheduler: SchedulerSpec | None = None) -> Coverage:
@@ -205,6 +205,10 @@ def left_out(spec: BuildSpec, *, is_static: bool = False) -> tuple[str, ...]:
 def _left_out(spec: BuildSpec, *, is_static: bool) -> Iterator[str]:
     bucketing = spec.bucketing
     num_prompts = min(spec.limits.max_num_prefill_seqs, spec.limits.max_num_seqs)
+    if spec.scheduler.kv_transfer:
+        yield "copies of KV blocks on their way to or from another server, whose graphs depend on how many there are"
+    if spec.parallel.data_parallel_size > 1 and (spec.lora is not None or spec.vision.enabled):
+        yield "dummy steps of replicas without requests, which have neither adapters nor images"
     if num_prompts > 1:
         yield f"steps of several prompts, up to {num_prompts}"
     if bucketing.prefix_caching and not bucketing.contiguous_pa:

@@ -320,7 +320,7 @@ def _entries(entry: type[_E], buckets: Iterable[tuple[int, ...]]) -> tuple[_E, .
 
 def _closed(spec: BuildSpec, steps: _Steps) -> _Steps:
     """Returns the steps with the entries that close them, if the spec asks for that."""
-    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler)
+    reachable = ReachableSteps.of(spec.limits, spec.bucketing, spec.scheduler, spec.parallel)
     added = closing_entries(reachable, spec.bucketing, BucketTable(steps.prompt, steps.decode))
     return replace(
         steps,

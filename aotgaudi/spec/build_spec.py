@@ -21,19 +21,27 @@ LARGEST_WORLD = 4096
 """More devices than any server has; a larger number is a mistake."""
 
 
+DUMMY_TOKENS = 128
+"""What a replica computes that has no prompt while another has one."""
+
+
 class ParallelSpec(SpecValue):
     """`tensor_parallel_size` devices share each layer, `pipeline_parallel_size` groups of them share the layers.
 
-    `expert_parallel`: the devices of a group hold whole experts instead of a part of each.
+    `expert_parallel`: the devices of a group hold whole experts instead of a part of each. `data_parallel_size`: replicas of
+    all of these that run their steps in lockstep, and pad them to each other's. Independent replicas are one each.
     """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"data_parallel_size"})
 
     tensor_parallel_size: int = Field(default=1, ge=1, le=LARGEST_WORLD)
     pipeline_parallel_size: int = Field(default=1, ge=1, le=LARGEST_WORLD)
     expert_parallel: bool = False
+    data_parallel_size: int = Field(default=1, ge=1, le=LARGEST_WORLD)
 
     @property
     def world_size(self) -> int:
-        """Devices in all."""
+        """Devices of a replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     def kv_heads_of_rank(self, num_kv_heads: int) -> int:
@@ -147,6 +155,7 @@ class BuildSpec(SpecValue):
         self._check_mhc()
         self._check_short_queries()
         self._check_tuned()
+        self._check_replicas()
         limits = self.limits
         positions = None if limits.allow_long_max_model_len else self.model.max_position_embeddings
         if positions is not None and limits.max_model_len > positions:
@@ -182,6 +191,25 @@ class BuildSpec(SpecValue):
                 "bucketing.short_queries",
                 f"has {queries[-1]}, more than a step has tokens",
                 f"at most max_num_batched_tokens {self.limits.max_num_batched_tokens}",
+            )
+
+    def _check_replicas(self) -> None:
+        """The steps of replicas in lockstep are known for vLLM's plain prompts and decodes (``bucketing.replicas``)."""
+        size, bucketing, limits = self.parallel.data_parallel_size, self.bucketing, self.limits
+        if size == 1:
+            return
+        where, problem = "parallel.data_parallel_size", f"is {size}"
+        if self.scheduler.engine != "vllm":
+            raise SpecError(where, f"{problem}, with engine {self.scheduler.engine!r}", 'engine = "vllm"')
+        if bucketing.num_speculative_tokens or bucketing.strategy == "unified":
+            what = "speculation" if bucketing.num_speculative_tokens else "unified attention"
+            raise SpecError(
+                where, f"{problem}, with {what}, whose steps are not padded alike", "1, or without it"
+            )
+        if min(limits.max_num_batched_tokens, limits.max_model_len - 1) < DUMMY_TOKENS:
+            remedy = f"at least {DUMMY_TOKENS} tokens a step and {DUMMY_TOKENS + 1} a sequence"
+            raise SpecError(
+                where, f"{problem}, and replicas without requests compute {DUMMY_TOKENS} tokens", remedy
             )
 
     def _check_tuned(self) -> None:

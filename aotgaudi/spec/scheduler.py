@@ -27,21 +27,32 @@ class SchedulerSpec(SpecValue):
     that texts arrive evenly. ``throughput``: prompts go first while there are seats, in the longest chunks, so that steps
     fill up soon and little is computed twice or padded.
 
+    `kv_transfer`: prompts may start after the tokens whose KV blocks another server, or a store, has sent (vLLM's
+    --kv-transfer-config). No role has fewer steps: a consumer computes what was not sent, and whoever asks a producer, not
+    the producer, limits it to one token.
+
     Two facts about a vLLM server decide which graphs traffic may compile, and no entry: `static_shapes`, whether
     VLLM_T_COMPILE_DYNAMIC_SHAPES is false; `max_logprobs`, its --max-logprobs, -1 for no bound, None for vLLM's default.
     """
 
-    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"policy", "static_shapes", "max_logprobs"})
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset(
+        {"policy", "kv_transfer", "static_shapes", "max_logprobs"}
+    )
 
     engine: Engine = "aotgaudi"
     chunked_prefill: bool = True
     policy: Policy = "latency"
+    kv_transfer: bool = False
     static_shapes: bool = False
     max_logprobs: int | None = Field(default=None, ge=-1, le=LARGEST_LIMIT)
 
 
 def check_scheduler(scheduler: SchedulerSpec, limits: ServingLimits) -> None:
     """Raises SpecError for what the engine cannot do: vLLM refuses whole prompts that may not fit a step."""
+    if scheduler.kv_transfer and scheduler.engine != "vllm":
+        raise SpecError(
+            "scheduler.kv_transfer", f"is true, with engine {scheduler.engine!r}", 'engine = "vllm"'
+        )
     if scheduler.chunked_prefill:
         return
     if scheduler.engine != "vllm":

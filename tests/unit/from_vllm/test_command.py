@@ -90,8 +90,6 @@ def test_assignments_before_the_command_are_kept() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "-dp 1",
-        "--data_parallel_size=1",
         "--task generate",
         "--cpu-offload-gb 0",
         "--nnodes 2",
@@ -125,15 +123,12 @@ def test_what_a_spec_has_no_place_for_may_change_what_is_warm(words: str, why: s
 @pytest.mark.parametrize(
     ("words", "flag", "why"),
     [
-        ("-dp 2", "--data-parallel-size", "describe one replica"),
         ("-dcp 2", "--decode-context-parallel-size", "not enumerated"),
         ("--enable-dbo", "--enable-dbo", "not enumerated"),
         ("--device cuda", "--device", "Gaudi"),
         ("--task embed", "--task", "pooling"),
         ("--runner pooling", "--runner", "pooling"),
         ("--config serve.yaml", "--config", "not read"),
-        ("--hf-overrides {}", "--hf-overrides", "--model-config"),
-        ("--hf-overrides.rope_theta 1", "--hf-overrides", "--model-config"),
         ("--num-scheduler-steps 8", "--num-scheduler-steps", "multi-step"),
     ],
 )

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from aotgaudi.backends.offline import build_target
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.parse import parse_spec, spec_from_json
@@ -52,6 +53,7 @@ def test_the_stage_with_most_layers_counts(stages: int, layers: int) -> None:
             "tensor_parallel_size: is 3 (a divisor of the model's 64 attention heads)",
         ),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size: is 0"),
+        ({"data_parallel_size": 2}, "data_parallel_size: is 2, with engine 'aotgaudi'"),
         ({"pipeline_parallel_size": 81}, "pipeline_parallel_size: is 81 (at most the model's 80 layers)"),
         ({"tensor_parallel": 2}, "tensor_parallel: unknown key (did you mean 'tensor_parallel_size'?)"),
     ],
@@ -75,6 +77,26 @@ def test_a_config_without_heads_can_be_spread_all_the_same() -> None:
     config = {"model_type": "gpt_bigcode", "max_position_embeddings": 512}
 
     assert spec_of(config, parallel={"tensor_parallel_size": 3}).parallel.world_size == 3
+
+
+@pytest.mark.process
+def test_replicas_in_lockstep_are_enumerated_and_not_built() -> None:
+    spec = spec_of(
+        parallel={"data_parallel_size": 2},
+        scheduler={"engine": "vllm"},
+        limits={"max_model_len": 256, "max_num_batched_tokens": 128},
+    )
+
+    assert spec.to_json()["parallel"]["data_parallel_size"] == 2
+    with pytest.raises(SpecError, match="data_parallel_size: is 2, which the cpu backend cannot build"):
+        build_target(spec)
+
+
+def test_only_vllm_gets_kv_blocks_from_elsewhere() -> None:
+    with pytest.raises(SpecError, match="kv_transfer"):
+        spec_of(scheduler={"kv_transfer": True})
+
+    assert "kv_transfer" not in spec_of(scheduler={"engine": "vllm"}).to_json()["scheduler"]
 
 
 def test_what_a_spec_does_not_use_is_absent_from_its_json() -> None:
