@@ -57,9 +57,16 @@ def complete(running: Running, rank: int, **body: object) -> int:
         return int(response.status)
 
 
-def test_each_rank_is_captured_warmed_up_and_watched(runs: Runs, replicated: Captured, fake: Fake) -> None:
+def test_each_rank_is_captured_warmed_up_and_watched(
+    runs: Runs, captured: Captured, replicated: Captured, fake: Fake
+) -> None:
     expected = json.loads((replicated.bundle / "receipt.json").read_bytes())["expected"]
     assert expected["roles"] == {"APIServer": 3, "EngineCore": 2, "Worker": 2, "DPCoordinator": 1}
+    start = json.loads((replicated.bundle / "receipt.json").read_bytes())["start"]
+    assert (
+        start["requests"]
+        == 2 * json.loads((captured.bundle / "receipt.json").read_bytes())["start"]["requests"]
+    )
     assert expected["loads"] == {"aot:rank_0_0/model": 1, "aot:rank_0_1/model": 1}
 
     with runs.started(fake) as running:

@@ -124,6 +124,10 @@ _FATAL_WITH_DRAFTS: Mapping[str, str] = {"top_k": "top_k ends a vLLM 0.32 that d
 
 ``_expand_kernel_impl`` in vllm/utils/cpu_triton_utils.py writes to a copy and leaves its output uninitialized.
 """
+_SERVER_IS_CHOSEN = (
+    "chance decides which API server prepares an input, and some models' processors are compiled there"
+)
+"""Processors of Nemotron Nano VL, Cohere ASR, Kimi K2.5 and Inkling in vllm/transformers_utils/processors, release 0.32."""
 _OWN = "--exercise FILE can ask for it"
 _RANK_IS_CHOSEN = "vLLM alone chooses which rank computes a request that generates no text"
 _NOT_ASKED: Mapping[str, str] = {"audio_config": "audio", "video_config": "videos"}
@@ -195,6 +199,9 @@ def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> 
     if "vision_config" in config and not is_text:
         found.append(Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112"))
     found += [Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text]
+    has_inputs = "vision_config" in config or not _NOT_ASKED.keys().isdisjoint(config)
+    if has_inputs and not is_text and _num_servers(flags) > 1:
+        found.append(Feature("images and sounds on each API server", gap=_SERVER_IS_CHOSEN))
     found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
     return tuple(found)
 
@@ -212,7 +219,7 @@ def refuse(flags: Flags, environ: Mapping[str, str]) -> None:
     if here != ranks:
         remedy = f"{ranks}, as --data-parallel-size: ranks on other machines cannot be watched from here"
         raise SpecError("--data-parallel-size-local", f"is {here}", remedy)
-    one_integer(flags.values, "api-server-count", 1)
+    _num_servers(flags)
     if one_text(flags.values, "ssl-cert-reqs", "0") == _CERTIFICATE_REQUIRED:
         remedy = "0 or 1: the exercise and the health probe have no certificate of a client"
         raise SpecError("--ssl-cert-reqs", f"is {_CERTIFICATE_REQUIRED}", remedy)
@@ -223,8 +230,10 @@ def api_servers(words: Sequence[str], flags: Flags) -> int:
 
     Source: ``ServeSubcommand.cmd`` in vllm/entrypoints/cli/serve.py.
     """
-    if has_one_api_server(words):
-        return 1
+    return 1 if has_one_api_server(words) else _num_servers(flags)
+
+
+def _num_servers(flags: Flags) -> int:
     return one_integer(flags.values, "api-server-count", flags.world["data_parallel"])
 
 
