@@ -112,7 +112,8 @@ def _certificate(path: str) -> bytes:
     """Returns the first certificate in a PEM file, which is the server's own, DER. Raises SpecError."""
     try:
         text = read_regular(Path(path), _MAX_PEM_BYTES).decode("ascii", "replace")
-        begin, end = text.index(ssl.PEM_HEADER), text.index(ssl.PEM_FOOTER)
+        begin = text.index(ssl.PEM_HEADER)
+        end = text.index(ssl.PEM_FOOTER, begin)
         return ssl.PEM_cert_to_DER_cert(text[begin : end + len(ssl.PEM_FOOTER)])
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it holds no certificate"
@@ -121,16 +122,17 @@ def _certificate(path: str) -> bytes:
 
 def _require_own(address: Address, shown: bytes | None) -> None:
     """Raises OtherServerError for a certificate that the server's file held neither at its start nor holds now."""
-    if shown is None or shown != address.pinned:  # A server may read its file again (--enable-ssl-refresh).
-        try:
-            now = _certificate(address.certificate or "")
-        except SpecError:
-            now = b""
-        if shown is None or shown != now:
-            where = address.uds or f"{address.host}:{address.port}"
-            raise OtherServerError(
-                f"another server answers at {where}: its certificate is not in {_CERTIFICATE_FLAG} {address.certificate}"
-            )
+    if shown and shown == address.pinned:
+        return
+    try:  # A server may read its file again (--enable-ssl-refresh).
+        now = _certificate(address.certificate or "")
+    except SpecError:
+        now = b""
+    if not shown or shown != now:
+        where = address.uds or f"{address.host}:{address.port}"
+        raise OtherServerError(
+            f"another server answers at {where}: its certificate is not in {_CERTIFICATE_FLAG} {address.certificate}"
+        )
 
 
 class HealthProbe:
