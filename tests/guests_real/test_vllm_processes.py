@@ -105,7 +105,9 @@ def num_compiled(guest: RealGuest) -> int:
 
 def ask(guest: RealGuest, case: Case, number: int) -> int:
     path, body = text(number)
-    body["prompt"].append(77)  # A prompt of one token ends vLLM 0.32 with ExampleConnector: -128 computed tokens.
+    body["prompt"].append(
+        77
+    )  # A prompt of one token ends vLLM 0.32 with ExampleConnector: -128 computed tokens.
     is_tls = "--ssl-certfile" in guest.flags
     headers = {"Content-Type": "application/json"}
     if case.ranks > 1 and number % 2:  # For the others vLLM chooses.
