@@ -86,6 +86,8 @@ Count = Annotated[int, Field(ge=1, le=1 << 20)]
 
 WORLD = ("tensor_parallel", "pipeline_parallel", "data_parallel", "nodes")
 """The keys of `Launch.world`. Each value is 1 by default."""
+API_SERVERS = "api_servers"
+"""The key of `Launch.world` with the number of API servers; only there if a launch has several."""
 
 
 class ModelIdentity(Value):
@@ -128,7 +130,7 @@ class Launch(Document):
         model: The model.
         software: Component -> version, or version and digest.
         target: The machine that the code is compiled for.
-        world: The number of ranks, by the names in `WORLD`.
+        world: The number of ranks, by the names in `WORLD`, and of API servers, by `API_SERVERS`.
         place: Where the launch takes place.
         exercise: The warm-up requests.
         repairs: Ids of the repairs in force, sorted.
@@ -209,4 +211,5 @@ def _sha256_of(exercise: WarmUp) -> str:
 
 def world(flags: Mapping[str, int]) -> dict[str, int]:
     """Returns a launch's `world`: the numbers in `flags`, and 1 for the rest."""
-    return {name: flags.get(name, 1) for name in WORLD}
+    servers = {API_SERVERS: flags[API_SERVERS]} if flags.get(API_SERVERS, 1) > 1 else {}
+    return {**{name: flags.get(name, 1) for name in WORLD}, **servers}

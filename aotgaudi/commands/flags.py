@@ -162,8 +162,11 @@ _NO_OP: Mapping[str, tuple[str, ...]] = {
 """Refused flags -> the values with which they change nothing, beside their defaults."""
 
 _NOT_WRAPPED: Mapping[str, str] = {
-    "the exercise is sent without TLS: let what stands before the server have it": "ssl-keyfile ssl-certfile",
     "ranks on other machines cannot be watched from here": "headless",
+    "somebody else chooses each request's rank, and not all ranks are of this server: let vLLM balance the load": """
+        data-parallel-rank data-parallel-start-rank data-parallel-hybrid-lb data-parallel-external-lb
+        data-parallel-multi-port-external-lb""",
+    "ranks come and go while it serves, so it is not known which must be watched": "enable-elastic-ep",
     _FILE_NOT_READ: "config",
     "Ray's processes cannot be watched from here": "use-ray",
     "it is not asked over HTTP, so the exercise cannot be sent": "grpc smg-grpc-mode grpc-mode",
@@ -171,6 +174,12 @@ _NOT_WRAPPED: Mapping[str, str] = {
 }
 NOT_WRAPPED: Mapping[str, str] = MappingProxyType(dict(by_name(_NOT_WRAPPED)))
 """Flags of vLLM and SGLang with which a server cannot be wrapped, each with the reason."""
+
+NEUTRAL_KEYS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {"kv-transfer-config": frozenset({"engine_id", "kv_ip", "kv_port"})}
+)
+"""Flags that count -> keys of their tables, at any depth, that do not: who an instance is, and where. vLLM's hash has
+nothing of this flag (``KVTransferConfig.compute_hash`` in vllm/config/kv_transfer.py)."""
 
 _MAY_CHANGE: Mapping[str, str] = {
     "chooses the attention's code": "attention-backend= attention-config= mm-encoder-attn-backend= disable-cascade-attn",

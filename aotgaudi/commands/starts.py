@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -28,6 +29,14 @@ def find_vllm(words: Sequence[str]) -> tuple[int, int] | None:
         if word == "-m" and after == _COMMAND_MODULE and list(words[index + 2 : index + 3]) == ["serve"]:
             return index, index + 3
     return None
+
+
+def has_one_api_server(words: Sequence[str]) -> bool:
+    """Returns whether `words` start the module that has one API server, whatever its flags say.
+
+    Source: ``main`` of vllm/entrypoints/launchers/api_server/entry.py. ``vllm serve`` starts several.
+    """
+    return any(word == "-m" and after in _MODULES for word, after in itertools.pairwise(words))
 
 
 def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:

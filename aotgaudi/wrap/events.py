@@ -33,6 +33,7 @@ MAX_FILE_BYTES = 256 << 20
 """We do not read further in one process's file, and count the rest as unreadable."""
 
 _NAME = re.compile(r"([0-9]{1,10})-([0-9]{1,20})\.jsonl")
+_ENGINE = re.compile(r"EngineCore_DP([0-9]{1,6})")
 _READ_BYTES = 1 << 20
 _CORE = frozenset({"e", "n", "t", "pid", "phase"})
 
@@ -82,11 +83,22 @@ class ProcessLog:
         return next((event.text("role") for event in self.events if event.kind == "hello"), "")
 
     @property
+    def replica(self) -> str:
+        """The data-parallel rank that a vLLM's engine or worker belongs to, in words; empty if it has none.
+
+        vLLM names an engine ``EngineCore_DP1``, and its workers by their ranks below it (vllm/v1/engine/utils.py).
+        """
+        hello = next((event for event in self.events if event.kind == "hello"), None)
+        names = () if hello is None else (hello.text("name"), hello.text("of"))
+        found = next(filter(None, map(_ENGINE.fullmatch, names)), None)
+        return "" if found is None else f"data-parallel rank {found[1]}"
+
+    @property
     def title(self) -> str:
-        """Role and process id, and a worker's name, which tells its rank: ``Worker 4711 (VllmWorker-1)``."""
+        """Role, process id and ranks: ``Worker 4711 (VllmWorker-1)``, ``EngineCore 4712 (data-parallel rank 1)``."""
         name = next((event.text("name") for event in self.events if event.kind == "hello"), "")
-        of_rank = f" ({name})" if name and self.role == "Worker" else ""
-        return f"{self.role or 'process'} {self.pid}{of_rank}"
+        ranks = ", ".join(filter(None, (name if self.role == "Worker" else "", self.replica)))
+        return f"{self.role or 'process'} {self.pid}{f' ({ranks})' if ranks else ''}"
 
     @property
     def hooks(self) -> Mapping[str, object]:

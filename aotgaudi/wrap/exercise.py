@@ -340,8 +340,10 @@ LONG_START_SECONDS = 60.0
 _NUM_SLOWEST = 3
 
 
-def start_cost(requests: Sequence[WarmUpRequest], seconds: Sequence[float], *, asks_all: bool) -> StartCost:
-    """Returns what a start is asked that sends these requests, each of which took `seconds` in the proof."""
+def start_cost(
+    requests: Sequence[WarmUpRequest], seconds: Sequence[float], *, asks_all: bool, ranks: int = 1
+) -> StartCost:
+    """Returns what a start is asked that sends these requests to `ranks`, each of which took `seconds` in the proof."""
     sent = [
         (took, request)
         for took, request in zip(seconds, requests, strict=True)
@@ -356,8 +358,8 @@ def start_cost(requests: Sequence[WarmUpRequest], seconds: Sequence[float], *, a
         else ""
     )
     return StartCost(
-        requests=sum(len(request.bodies) for _, request in sent),
-        tokens=sum(_num_tokens(body) for _, request in sent for body in request.bodies),
+        requests=ranks * sum(len(request.bodies) for _, request in sent),
+        tokens=ranks * sum(_num_tokens(body) for _, request in sent for body in request.bodies),
         seconds=total,
         asks_all=asks_all,
         why=f"{needed}the slowest: {why}" if total > LONG_START_SECONDS else "",

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import (
+    API_SERVERS,
     GuestName,
     Launch,
     ModelIdentity,
@@ -226,15 +227,10 @@ def describe(
     if isinstance(asked, str):
         asked = exercise(asked, features_of(found))
     target = adapter.target(installed)
-    defaults = adapter.defaults(target.backend)
     return Launch(
         guest=adapter.name,
         words=public_words(found.words, flags, adapter),
-        flags={
-            name: value
-            for name, value in flags.values.items()
-            if name not in adapter.neutral_flags and not (name in defaults and value == defaults[name])
-        },
+        flags=adapter.counted_flags(flags, target.backend),
         variables=adapter.variable_rules.keyed(found.environ),
         model=identify(os.path.abspath(found.model) if found.is_local else flags.model, found.model),
         software={
@@ -244,7 +240,7 @@ def describe(
             **installed.distributions,
         },
         target=target,
-        world=world(flags.world),
+        world=world({**flags.world, API_SERVERS: adapter.api_servers(found.words, flags)}),
         place=Place(
             root=root,
             prefix=installed.prefix,

@@ -138,7 +138,8 @@ def compare(sealed: Launch, here: Launch, rules: VariableRules) -> Comparison:
 def plain(name: str, value: str | None) -> str:
     """Returns a component's value for people: shortened, and without JSON quotes for a flag."""
     if value is None:
-        return "(default)" if name.startswith("flag.") else "(not there)"
+        absent = {"flag": "(default)", "world": "1"}
+        return absent.get(name.partition(".")[0], "(not there)")
     if name.startswith("flag."):
         value = _SWITCH.get(value) or (json.loads(value) if value.startswith('"') else value)
     return shortened(" ".join(value.split()) or "(none)")

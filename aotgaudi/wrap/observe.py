@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aotgaudi.digest import differing
@@ -60,8 +60,12 @@ class Observer:
         """Returns the findings since the last call."""
         events = self._session.log.take_new()
         rules, files = self._session.plan.rules, self._session.files()
-        told = [finding_of(event, rules, is_watched=files.is_watched) for event in events]
-        made = [*(one for one in told if one is not None), *self._unreported()]
+        replicas = {one.pid: one.replica for one in self._session.log.processes.values()}
+        told = [
+            (replicas.get(event.pid), finding_of(event, rules, is_watched=files.is_watched))
+            for event in events
+        ]
+        made = [*(_named(one, replica) for replica, one in told if one is not None), *self._unreported()]
         findings = [one for one in made if one.phase not in self._left_out]
         findings += [*self._of_files(files), *self._of_unreadable()]
         self._is_new = bool(events or findings)
@@ -120,6 +124,11 @@ class Observer:
     @property
     def _phase(self) -> FindingPhase:
         return PHASES.get(self._session.phase, "live")
+
+
+def _named(finding: Finding, replica: str | None) -> Finding:
+    """Returns a finding that names the data-parallel rank, if there are several."""
+    return replace(finding, text=f"{replica}: {finding.text}") if replica else finding
 
 
 def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:

@@ -53,6 +53,8 @@ _LOADED = frozenset({"library", "pickle", "recipe", "cubin"})
 _FLUSH = "f"
 _FLUSH_SECONDS = 600.0
 """Enough time to write a recipe cache of tens of gigabytes."""
+_END_SECONDS = 60.0
+"""Enough time for many processes to end on a busy machine. Nobody waits for a server that a build ends."""
 _KILLED = 137
 """128 + SIGKILL: the server did not end after SIGTERM."""
 
@@ -202,7 +204,7 @@ def _run(context: BuildContext, plan: Plan, sandbox: Sandbox, phase: Phase) -> R
             seen = replace(session.look(compares=plan.rules.has_sealed), answers=answers)
             session.set_phase(_FLUSH)
             session.settle(_FLUSH_SECONDS)
-            status = session.end()
+            status = session.end(_END_SECONDS)
         except WrappedServerError as error:
             raise EndedEarlyError(watch.observer.history(), f"{error} ({_last_line(context)})") from error
         if status == _KILLED:
@@ -397,7 +399,8 @@ def _judge(
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
     statuses = tuple(answer.status for answer in ran.answers)
-    start = start_cost(launch.exercise.requests, ran.answer_seconds, asks_all=context.asks_all)
+    asked, ranks = launch.exercise.requests, found.flags.address.ranks
+    start = start_cost(asked, ran.answer_seconds, asks_all=context.asks_all, ranks=ranks)
     receipt = CaptureReceipt(
         manifest_id=launch.id,
         target=launch.target,
@@ -410,7 +413,7 @@ def _judge(
         residuals=(*found.adapter.residuals(launch), *_again(processes)),
         repairs=launch.repairs,
         not_exercised=not_exercised(features_of(found), launch.exercise),
-        start=start if launch.exercise.requests else None,
+        start=start if asked else None,
     )
     return Proved(receipt, ran.ready_seconds)
 

@@ -30,7 +30,7 @@ from aotgaudi.bundle.launch import Launch, WarmUpRequest
 from aotgaudi.digest import Digest
 from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Address, Phase
-from aotgaudi.wrap.client import HealthProbe, WrappedServerError, ask, require_free
+from aotgaudi.wrap.client import HealthProbe, WrappedServerError, ask, pinned, require_free
 from aotgaudi.wrap.events import EventLog, printable
 from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import ServerCommand
@@ -150,17 +150,18 @@ class Session:
         `adopts`, `output` and `termination_seconds` are those of `Child`.
 
         Raises:
-            SpecError: The server's port is in use.
+            SpecError: The server's port is in use, or its certificate cannot be read.
             StoreError: The sandbox cannot be prepared, or the process cannot be started.
         """
-        require_free(plan.address)
+        address = pinned(plan.address)
+        require_free(address)
         self.sandbox, self.phase = sandbox, phase
         self.log = EventLog(sandbox.root / "events")
         self._answers: tuple[AnswerDigests, ...] | None = None
         try:
             archive = write_agent(sandbox.root / AGENT)
             rules = replace(plan.rules, agent={AGENT: archive} if plan.rules.has_sealed else {})
-            self.plan = replace(plan, rules=rules)
+            self.plan = replace(plan, rules=rules, address=address)
             self._write_allowed()
         except OSError as error:
             raise store_error("prepare", sandbox.root, error) from error
@@ -217,6 +218,8 @@ class Session:
                     )
                 if health.poll():
                     return self.seconds
+                if health.problem:
+                    raise WrappedServerError(health.problem)
                 if self.seconds >= deadline_seconds:
                     raise WrappedServerError(f"the server did not serve within {deadline_seconds:.0f} s")
                 time.sleep(_POLL_SECONDS)

@@ -235,6 +235,9 @@ class Supervisor:
                     f"the server did not serve within {self._policy.start_seconds:.0f} s, and was ended (--ready-timeout)",
                     3,
                 )
+            if self._health.problem:
+                self._session.end()
+                raise WrappedServerError(self._health.problem, 3)
             self._step()
         _log.info("the server serves after %.1f s", self._session.seconds)
 

@@ -3,15 +3,19 @@
 ::
 
     fake_server.py serve MODEL [--host H] [--port N] [--workers N] [--max-num-seqs N] [--max-model-len N]
-                               [--served-model-name X] [--log-level X]
+                               [--served-model-name X] [--log-level X] [--data-parallel-size N]
+                               [--api-server-count N] [--ssl-certfile F --ssl-keyfile F]
     FAKE_CACHE_ROOT   its cache: <hash of what decides the code>/rank_N/{model, wrapper.py, kernels/*.so}
     FAKE_FORCE_LOAD   1: an artifact that does not load ends the server
     FAKE_PLUGINS_GROUP  whose plugins its processes load, in place of vLLM's
-    FAKE_FAULTS       names of FAULTS, separated by commas; NAME@FILE: only where FILE is there
+    FAKE_FAULTS       names of FAULTS, separated by commas; NAME@FILE: only where FILE is there; NAME#1: only in what is of
+                      data-parallel rank 1, or in API server 1
 
 Three kinds of process, each of which loads the plugins of ``vllm.general_plugins``: the API server (this one), an
-EngineCore and its workers, which compile and load. A request with ``logprobs`` needs a kernel of its own, which is compiled
-on the first such request, as in vLLM 0.32. The files hold the cache's path, and the hash has the model's: both as in vLLM.
+EngineCore and its workers, which compile and load. With several data-parallel ranks there are several engines, a
+coordinator that loads no plugins, and by default as many API servers, which this one then starts. A request with
+``logprobs`` needs a kernel of its own, which is compiled on the first such request. The files hold the cache's path, and
+the hash has the model's. All of that is as in vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -23,15 +27,20 @@ import hashlib
 import importlib.metadata
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -51,6 +60,9 @@ FAULTS = {
     "wrong-answer": "answers otherwise than it did",
     "skip-plugin": "its workers load no plugins",
     "skip-plugins": "no process loads plugins",
+    "skip-api-plugins": "an API server that another process started loads no plugins",
+    "no-coordinator": "the ranks' coordinator is not started",
+    "other-certificate": "shows the certificate in the given file, whose key lies beside it",
     "crash-at-start": "ends with exit code 13 before it answers",
     "killed-at-start": "dies of SIGSEGV before it answers",
     "crash-live": "ends with exit code 13 on the first request",
@@ -87,7 +99,10 @@ TICK_SECONDS = 0.02
 def has(fault: str) -> bool:
     """Whether to misbehave in this way, now."""
     for word in filter(None, os.environ.get("FAKE_FAULTS", "").split(",")):
-        name, _, file = word.partition("@")
+        where, _, rank = word.partition("#")
+        name, _, file = where.partition("@")
+        if rank and rank != os.environ.get("FAKE_RANK"):
+            continue
         if name not in FAULTS:
             raise SystemExit(f"no such fault: {name}")
         if name == fault and (not file or Path(file).exists()):
@@ -118,7 +133,8 @@ class Worker:
         config = Path(options.model, "config.json").read_bytes()
         decides = [options.model, options.max_num_seqs, options.max_model_len, config.hex()]
         name = hashlib.sha256(json.dumps(decides).encode()).hexdigest()
-        self.folder = self.root / "aot" / name / f"rank_{rank}"
+        replica = f"_{options.replica}" if options.data_parallel_size > 1 else ""
+        self.folder = self.root / "aot" / name / f"rank_{rank}{replica}"
         self.loaded: set[str] = set()
         self.has_bias = False
 
@@ -153,7 +169,8 @@ class Worker:
     def load(self) -> None:
         if has("load-failure"):
             raise ValueError("'function' object has no attribute 'finalize_loading'")
-        artifact = json.loads((self.folder / "model").read_text())
+        aot_compilation_path = str(self.folder / "model")  # By this name the agent finds it, as in vLLM.
+        artifact = json.loads(Path(aot_compilation_path).read_text())
         if artifact["root"] != str(self.root):
             raise ValueError(f"the artifact is for {artifact['root']}")
         wrapper = self.folder / "wrapper.py"
@@ -297,6 +314,8 @@ class Worker:
         weights = Path(self.options.model, "model.safetensors")
         salt = weights.read_text() if weights.exists() else ""
         salt += "other" if has("wrong-answer") else ""
+        if self.options.data_parallel_size > 1:
+            print(f"fake: rank {self.options.replica} computes {body['request_id']}", file=sys.stderr)
         return hashlib.sha256((prompt + salt).encode()).hexdigest()[:16]
 
 
@@ -346,11 +365,13 @@ def run_worker(connection: Connection, options: argparse.Namespace, rank: int) -
         connection.send(None)
         os.kill(os.getpid(), signal.SIGKILL)
     worker.start()
-    serve_requests(connection, worker.answer)
+    serve_requests([connection], worker.answer)
 
 
-def run_engine(connection: Connection, options: argparse.Namespace) -> None:
+def run_engine(connections: list[Connection], options: argparse.Namespace, replica: int) -> None:
     be_a_child()
+    os.environ["FAKE_RANK"] = str(replica)
+    options.replica = replica
     load_plugins()
     context = multiprocessing.get_context("spawn")
     workers = []
@@ -375,10 +396,20 @@ def run_engine(connection: Connection, options: argparse.Namespace) -> None:
                 texts.append(worker.recv())
         return texts[0]
 
-    serve_requests(connection, answer)
+    serve_requests(connections, answer)
     for process, worker in workers:
         worker.close()
         process.join()
+
+
+def run_api_server(
+    engines: list[Connection], options: argparse.Namespace, listening: socket.socket, index: int
+) -> None:
+    be_a_child()
+    os.environ["FAKE_RANK"] = str(index)
+    if not has("skip-api-plugins"):
+        load_plugins()
+    serve(Server(options, engines, listening), lambda: True)
 
 
 def be_a_child() -> None:
@@ -386,25 +417,45 @@ def be_a_child() -> None:
     sys.path.insert(0, str(STANDINS))
 
 
-def serve_requests(connection: Connection, answer: object) -> None:
-    """Says that it is ready, then answers until the other end closes."""
-    connection.send("ready")
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            connection.send(answer(connection.recv()))  # type: ignore[operator]
+def serve_requests(connections: list[Connection], answer: Callable[[dict[str, object]], str]) -> None:
+    """Says that it is ready, then answers until all other ends are closed."""
+    for connection in connections:
+        connection.send("ready")
+    asking = list(connections)
+    while asking:
+        for connection in multiprocessing.connection.wait(asking):
+            try:
+                connection.send(answer(connection.recv()))
+            except (EOFError, OSError):
+                asking.remove(connection)
 
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, options: argparse.Namespace, engine: Connection) -> None:
-        self.options, self.engine, self.lock = options, engine, threading.Lock()
-        super().__init__((options.host, options.port), Handler)
+    def __init__(
+        self, options: argparse.Namespace, engines: list[Connection], listening: socket.socket
+    ) -> None:
+        self.options, self.engines, self.lock = options, engines, threading.Lock()
+        super().__init__(listening.getsockname(), Handler, bind_and_activate=False)
+        self.socket.close()
+        listening.setblocking(False)  # Another API server may have accepted what woke this one.
+        self.socket, self.num_asked = listening, 0
+        if options.ssl_certfile:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            if has("other-certificate"):
+                shown = Path(os.environ["FAKE_FAULTS"].partition("@")[2])
+                context.load_cert_chain(shown, shown.with_suffix(".key"))
+            else:
+                context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
+            self.socket = context.wrap_socket(listening, server_side=True, do_handshake_on_connect=False)
 
-    def ask(self, body: dict[str, object]) -> str:
+    def ask(self, body: dict[str, object], rank: str | None) -> str:
         with self.lock:
-            self.engine.send(body)
-            return str(self.engine.recv())
+            self.num_asked += 1
+            engine = self.engines[self.num_asked % len(self.engines) if rank is None else int(rank)]
+            engine.send(body)
+            return str(engine.recv())
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -427,7 +478,8 @@ class Handler(BaseHTTPRequestHandler):
         elif has("refuses-requests") or (has("refuses-json") and body.get("response_format")):
             self.reply(400, {"error": "not here"})
         else:
-            text = self.server.ask({**body, "request_id": self.headers.get("X-Request-Id", "none")})
+            asked = {**body, "request_id": self.headers.get("X-Request-Id", "none")}
+            text = self.server.ask(asked, self.headers.get("X-data-parallel-rank"))
             self.reply(200, {"choices": [{"text": text, "message": {"content": text}}]})
 
     def reply(self, status: int, document: dict[str, object]) -> None:
@@ -450,6 +502,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--data-parallel-size", "-dp", type=int, default=1)
+    parser.add_argument("--api-server-count", type=int)
+    parser.add_argument("--ssl-certfile")
+    parser.add_argument("--ssl-keyfile")
     parser.add_argument("--max-num-seqs", type=int, default=4)
     parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--served-model-name")
@@ -460,6 +516,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name in ("--runner", "--speculative-config", "--max-num-batched-tokens"):
         parser.add_argument(name)
     options = parser.parse_args(arguments)
+    options.api_server_count = options.api_server_count or options.data_parallel_size
+    options.replica = 0
     options.served_model_name = options.served_model_name or options.model
     return options
 
@@ -486,30 +544,125 @@ def main() -> int:
     options = parse(sys.argv[1:])
     os.environ.setdefault("FAKE_CACHE_ROOT", str(Path.home() / ".cache" / "fake"))
     misbehave_at_start()
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    engine = context.Process(target=run_engine, args=(theirs, options), name="EngineCore_0")
-    engine.start()
-    theirs.close()
+    listening = socket.create_server((options.host, options.port))
+    engines, coordinator = Engines(options), Coordinator()
     try:
-        ours.recv()
+        if options.data_parallel_size > 1 and not has("no-coordinator"):
+            coordinator.start()
+        engines.start()
     except EOFError:
         say("the engine failed")
         return 1
-    server = Server(options, ours)
+    say(f"serving {options.model} on port {options.port}")
+    if options.api_server_count > 1:
+        status = serve_by_others(options, engines, listening)
+    else:
+        status = serve(Server(options, engines.for_server(0), listening), engines.are_alive)
+    engines.end()
+    coordinator.end()
+    return status
+
+
+class Engines:
+    """The processes of the data-parallel ranks, and a connection to each for every API server."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.processes: list[BaseProcess] = []
+        self.connections: list[list[Connection]] = []
+
+    def start(self) -> None:
+        """Returns when all are ready. Raises EOFError if one fails."""
+        context, num = multiprocessing.get_context("spawn"), self.options.data_parallel_size
+        for replica in range(num):
+            pipes = [context.Pipe() for _ in range(self.options.api_server_count)]
+            name = "EngineCore" if num == 1 else f"EngineCore_DP{replica}"
+            arguments = ([theirs for _, theirs in pipes], self.options, replica)
+            self.processes.append(context.Process(target=run_engine, args=arguments, name=name))
+            self.processes[-1].start()
+            for _, theirs in pipes:
+                theirs.close()
+            self.connections.append([ours for ours, _ in pipes])
+        for connections in self.connections:
+            for connection in connections:
+                connection.recv()
+
+    def for_server(self, index: int) -> list[Connection]:
+        return [connections[index] for connections in self.connections]
+
+    def are_alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def end(self) -> None:
+        for connections in self.connections:
+            for connection in connections:
+                connection.close()
+        for process in self.processes:
+            process.join()
+
+
+class Coordinator:
+    """The process of the ranks' coordinator, started as vLLM starts it (vllm/v1/engine/coordinator.py)."""
+
+    def __init__(self) -> None:
+        self.process: BaseProcess | None = None
+
+    def start(self) -> None:
+        sys.path.insert(0, str(STANDINS))
+        from vllm.v1.engine.coordinator import DPCoordinatorProc
+
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        target, name = DPCoordinatorProc.run_coordinator, "VLLM_DP_Coordinator"
+        self.process = context.Process(target=target, name=name, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.connection.recv()
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.connection.close()
+            self.process.join()
+
+
+def serve_by_others(options: argparse.Namespace, engines: Engines, listening: socket.socket) -> int:
+    """Starts the API servers, and ends them when this process is asked to end or an engine dies. Returns the exit code."""
+    context = multiprocessing.get_context("spawn")
+    servers = [
+        context.Process(
+            target=run_api_server,
+            args=(engines.for_server(index), options, listening, index),
+            name=f"ApiServer_{index}",
+        )
+        for index in range(options.api_server_count)
+    ]
+    for server in servers:
+        server.start()
+    status = wait_for_end(engines.are_alive)
+    for server in servers:
+        server.terminate()
+        server.join()
+    return status
+
+
+def serve(server: Server, is_well: Callable[[], bool]) -> int:
+    threading.Thread(target=server.serve_forever, args=(TICK_SECONDS,), daemon=True).start()
+    status = wait_for_end(is_well)
+    if status == 0:
+        server.shutdown()
+    return status
+
+
+def wait_for_end(is_well: Callable[[], bool]) -> int:
+    """Waits until the process is asked to end, or is no longer well. Returns the exit code."""
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         ignored = has("hang-at-end")
         signal.signal(number, signal.SIG_IGN if ignored else lambda *_: ended.set())
-    threading.Thread(target=server.serve_forever, args=(TICK_SECONDS,), daemon=True).start()
-    say(f"serving {options.model} on port {server.server_address[1]}")
     while not ended.wait(TICK_SECONDS):
-        if not engine.is_alive():
+        if not is_well():
             say("the engine died")
             return 1
-    server.shutdown()
-    ours.close()
-    engine.join()
     return 0
 
 

@@ -37,19 +37,18 @@ class RealGuest:
     work: Path
     flags: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
+    start: tuple[str, ...] = ("-m", "vllm.entrypoints.openai.api_server", "--model")
 
     @property
     def bundle(self) -> Path:
         return self.work / "vllm.bundle"
 
+    @property
+    def path(self) -> list[str]:
+        return [str(ROOT), *filter(None, [self.variables.get("PYTHONPATH")])]
+
     def words(self, port: int, *more: str, model: Path | None = None) -> list[str]:
-        served = [
-            str(self.python),
-            "-m",
-            "vllm.entrypoints.openai.api_server",
-            "--model",
-            str(model or self.model),
-        ]
+        served = [str(self.python), *self.start, str(model or self.model)]
         address = ["--host", "127.0.0.1", "--port", str(port)]
         return [*served, *FLAGS.split(), *self.flags, *address, *more]
 
@@ -100,7 +99,7 @@ class RealGuest:
         with (self.work / "run.log").open("w+b") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "aotgaudi", *self.run_options(bundle=bundle), "--", *words],
-                env=self.environment(home, PYTHONPATH=str(ROOT), **environ),
+                env=self.environment(home, PYTHONPATH=os.pathsep.join(self.path), **environ),
                 cwd=home,
                 stdout=log,
                 stderr=log,

@@ -52,6 +52,9 @@ class Address:
         port: the port.
         uds: the unix socket that it listens on instead of a port, as we see it.
         served_name: the model's name in requests.
+        certificate: the PEM file with the certificate that it shows; None for a server without TLS.
+        pinned: that certificate as it was when the server was started, DER; empty if it was not read yet.
+        ranks: data-parallel ranks, each of which must get every request.
         authorization: the value of the ``Authorization`` header; empty for none. A secret: never store or show it.
     """
 
@@ -59,6 +62,9 @@ class Address:
     port: int = 8000
     uds: str | None = None
     served_name: str = ""
+    certificate: str | None = None
+    pinned: bytes = field(default=b"", repr=False)
+    ranks: int = 1
     authorization: str = field(default="", repr=False)
 
 
@@ -172,6 +178,8 @@ class ServerKind:
         features: returns what to ask a launch of a model with a configuration, so that it compiles everything that it
             serves.
         residuals: returns what the server does at every start, whatever its caches hold, in sentences for people.
+        api_servers: returns how many API servers a complete command with these flags starts.
+        neutral_keys: flags that count -> keys of their tables that change no code.
         variant: returns the kind that an installation of this server is, such as vLLM with a plugin; None for this one.
         build_steps: returns commands to run before the cold run, in its environment: compilers that come with the server.
         settle: puts the caches below a root in order, after the server has ended and before the capture. Raises
@@ -203,6 +211,8 @@ class ServerKind:
     roles: Callable[[Launch], dict[str, int]]
     features: Callable[[Flags, Mapping[str, JsonValue], Device], tuple[Feature, ...]]
     residuals: Callable[[Launch], tuple[str, ...]]
+    api_servers: Callable[[Sequence[str], Flags], int] = lambda words, flags: 1
+    neutral_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
     variant: Callable[[Installed], GuestName | None] = lambda _: None
     build_steps: Callable[[Launch], tuple[tuple[str, ...], ...]] = nothing
     settle: Callable[[Path], object] = nothing
@@ -253,6 +263,15 @@ class ServerKind:
         served = () if "served-model-name" in flags.values else ("--served-model-name", flags.model)
         return (*words[:after], *renamed, *served)
 
+    def counted_flags(self, flags: Flags, backend: str) -> dict[str, JsonValue]:
+        """Returns the flags that are part of a launch's key, without what of their tables changes no code."""
+        defaults = self.defaults(backend)
+        return {
+            name: _without(value, self.neutral_keys.get(name, frozenset()))
+            for name, value in flags.values.items()
+            if name not in self.neutral_flags and not (name in defaults and value == defaults[name])
+        }
+
     def kind_of(self, path: str) -> FileKind:
         """Returns what a captured file is, by its path relative to the sandbox's root."""
         return next((kind for pattern, kind in self.kinds if fnmatchcase(f"/{path}", pattern)), "other")
@@ -289,6 +308,13 @@ class ServerKind:
                 "--shards", f"is of no use to {self.name}", "leave it out: only buckets can be cut"
             )
         return self.cut_shapes(files, num)
+
+
+def _without(value: JsonValue, keys: frozenset[str]) -> JsonValue:
+    """Returns a table without these keys, at any depth."""
+    if isinstance(value, dict):
+        return {name: _without(inner, keys) for name, inner in value.items() if name not in keys}
+    return [_without(inner, keys) for inner in value] if isinstance(value, list) else value
 
 
 def with_agent(variable: str, plugins: str) -> dict[str, str | None]:

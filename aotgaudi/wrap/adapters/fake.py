@@ -51,9 +51,8 @@ FAKE = replace(
     device=lambda _: "cpu",
     target=lambda _: find_target("cpu"),
     roles=lambda launch: {
-        "APIServer": 1,
-        "EngineCore": 1,
-        "Worker": one_integer(launch.flags, "workers", 1),
+        **VLLM.roles(launch),
+        "Worker": one_integer(launch.flags, "workers", 1) * launch.world["data_parallel"],
     },
     variant=lambda _: None,
 )

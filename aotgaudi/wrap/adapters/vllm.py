@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import JsonValue
 
 from aotgaudi.bundle.capture_receipt import FileKind
-from aotgaudi.bundle.launch import GuestName, Launch
+from aotgaudi.bundle.launch import API_SERVERS, GuestName, Launch
 from aotgaudi.commands.flags import (
     CONDITIONS,
     CPU_DEFAULTS,
@@ -16,10 +16,11 @@ from aotgaudi.commands.flags import (
     FLAGS,
     MEMORY_FLAGS,
     NEUTRAL_FLAGS,
+    NEUTRAL_KEYS,
     NEUTRAL_VARIABLES,
     SHORT_FLAGS,
 )
-from aotgaudi.commands.starts import find_vllm
+from aotgaudi.commands.starts import find_vllm, has_one_api_server
 from aotgaudi.commands.variables import VariableRules
 from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text, parse_tokens
 from aotgaudi.errors import SpecError, shown
@@ -108,8 +109,8 @@ _REFUSED_VARIABLES: Mapping[str, str] = {
 }
 _ACTED_ON = """
     model revision download-dir served-model-name config max-model-len max-num-seqs
-    host port uds headless api-server-count
-    tensor-parallel-size pipeline-parallel-size data-parallel-size nnodes
+    host port uds headless api-server-count ssl-certfile ssl-cert-reqs
+    tensor-parallel-size pipeline-parallel-size data-parallel-size data-parallel-size-local nnodes
     distributed-executor-backend data-parallel-backend
     """
 ACTED_ON = frozenset(_ACTED_ON.split())
@@ -123,13 +124,20 @@ _FATAL_WITH_DRAFTS: Mapping[str, str] = {"top_k": "top_k ends a vLLM 0.32 that d
 
 ``_expand_kernel_impl`` in vllm/utils/cpu_triton_utils.py writes to a copy and leaves its output uninitialized.
 """
+_SERVER_IS_CHOSEN = (
+    "chance decides which API server prepares an input, and some models' processors are compiled there"
+)
+"""Processors of Nemotron Nano VL, Cohere ASR, Kimi K2.5 and Inkling in vllm/transformers_utils/processors, release 0.32."""
 _OWN = "--exercise FILE can ask for it"
+_RANK_IS_CHOSEN = "vLLM alone chooses which rank computes a request that generates no text"
 _NOT_ASKED: Mapping[str, str] = {"audio_config": "audio", "video_config": "videos"}
 """Keys of a model's configuration -> inputs that we do not know how to request."""
 _NOT_ASKED_FLAGS: Mapping[str, str] = {
     "enable-prompt-embeds": "prompts that are embeddings",
     "enable-sleep-mode": "the time after a sleep",
 }
+_CERTIFICATE_REQUIRED = "2"
+"""``ssl.CERT_REQUIRED``, of the client."""
 _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS, acted_on=ACTED_ON)
 ANY_ADDRESS: Mapping[str, str] = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104, not bound to
 
@@ -140,6 +148,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
     flags = read.flags()
     model = _model(read, flags)
     host = one_text(flags, "host")
+    ranks = one_integer(flags, "data-parallel-size", 1)
     return Flags(
         values=flags,
         model=model,
@@ -152,11 +161,13 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
             uds=one_text(flags, "uds") or None,
             served_name=one_text(flags, "served-model-name") or model,
             authorization=_authorization(read, environ),
+            certificate=one_text(flags, "ssl-certfile") or None,
+            ranks=ranks,
         ),
         world={
             "tensor_parallel": one_integer(flags, "tensor-parallel-size", 1),
             "pipeline_parallel": one_integer(flags, "pipeline-parallel-size", 1),
-            "data_parallel": one_integer(flags, "data-parallel-size", 1),
+            "data_parallel": ranks,
             "nodes": one_integer(flags, "nnodes", 1),
         },
         room=ServerLimits(
@@ -175,6 +186,8 @@ def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> 
     refused = _REFUSED_WITH_DRAFTS if is_drafting else ()
     fatal = _FATAL_WITH_DRAFTS if is_drafting and device == "cpu" else {}
     found = [*(pooling(kind, flags.room) if kind else generation(flags.room, refused, fatal))]
+    if kind and flags.world["data_parallel"] > 1:
+        found.append(Feature("each data-parallel rank", gap=_RANK_IS_CHOSEN))
     if _is_on(values, "enable-lora"):
         found.append(adapters(adapter_names(values.get("lora-modules", []))))
     if is_drafting:
@@ -186,22 +199,42 @@ def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> 
     if "vision_config" in config and not is_text:
         found.append(Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112"))
     found += [Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text]
+    has_inputs = "vision_config" in config or not _NOT_ASKED.keys().isdisjoint(config)
+    if has_inputs and not is_text and _num_servers(flags) > 1:
+        found.append(Feature("images and sounds on each API server", gap=_SERVER_IS_CHOSEN))
     found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
     return tuple(found)
 
 
 def refuse(flags: Flags, environ: Mapping[str, str]) -> None:
-    """Raises SpecError for Ray, for several API servers, and if no cache is kept."""
+    """Raises SpecError for processes that we do not see, for clients that need a certificate, and if no cache is kept."""
     for name, reason in _REFUSED_VARIABLES.items():
         if environ.get(name, "0").lower() not in ("", "0", "false"):
             raise SpecError(name, f"is {shown(environ[name])}", reason)
     for name in ("distributed-executor-backend", "data-parallel-backend"):
         if one_text(flags.values, name) == "ray":
             raise SpecError(f"--{name}", "is ray", "Ray's processes cannot be watched from here: mp")
-    num_servers = one_integer(flags.values, "api-server-count", flags.world["data_parallel"], minimum=0)
-    if num_servers > 1:
-        remedy = "--api-server-count 1: which of several answers the exercise is not known"
-        raise SpecError("--api-server-count", f"is {num_servers}", remedy)
+    ranks = flags.world["data_parallel"]
+    here = one_integer(flags.values, "data-parallel-size-local", ranks, minimum=0)
+    if here != ranks:
+        remedy = f"{ranks}, as --data-parallel-size: ranks on other machines cannot be watched from here"
+        raise SpecError("--data-parallel-size-local", f"is {here}", remedy)
+    _num_servers(flags)
+    if one_text(flags.values, "ssl-cert-reqs", "0") == _CERTIFICATE_REQUIRED:
+        remedy = "0 or 1: the exercise and the health probe have no certificate of a client"
+        raise SpecError("--ssl-cert-reqs", f"is {_CERTIFICATE_REQUIRED}", remedy)
+
+
+def api_servers(words: Sequence[str], flags: Flags) -> int:
+    """Returns how many API servers a command starts: by default one for each data-parallel rank.
+
+    Source: ``ServeSubcommand.cmd`` in vllm/entrypoints/cli/serve.py.
+    """
+    return 1 if has_one_api_server(words) else _num_servers(flags)
+
+
+def _num_servers(flags: Flags) -> int:
+    return one_integer(flags.values, "api-server-count", flags.world["data_parallel"])
 
 
 def settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -223,14 +256,18 @@ def _roles(launch: Launch) -> dict[str, int]:
     """Returns how many processes of each role must check in.
 
     On a CPU, and with several ranks, each rank is a process (vllm/v1/executor/multiproc_executor.py). A single rank on a GPU
-    runs in the engine's process.
+    runs in the engine's process. Several API servers are started by a process that is none, but looks like one to its agent.
+    A coordinator counts the requests of data-parallel ranks (vllm/v1/engine/coordinator.py).
     """
     ranks = launch.world["tensor_parallel"] * launch.world["pipeline_parallel"]
     engines = launch.world["data_parallel"]
     is_in_engine = launch.flags.get("distributed-executor-backend") == "uni" or (
         launch.target.backend != "cpu" and ranks == 1
     )
-    roles = {"APIServer": 1, "EngineCore": engines}
+    servers = launch.world.get(API_SERVERS, 1)
+    roles = {"APIServer": servers + (servers > 1), "EngineCore": engines}
+    if engines > 1:
+        roles["DPCoordinator"] = 1
     return roles if is_in_engine else {**roles, "Worker": ranks * engines}
 
 
@@ -268,6 +305,8 @@ VLLM = ServerKind(
     roles=_roles,
     features=_features,
     residuals=captures_graphs("enforce-eager"),
+    api_servers=api_servers,
+    neutral_keys=NEUTRAL_KEYS,
     variant=_variant,
 )
 """vLLM with its own devices: a CPU, CUDA or ROCm."""

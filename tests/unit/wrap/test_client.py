@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aotgaudi.bundle.launch import WarmUpRequest
 from aotgaudi.wrap.adapters.base import Address
-from aotgaudi.wrap.client import Answer, HealthProbe, WrappedServerError, ask
+from aotgaudi.wrap.client import Answer, HealthProbe, WrappedServerError, ask, pinned
 from aotgaudi.wrap.exercise import completion
+from tests.certificates import Certificate, make_certificate
 
 
 class Streams:
@@ -45,12 +49,23 @@ class FakeServer(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.headers: list[str | None] = []
         self.request_ids: list[str | None] = []
+        self.ranks: list[str | None] = []
+        self.certificate: Certificate | None = None
         self.missing_bytes = 0
         self.streams = Streams()
 
     @property
     def address(self) -> Address:
-        return Address(port=self.server_address[1], served_name="m", authorization="Bearer key")
+        certificate = None if self.certificate is None else str(self.certificate.certfile)
+        place = Address(port=self.server_address[1], certificate=certificate)
+        return replace(pinned(place), served_name="m", authorization="Bearer key")
+
+    def use_tls(self, certificate: Certificate) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate.certfile, certificate.keyfile)
+        self.certificate = self.certificate or certificate
+        plain = socket.socket(fileno=self.socket.detach())
+        self.socket = context.wrap_socket(plain, server_side=True, do_handshake_on_connect=False)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -63,6 +78,7 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.headers.append(self.headers["Authorization"])
         self.server.request_ids.append(self.headers["X-Request-Id"])
+        self.server.ranks.append(self.headers["X-data-parallel-rank"])
         if self.server.status == 0:
             self.close_connection = True
         elif self.server.status == 200 and self.server.asked[-1].get("stream"):
@@ -99,6 +115,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return make_certificate(tmp_path)
+
+
+@pytest.fixture
 def server() -> Iterator[FakeServer]:
     with FakeServer() as found:
         threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
@@ -106,19 +127,37 @@ def server() -> Iterator[FakeServer]:
         found.shutdown()
 
 
-def is_healthy(address: Address) -> bool:
-    """The first answer."""
+@pytest.fixture(params=["plain", "TLS"])
+def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeServer]:
+    """A server without TLS, and one with it."""
+    with FakeServer() as found:
+        if request.param == "TLS":
+            found.use_tls(make_certificate(tmp_path))
+        threading.Thread(target=found.serve_forever, args=(0.02,), daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+def first_answer(address: Address) -> HealthProbe:
     probe = HealthProbe(address)
     probe.poll()
     while probe._connection is not None:
         probe.poll()
-    return probe.is_good
+    return probe
 
 
-def test_a_health_question_that_nobody_answers_is_no_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def is_healthy(address: Address) -> bool:
+    return first_answer(address).is_good
+
+
+@pytest.mark.parametrize("has_tls", [False, True])
+def test_a_health_question_that_nobody_answers_is_no_in_time(
+    certificate: Certificate, has_tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("aotgaudi.wrap.client.HEALTH_SECONDS", 0.2)
+    path = str(certificate.certfile) if has_tls else None
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        probe = HealthProbe(Address(port=silent.getsockname()[1]))
+        probe = HealthProbe(Address(port=silent.getsockname()[1], certificate=path))
         probe.is_good = True
         started = time.monotonic()
         assert probe.poll(), "it does not wait"
@@ -128,10 +167,10 @@ def test_a_health_question_that_nobody_answers_is_no_in_time(monkeypatch: pytest
         assert 0.2 <= time.monotonic() - started < 5
 
 
-def test_a_server_serves_when_its_health_is_200(server: FakeServer) -> None:
-    assert is_healthy(server.address)
-    server.health = 404
-    assert not is_healthy(server.address)
+def test_a_server_serves_when_its_health_is_200(either: FakeServer) -> None:
+    assert is_healthy(either.address)
+    either.health = 404
+    assert not is_healthy(either.address)
     assert not is_healthy(Address(port=1))
     assert not is_healthy(Address(uds="/no/such/socket"))
 
@@ -145,20 +184,79 @@ def test_a_request_names_the_model_and_has_the_key_that_is_never_shown(server: F
     assert "key" not in repr(server.address)
 
 
-def test_copies_are_sent_at_once(server: FakeServer) -> None:
-    assert ask(server.address, completion("many", copies=5)) == Answer(200, "Rome")
-    assert len(server.asked) == 5
+def test_another_certificate_is_another_server_unless_the_file_has_it_now(
+    server: FakeServer, certificate: Certificate, tmp_path: Path
+) -> None:
+    other = make_certificate(tmp_path, "other")
+    server.use_tls(certificate)
+    address = server.address
+    own = certificate.certfile.read_bytes()
+    assert is_healthy(address)
+
+    certificate.certfile.write_bytes(other.certfile.read_bytes())
+    assert is_healthy(address), "the file is replaced, and the server has not read it again"
+
+    server.use_tls(other)
+    assert is_healthy(address), "it has"
+    assert ask(address, completion("greedy")).status == 200
+
+    certificate.certfile.write_bytes(own)
+    text = f"another server answers at 127.0.0.1:{address.port}: its certificate is not in --ssl-certfile"
+    probe = first_answer(address)
+    assert (probe.is_good, probe.problem) == (False, f"{text} {certificate.certfile}")
+    with pytest.raises(WrappedServerError, match=f"the request 'greedy': {text}"):
+        ask(address, completion("greedy"))
+
+
+def test_one_with_tls_is_not_one_without(server: FakeServer, certificate: Certificate) -> None:
+    address = server.address
+    assert not is_healthy(pinned(replace(address, certificate=str(certificate.certfile))))
+    server.use_tls(certificate)
+    assert not is_healthy(address)
+
+
+def test_the_first_certificate_of_a_chain_is_the_servers(
+    server: FakeServer, certificate: Certificate, tmp_path: Path
+) -> None:
+    """Its key may be in the same file, and the others' owners are not to be trusted."""
+    other = make_certificate(tmp_path, "other")
+    server.use_tls(certificate)
+    chain = certificate.keyfile.read_bytes() + certificate.certfile.read_bytes() + other.certfile.read_bytes()
+    certificate.certfile.write_bytes(chain)
+    address = server.address
+    assert is_healthy(address)
+
+    server.use_tls(other)
+    assert not is_healthy(address)
+
+
+def test_a_server_gets_each_request_on_each_rank_and_one_without_ranks_no_header(server: FakeServer) -> None:
+    request = completion("many", copies=2)
+
+    assert ask(replace(server.address, ranks=3), request) == Answer(200, "Rome")
+    assert server.ranks == ["0", "0", "1", "1", "2", "2"]
+    ask(server.address, request)
+    assert server.ranks[6:] == [None, None]
+
+    server.status = 500
+    with pytest.raises(WrappedServerError, match=r"with 500 \(data-parallel rank 0\)"):
+        ask(replace(server.address, ranks=3), request)
+
+
+def test_copies_are_sent_at_once(either: FakeServer) -> None:
+    assert ask(either.address, completion("many", copies=5)) == Answer(200, "Rome")
+    assert len(either.asked) == 5
 
 
 def batch(num: int) -> WarmUpRequest:
     return completion("batch", copies=num, stream=True)
 
 
-def test_streamed_copies_run_at_the_same_time(server: FakeServer) -> None:
-    server.streams.gate = threading.Barrier(3)
+def test_streamed_copies_run_at_the_same_time(either: FakeServer) -> None:
+    either.streams.gate = threading.Barrier(3)
 
-    assert ask(server.address, batch(3)) == Answer(200, "")
-    assert len(server.asked) == 3
+    assert ask(either.address, batch(3)) == Answer(200, "")
+    assert len(either.asked) == 3
 
 
 def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:
@@ -170,9 +268,9 @@ def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_a_problem(se
     assert answer.problem
 
 
-def test_others_have_their_turn_while_answers_are_waited_for(server: FakeServer) -> None:
+def test_others_have_their_turn_while_answers_are_waited_for(either: FakeServer) -> None:
+    server, turns = either, list[float]()
     server.streams.gate = threading.Barrier(2)
-    turns: list[float] = []
 
     ask(server.address, batch(2), lambda: turns.append(time.monotonic()))
     assert turns
@@ -205,11 +303,29 @@ def test_a_streamed_answer_that_does_not_go_on_is_an_error_that_names_it(
     server.streams.gate.wait(30)
 
 
-def test_an_answer_that_is_cut_off_is_an_error(server: FakeServer) -> None:
-    server.missing_bytes = 1
+def test_nobody_waits_for_a_server_that_is_silent_after_the_handshake(
+    server: FakeServer, certificate: Certificate
+) -> None:
+    """Its socket is readable all the same: after the handshake TLS 1.3 sends tickets, which are no data."""
+    server.use_tls(certificate)
+    server.streams.gate = threading.Barrier(2)
+    since: list[float] = [time.monotonic()]
+
+    def turn() -> None:
+        since.append(time.monotonic())
+        if since[-1] - since[0] > 0.5:
+            server.streams.gate.abort()
+
+    with pytest.raises(WrappedServerError):
+        ask(server.address, completion("waits", stream=True), turn)
+    assert max(after - before for before, after in itertools.pairwise(since)) < 0.4
+
+
+def test_an_answer_that_is_cut_off_is_an_error(either: FakeServer) -> None:
+    either.missing_bytes = 1
 
     with pytest.raises(WrappedServerError, match="the request 'greedy'"):
-        ask(server.address, completion("greedy"))
+        ask(either.address, completion("greedy"))
 
 
 def test_copies_that_do_not_run_at_the_same_time_are_a_problem_and_sent_once(server: FakeServer) -> None:

@@ -173,6 +173,13 @@ def test_a_proof_teaches_what_was_loaded_and_counted() -> None:
         ({"role": "Worker", "name": "VllmWorker-1"}, "Worker 7 (VllmWorker-1)"),
         ({"role": "Worker"}, "Worker 7"),
         ({"role": "APIServer", "name": "MainProcess"}, "APIServer 7"),
+        ({"role": "EngineCore", "name": "EngineCore", "of": "ApiServer_1"}, "EngineCore 7"),
+        ({"role": "Worker", "name": "VllmWorker-1", "of": "EngineCore"}, "Worker 7 (VllmWorker-1)"),
+        ({"role": "EngineCore", "name": "EngineCore_DP12"}, "EngineCore 7 (data-parallel rank 12)"),
+        (
+            {"role": "Worker", "name": "VllmWorker-0", "of": "EngineCore_DP0"},
+            "Worker 7 (VllmWorker-0, data-parallel rank 0)",
+        ),
         ({}, "process 7"),
     ],
 )

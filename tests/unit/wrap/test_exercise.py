@@ -375,6 +375,9 @@ def test_a_long_text_to_embed_is_cut_where_nobody_says_how_long_it_may_be(
         (("--task", "reward"), {}, "answers of the kind reward: "),
         ((), {}, "prompts in chunks: --max-num-batched-tokens is not given"),
         ((), {"vision_config": {}}, "images: sizes other than"),
+        (("-dp", "2"), {"vision_config": {}}, "images and sounds on each API server: "),
+        (("-asc", "2"), {"audio_config": {}}, "images and sounds on each API server: "),
+        (("-dp", "2", "--runner", "pooling"), {}, "each data-parallel rank: "),
     ],
 )
 def test_what_is_not_known_how_to_ask_is_listed(
@@ -383,6 +386,14 @@ def test_what_is_not_known_how_to_ask_is_listed(
     found = features(*words, **config)
 
     assert [one for one in not_exercised(found, exercise("sampler", found)) if one.startswith(gap)]
+
+
+def test_a_server_of_texts_has_no_gap_by_its_number_of_processes() -> None:
+    plain, many = features(), features("-dp", "2", "--api-server-count", "4")
+
+    assert plain == many
+    one = features("-dp", "2", "-asc", "1", vision_config={})
+    assert not [feature for feature in one if "API server" in feature.name]
 
 
 def test_an_image_is_a_png_of_its_size() -> None:

@@ -14,7 +14,7 @@ from aotgaudi.wrap.file_watch import FileChanges
 from aotgaudi.wrap.launch_comparison import Difference
 from aotgaudi.wrap.observe import Observer, explain_run
 from aotgaudi.wrap.verdict import Finding
-from tests.unit.wrap.logs import event, warm
+from tests.unit.wrap.logs import event, history, warm
 from tests.unit.wrap.test_supervise import COMPILER, FakeSession
 
 COLD = replace(COMPILER, phase="c")
@@ -27,6 +27,21 @@ def test_each_finding_is_told_once_and_counted() -> None:
     assert [one.what for one in observer.poll()] == ["process"]
     assert observer.poll() == []
     assert observer.counts == {"process": 1}
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        ("EngineCore_DP1", "data-parallel rank 1: a compiler was run: g++ x.cpp"),
+        ("EngineCore", "a compiler was run: g++ x.cpp"),
+    ],
+)
+def test_a_finding_names_the_data_parallel_rank(of: str, text: str) -> None:
+    worker = history(7, event("hello", role="Worker", name="VllmWorker-0", of=of))
+    session = FakeSession({"7-0.jsonl": worker}, said=[replace(COMPILER, pid=7)])
+    observer = Observer(session)  # type: ignore[arg-type]
+
+    assert [str(one) for one in observer.poll()] == [text]
 
 
 def test_a_policy_says_which_phases_count() -> None:

@@ -89,6 +89,52 @@ def test_both_ways_to_start_a_server_are_the_same_launch(here: Here) -> None:
     assert module.id == command.id
 
 
+@pytest.mark.parametrize(
+    ("words", "num"),
+    [
+        ((), None),
+        (("-dp", "2"), 2),
+        (("-dp", "2", "-asc", "1"), None),
+        (("--api-server-count", "4"), 4),
+    ],
+)
+def test_only_the_command_vllm_starts_several_api_servers(
+    here: Here, words: tuple[str, ...], num: int | None
+) -> None:
+    model = here.model()
+    module = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model)
+
+    assert here.launch("vllm", "serve", model, *words).world.get("api_servers") == num
+    assert "api_servers" not in here.launch(*module, *words).world
+
+
+TRANSFER = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same"),
+    [
+        ({"engine_id": "pod-7", "kv_ip": "10.0.0.7", "kv_port": 14580}, True),
+        ({"kv_role": "kv_producer"}, False),
+        ({"kv_connector": "ExampleConnector"}, False),
+        ({"kv_connector_extra_config": {"connectors": [{"engine_id": "a", "kv_role": "kv_both"}]}}, False),
+    ],
+    ids=str,
+)
+def test_who_transfers_kv_blocks_and_where_changes_no_code(
+    here: Here, changes: dict[str, object], is_same: bool
+) -> None:
+    def launch(config: dict[str, object]) -> Launch:
+        return here.launch("vllm", "serve", here.model(), "--kv-transfer-config", json.dumps(config))
+
+    assert (launch({**TRANSFER, **changes}).id == launch(dict(TRANSFER)).id) is is_same
+    connectors: list[dict[str, object]] = [{"kv_role": "kv_both"}]
+    nested: dict[str, object] = {"kv_connector_extra_config": {"connectors": connectors}}
+    before = launch({**TRANSFER, **nested}).id
+    connectors[0]["engine_id"] = "b"
+    assert launch({**TRANSFER, **nested}).id == before
+
+
 NO_CODE = """
     --port 9001
     --host 0.0.0.0

@@ -94,10 +94,21 @@ def test_assignments_in_front_count_as_variables(here: Here) -> None:
             ("vllm", "serve", "tiny", "--distributed-executor-backend", "ray"),
             "Ray's processes cannot be watched",
         ),
-        (("vllm", "serve", "tiny", "--api-server-count", "2"), "--api-server-count: is 2"),
-        (("vllm", "serve", "tiny", "-dp", "2"), "--api-server-count: is 2"),
+        (("vllm", "serve", "tiny", "-dpb", "ray"), "--data-parallel-backend: is ray"),
+        (("vllm", "serve", "tiny", "-dp", "4", "-dpl", "2"), "--data-parallel-size-local: is 2"),
+        (("vllm", "serve", "tiny", "-dp", "4", "-dpl", "0"), "--data-parallel-size-local: is 0"),
+        (("vllm", "serve", "tiny", "-dp", "2", "-dpn", "0"), "--data-parallel-rank: cannot be wrapped"),
+        (("vllm", "serve", "tiny", "-dp", "2", "-dpr", "0"), "--data-parallel-start-rank: cannot be wrapped"),
+        (("vllm", "serve", "tiny", "-dp", "2", "-dph"), "--data-parallel-hybrid-lb: cannot be wrapped"),
+        (("vllm", "serve", "tiny", "-dp", "2", "-dpe"), "--data-parallel-external-lb: cannot be wrapped"),
+        (
+            ("vllm", "serve", "tiny", "-dp", "2", "--data-parallel-multi-port-external-lb"),
+            "--data-parallel-multi-port-external-lb: cannot be wrapped",
+        ),
+        (("vllm", "serve", "tiny", "--enable-elastic-ep"), "--enable-elastic-ep: cannot be wrapped"),
+        (("vllm", "serve", "tiny", "-asc", "0"), "--api-server-count: is '0'"),
+        (("vllm", "serve", "tiny", "--ssl-cert-reqs", "2"), "no certificate of a client"),
         (("vllm", "serve", "tiny", "--config", "x.yaml"), "give its flags on the command line"),
-        (("vllm", "serve", "tiny", "--ssl-certfile", "x"), "without TLS"),
         (("vllm", "serve", "tiny", "--x", "\udcff"), "which is not UTF-8"),
         (("env", "-i", "vllm", "serve", "tiny"), "options of env"),
     ],
@@ -112,6 +123,21 @@ def test_what_cannot_be_wrapped_is_refused_with_the_reason(
 
     assert caught.value.exit_code == 2
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("-dp", "2"),
+        ("-dp", "2", "-dpl", "2", "-dpb", "mp", "--no-data-parallel-hybrid-lb"),
+        ("--api-server-count", "3"),
+        ("--ssl-certfile", "x", "--ssl-keyfile", "y", "--ssl-ca-certs", "z", "--ssl-cert-reqs", "1"),
+        ("--kv-transfer-config", '{"kv_connector":"ExampleConnector","kv_role":"kv_both"}'),
+    ],
+    ids=" ".join,
+)
+def test_what_can_be_watched_whole_is_wrapped(here: Here, words: tuple[str, ...]) -> None:
+    assert here.find("vllm", "serve", here.model(), *words).adapter.name == "vllm"
 
 
 @pytest.mark.parametrize("name", ["VLLM_DISABLE_COMPILE_CACHE", "VLLM_USE_RUST_FRONTEND"])

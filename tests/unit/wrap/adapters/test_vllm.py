@@ -67,6 +67,15 @@ def test_the_witness_is_among_plugins_that_are_named(given: str | None, told: st
             {"APIServer": 1, "EngineCore": 1, "Worker": 8},
         ),
         ({"flags": {"distributed-executor-backend": "uni"}}, {"APIServer": 1, "EngineCore": 1}),
+        (
+            {"world": world({"data_parallel": 3, "tensor_parallel": 2})},
+            {"APIServer": 1, "EngineCore": 3, "Worker": 6, "DPCoordinator": 1},
+        ),
+        (
+            {"target": GPU, "world": world({"data_parallel": 2, "api_servers": 2})},
+            {"APIServer": 3, "EngineCore": 2, "DPCoordinator": 1},
+        ),
+        ({"world": world({"api_servers": 4})}, {"APIServer": 5, "EngineCore": 1, "Worker": 1}),
     ],
     ids=str,
 )

@@ -102,6 +102,44 @@ def test_counting_down_and_copies_of_the_counter_are_no_events(guest: Guest, sit
     assert guest.events("generate") == []
 
 
+COORDINATOR = (ROOT / "tests/guests/standins/vllm/v1/engine/coordinator.py").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_the_coordinator_of_ranks_has_a_witness_though_it_loads_no_plugins(
+    guest: Guest, site: Site, method: str
+) -> None:
+    site.add("vllm.v1.engine.coordinator", COORDINATOR)
+    program = site.folder / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            f"""
+            import multiprocessing
+            from vllm.v1.engine.coordinator import DPCoordinatorProc
+            if __name__ == "__main__":
+                import aotgaudi_witness; aotgaudi_witness.register()
+                context = multiprocessing.get_context({method!r})
+                ours, theirs = context.Pipe()
+                process = context.Process(
+                    target=DPCoordinatorProc.run_coordinator, name="VLLM_DP_Coordinator", args=(theirs,)
+                )
+                process.start()
+                assert ours.recv() == "ready"
+                ours.send("end")
+                process.join()
+                assert process.exitcode == 0
+            """
+        ),
+        encoding="utf-8",
+    )
+    environ = {**guest.environment, "PYTHONPATH": f"{SITE}:{site.folder}"}
+    subprocess.run([sys.executable, "-S", str(program)], env=environ, check=True)
+
+    hellos = {event["role"]: event for event in guest.events("hello")}
+    assert hellos["DPCoordinator"]["of"] == "MainProcess"
+    assert hellos.keys() == {"APIServer", "DPCoordinator"}
+
+
 FACTORS = """
     import hashlib, json
     def hash_factors(items):

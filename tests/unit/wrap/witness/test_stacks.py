@@ -105,6 +105,7 @@ REGISTRY = ["python", "-m", "vllm.model_executor.models.registry"]
         ("VllmWorker-3", [], "", "Worker"),
         ("Worker_TP0", [], "", "Worker"),
         ("ApiServer_1", [], "", "APIServer"),
+        ("VLLM_DP_Coordinator", [], "", "DPCoordinator"),
         ("SpawnProcess-1", [], "run_scheduler_process", "Worker"),
         ("Process-2", [], "run_detokenizer_process", "other"),
         ("forked", [], "", "other"),

@@ -6,14 +6,16 @@ import re
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 API_SERVER, ENGINE_CORE, WORKER, REGISTRY, OTHER = "APIServer", "EngineCore", "Worker", "Registry", "other"
+COORDINATOR = "DPCoordinator"
 
 _ROLES = (
     (re.compile(r"^api[-_]?server", re.IGNORECASE), API_SERVER),
     (re.compile(r"^(dp)?engine[-_]?core", re.IGNORECASE), ENGINE_CORE),
     (re.compile(r"^(vllm)?worker", re.IGNORECASE), WORKER),
+    (re.compile(r"^(vllm_)?dp_?coordinator", re.IGNORECASE), COORDINATOR),
 )
 _REGISTRY = "vllm.model_executor.models.registry"
 _TARGETS = {
@@ -42,13 +44,21 @@ def command() -> list[str]:
     return list(getattr(sys, "orig_argv", sys.argv))
 
 
-def here() -> tuple[str, str]:
-    """Returns multiprocessing's name for this process, and the name of the function that it was started for."""
+class Started(NamedTuple):
+    """What multiprocessing knows of a process: its name, the function that it was started for, and its parent's name."""
+
+    name: str
+    target: str = ""
+    parent: str = ""
+
+
+def here() -> Started:
+    """Returns what multiprocessing knows of this process."""
     multiprocessing = sys.modules.get("multiprocessing.process")
-    return ("MainProcess", "") if multiprocessing is None else _named(multiprocessing.current_process())
+    return Started("MainProcess") if multiprocessing is None else _named(multiprocessing.current_process())
 
 
-def forked() -> tuple[str, str] | None:
+def forked() -> Started | None:
     """Returns, in a child just forked, what `here` will say once multiprocessing has set it up.
 
     None where the child is about to become another program: subprocess forks, then executes.
@@ -61,8 +71,9 @@ def forked() -> tuple[str, str] | None:
         if module == "multiprocessing.popen_fork" and "process_obj" in frame.f_locals:
             return _named(frame.f_locals["process_obj"])
         frame = frame.f_back
-    return "forked", ""
+    return Started("forked")
 
 
-def _named(process: Any) -> tuple[str, str]:
-    return str(process.name), str(getattr(getattr(process, "_target", None), "__name__", ""))
+def _named(process: Any) -> Started:
+    target = getattr(getattr(process, "_target", None), "__name__", "")
+    return Started(str(process.name), str(target), str(getattr(process, "_parent_name", "")))

@@ -4,6 +4,8 @@
   ``__setattr__`` that tells of each at once, with where it came from.
 * ``vllm.config.utils.hash_factors`` turns what decides a compilation into a hash; it is replaced by one that tells what it
   is given. Most of vLLM imports it inside functions, and so gets ours; modules that did it before are given it too.
+* ``DPCoordinatorProc`` (vllm/v1/engine/coordinator.py) runs in a process that loads no plugins: it is started so that it has
+  a witness all the same.
 * Repairs (`REPAIRS`) make a load succeed that vLLM itself meant to do. They change nothing that is computed.
 
 Sources: those modules of vLLM 0.32, compilation/decorators.py and compilation/caching.py.
@@ -13,12 +15,14 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import json
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
 from typing import Any
 
+from aotgaudi_witness import register
 from aotgaudi_witness.hooks import Install
 from aotgaudi_witness.report import Report
 from aotgaudi_witness.stacks import is_secret
@@ -27,6 +31,7 @@ from aotgaudi_witness.witness import Witness
 FINALIZE_LOADING = "vllm.finalize-loading"
 
 _COUNTER = "vllm.compilation.counter"
+_COORDINATOR = "vllm.v1.engine.coordinator"
 _FACTORS = "vllm.config.utils"
 _TOLD_AT_ONCE: Mapping[str, tuple[str, str]] = {
     "num_aot_artifacts_loaded": ("loaded", "aot"),
@@ -43,6 +48,7 @@ def adapt(witness: Witness) -> None:
     report = witness.report
     witness.hooks.add("vllm.counters", _COUNTER, lambda module: _see_counter(module, report))
     witness.hooks.add("vllm.factors", _FACTORS, lambda module: _see_factors(module, report))
+    witness.hooks.add("vllm.coordinator", _COORDINATOR, _see_coordinator)
     witness.count(_counters)
     for repair in sorted(witness.settings.repairs):
         module, apply = REPAIRS.get(repair, ("sys", lambda module: "this witness knows no such repair"))
@@ -97,6 +103,20 @@ def _counters() -> Mapping[str, int]:
     if counter is None:
         return {}
     return {f"vllm.{name}": value for name, value in vars(counter).items() if isinstance(value, int)}
+
+
+def _see_coordinator(module: ModuleType) -> bool:
+    kind: Any = getattr(module, "DPCoordinatorProc", None)
+    if not callable(getattr(kind, "run_coordinator", None)):
+        return False
+    kind.run_unwitnessed, kind.run_coordinator = kind.run_coordinator, staticmethod(run_coordinator)
+    return True
+
+
+def run_coordinator(*args: Any, **kwargs: Any) -> Any:
+    """Runs vLLM's coordinator of data-parallel ranks with a witness. A process is started with it, by its name."""
+    register()
+    return importlib.import_module(_COORDINATOR).DPCoordinatorProc.run_unwitnessed(*args, **kwargs)
 
 
 def _see_factors(module: ModuleType, report: Report) -> bool:

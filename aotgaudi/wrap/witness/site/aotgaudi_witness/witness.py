@@ -7,11 +7,11 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from aotgaudi_witness.audit import Audit, see_multiprocessing
 from aotgaudi_witness.hooks import Hooks, Status
-from aotgaudi_witness.process import command, forked, here, role_of
+from aotgaudi_witness.process import Started, command, forked, here, role_of
 from aotgaudi_witness.report import Report
 from aotgaudi_witness.settings import FLUSH, Settings, State
 from aotgaudi_witness.stacks import told_arguments
@@ -53,8 +53,7 @@ class Witness:
         self._audit.begin()
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
-        name, target = here()
-        self._greet(role_of(name, command(), target), name)
+        self._greet(here(), command())
         for variable, mistake in self._settings.mistakes.items():
             self.report.fault(variable, mistake)
         self.hooks.begin()
@@ -63,13 +62,14 @@ class Witness:
         self._end_with_multiprocessing()
         self._start_looking()
 
-    def _greet(self, role: str, name: str) -> None:
+    def _greet(self, started: Started, argv: Sequence[str]) -> None:
         self._byte = self._state.read()
         self.report.emit(
             "hello",
             ppid=os.getppid(),
-            role=role,
-            name=name,
+            role=role_of(started.name, argv, started.target),
+            name=started.name,
+            of=started.parent,
             python=platform.python_version(),
             hooks=self.hooks.status,
             argv=told_arguments(command()),
@@ -87,9 +87,9 @@ class Witness:
         self.report.renew()
         self._audit.forget()
         self._counted, self._has_ended = {}, False
-        named = forked()
-        if named is not None:
-            self._greet(role_of(named[0], (), named[1]), named[0])
+        started = forked()
+        if started is not None:
+            self._greet(started, ())
             util = sys.modules.get("multiprocessing.util")
             if util is not None:  # It clears its finalizers before it runs the child, then calls this.
                 util.register_after_fork(self, Witness._end_with_multiprocessing)
