@@ -43,7 +43,7 @@ from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 
 # The sizes of a step, by release
 
-_ENCODED = (1, 8, 16, 32, 64, 128, 256)
+_BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 _MODES = ("balanced", "interactivity", "throughput")
 _NOT_AHEAD = frozenset({"ngram", "[ngram]", "medusa", "mlp_speculator", "suffix"})
 """Methods of speculation with which vLLM refuses --async-scheduling. Gaudi has the first and ``medusa``."""
@@ -132,7 +132,7 @@ _0_28 = replace(_0_31, since=(0, 28), pipelines_ahead=True)
 _0_27 = replace(_0_28, since=(0, 27), caching="stateless")
 _0_22 = replace(_0_27, since=(0, 22), bounds_threshold=False)
 _0_18 = replace(_0_22, since=(0, 18), fits_items=False)
-_0_17 = replace(_0_18, since=(0, 17), block_sizes=_ENCODED)
+_0_17 = replace(_0_18, since=(0, 17), block_sizes=_BLOCK_SIZES)
 _0_15 = replace(_0_17, since=(0, 15), has_modes=False)
 _0_11 = replace(_0_15, since=(0, 11), pipelines_ahead=False)
 _0_10 = replace(
@@ -143,7 +143,7 @@ _0_10 = replace(
     bounds_tokens=False,
     checks_drafts=False,
     pipelines_ahead=True,
-    block_sizes=_ENCODED[:-1],
+    block_sizes=_BLOCK_SIZES[:-1],
 )
 _FORK_0_9 = replace(
     _0_10,
@@ -154,7 +154,7 @@ _FORK_0_9 = replace(
     image_tokens=5120,
     latent_is_whole=True,
     has_partial_prefills=True,
-    block_sizes=_ENCODED,
+    block_sizes=_BLOCK_SIZES,
 )
 _FORK_0_7 = replace(_FORK_0_9, since=(0,), bounds_tokens=False, latent_is_whole=False)
 _STEP_RULES = (_0_31, _0_28, _0_27, _0_22, _0_18, _0_17, _0_15, _0_11, _0_10, _FORK_0_9, _FORK_0_7)

@@ -303,6 +303,7 @@ def _platform_of(path: Path) -> Any:
     sys.modules.update({module.__name__: module for module in (*packages, htorch, runtime, logger)})
     found: dict[str, Any] = {"__name__": "vllm_gaudi.platform"}
     exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), found)
+    found["HpuPlatform"].simple_compile_backend = "inductor"  # The bridge registers the plugin's.
     return found["HpuPlatform"]()
 
 

