@@ -74,7 +74,7 @@ _TAKEN: Mapping[str, str] = {
     "model.quantization.kv_cache_dtype": "kv-cache-dtype=",
     "limits.max_num_seqs": "max-num-seqs=",
     "limits.max_num_prefill_seqs": "max-num-prefill-seqs=",
-    "limits.max_num_batched_tokens": "max-num-batched-tokens=",
+    "limits.max_num_batched_tokens": "max-num-batched-tokens= performance-mode=",
     "limits.max_model_len": "max-model-len=",
     "limits.block_size": "block-size=",
     "limits.num_blocks": "num-gpu-blocks-override= gpu-memory-utilization=",
@@ -199,7 +199,9 @@ _MAY_CHANGE: Mapping[str, str] = {
     "replaces code of the server": """
         worker-cls= worker-extension-cls= scheduler-cls= logits-processors=* logits-processor-pattern=
         additional-config= io-processor-plugin=""",
-    "the model runner prepares its inputs in another way": "async-scheduling disable-async-output-proc",
+    "the same steps, but sampled tokens stay on the device, where operations outside the graphs copy them": """
+        async-scheduling""",
+    "the model runner prepares its inputs in another way": "disable-async-output-proc",
     "sets what requests ask of the sampler by default: the spec's sampler settings must have it": """
         generation-config= override-generation-config= logprobs-mode=""",
     "a step has other outputs": "enable-return-routed-experts",
@@ -279,7 +281,7 @@ _UNREAD = """
     enable-nccl-comm-suspend enable-scale-out enable-shm-tensor-arena enable-trace-replay fail-on-environ-validation
     grpc grpc-port= jit-monitor-mode= jit-monitor-verbose kernel-config= kv-cache-dtype-skip-layers=* linear-backend=
     long-prefill-token-threshold-adaptive lora-target-modules=* mm-device-do-normalize moe-backend= offload-params=*
-    per-request-spec-decode-metrics performance-mode= quantization-config= renderer-num-workers=
+    per-request-spec-decode-metrics quantization-config= renderer-num-workers=
     return-sampling-mask scheduler-reserve-full-isl sleep-mode-offload-cudagraph sleep-preserve-parameter-names=*
     spec-method= spec-model= spec-tokens= swa-bounded-replay trust-request-mm-kwargs use-fp64-gumbel use-replayssm
     """

@@ -29,6 +29,15 @@ WHERE = "the vLLM command"
 
 _KNOWN = {name: flag.arity for name, flag in FLAGS.items() if flag.effect != "unread"}
 _READER = CommandReader(_KNOWN, SHORT_FLAGS, expands=True)
+_CHECKED = frozenset(
+    {
+        "async-scheduling",
+        "long-prefill-token-threshold",
+        "max-long-partial-prefills",
+        "max-num-partial-prefills",
+    }
+)
+"""Flags that no spec has, with values that vLLM may refuse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +48,7 @@ class VllmCommand:
         model: a local directory, or a name on the hub.
         assignments: ``NAME=VALUE`` words in front of the command.
         values: the text of each flag that a spec takes, by its name without dashes; the last one if given twice.
-        switches: each switch that a spec takes; False for its ``--no-`` form.
+        switches: each switch that a spec takes; False for its ``--no-`` form. Both also have those of `_CHECKED`.
         harmless: flags that do not change what is warm, with the reason.
         unknown: flags that may change what is warm but have no field in a spec, with the reason.
         notes: flags that were abbreviated.
@@ -71,7 +80,7 @@ class VllmCommand:
         given = _require_known(read)
         for name, value in given.items():
             _refuse(FLAGS[name], value)
-        taken = {name: value for name, value in given.items() if FLAGS[name].effect == "taken"}
+        taken = {name: value for name, value in given.items() if _is_read(FLAGS[name])}
         values = {name: first(value) for name, value in taken.items() if not isinstance(value, bool)}
         model = values.pop("model", None)
         if not model:
@@ -86,6 +95,10 @@ class VllmCommand:
             unknown=_remarks(given, "unknown"),
             notes=read.notes,
         )
+
+
+def _is_read(flag: Flag) -> bool:
+    return flag.effect == "taken" or flag.name in _CHECKED
 
 
 def _require_known(read: CommandWords) -> dict[str, FlagValue]:

@@ -57,11 +57,17 @@ _0_11_2 = replace(_0_13, since=(0, 11, 2), reads_parameters=False)
 _0_9 = replace(_0_11_2, since=(0,), longrope_shortens=False)
 _RULES = (_NEWEST, _0_19_1, _0_13, _0_11_2, _0_9)
 
-_RELEASES: Mapping[str, str] = {"vllm-gaudi@091bbad": "0.27.1", "vllm-gaudi@v0.20.0rc0": "0.19.0"}
-"""The vLLM of versions that no release of vLLM is named like. v0.20.0rc0 requires transformers 4."""
+_RELEASES: Mapping[str, str] = {
+    "vllm-gaudi@091bbad": "0.27.1",
+    "vllm-gaudi@v0.20.0rc0": "0.19.0",
+    "vllm-hpu-extension@29bc7a4": "0.8.5.post1",
+    "vllm-hpu-extension@2b4ba56": "0.7.2",
+}
+"""The vLLM of versions that no release of vLLM is named like. v0.20.0rc0 requires transformers 4. vllm-fork's releases for
+Gaudi 1.21 require the last two (requirements-hpu.txt)."""
 
 _FORK = "0.9.0.1"
-"""The vLLM of vllm-fork's release for Gaudi 1.22, taken for all versions of the extension."""
+"""The vLLM of vllm-fork's release for Gaudi 1.22, taken for all other versions of the extension."""
 
 _UNSCALED = frozenset({"longrope", "llama3"})
 _UNSCALED_SINCE_0_30 = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
@@ -286,6 +292,30 @@ class ModelFacts:
             is_quantized="quantization_config" in config or "quantization_config" in text,
             has_experts=_has_experts(text),
         )
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether vLLM counts the model as hybrid. `has_mamba` is what the plugin counts."""
+        return self.has_mamba or self.text.get("model_type") in _OTHER_STATES
+
+    @property
+    def has_latent_attention(self) -> bool:
+        """Whether attention is multi-head latent attention (vLLM's ``is_deepseek_mla``)."""
+        return self.text.get("kv_lora_rank") is not None
+
+    @property
+    def sees_both_ways(self) -> bool:
+        """Whether the tokens of an image or a video that vLLM counts in advance attend to each other in both directions.
+
+        These are Gemma 4's (vllm/transformers_utils/model_arch_config_convertor.py ``Gemma4ModelArchConfigConvertor``).
+        """
+        is_gemma = str(self.text.get("model_type")).startswith("gemma4")
+        return is_gemma and self.text.get("use_bidirectional_attention") == "vision"
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether an encoder computes the prompt."""
+        return self.text.get("is_encoder_decoder") is True
 
     @property
     def dtype(self) -> DtypeName | None:

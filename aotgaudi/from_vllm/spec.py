@@ -22,7 +22,7 @@ from aotgaudi.from_vllm.buckets import (
     check_slices,
 )
 from aotgaudi.from_vllm.command import OtherVariables, VllmCommand, is_looked_at
-from aotgaudi.from_vllm.limits import Limits, Pin, is_prefill_chunked, read_limits
+from aotgaudi.from_vllm.limits import Limits, Pin, StepRules, read_limits
 from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype, vllm_release
 from aotgaudi.from_vllm.overrides import overridden
 from aotgaudi.from_vllm.serving import (
@@ -121,7 +121,8 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     version = setup.version or NEWEST_RELEASE
     config, config_notes = overridden(setup.config, setup.command.values, vllm_release(version))
     setup = replace(setup, config=config)
-    caching = setup.command.switches.get("enable-prefix-caching")
+    facts = ModelFacts.of(config, find_version(version).environment)
+    caching = StepRules.of(vllm_release(version)).is_caching(setup.command, facts)
     bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
     serving = ServingEnvironment.parse(environment, version)
     if not bucketing.is_enabled:
@@ -133,7 +134,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     check_bounds(bucketing.prompt, bucketing.decode, environment)
     merged = bucketing.merged_prefill
     check_modes(environment, version, unified=bucketing.unified, merged_prefill=merged)
-    parts = _Parts.of(setup, bucketing, serving)
+    parts = _Parts.of(setup, bucketing, serving, facts)
     tokens, block_size = (parts.limits.table[name] for name in ("max_num_batched_tokens", "block_size"))
     check_slices(environment, bucketing.sliding, tokens)
     check_attention(environment, version, merged_prefill=merged, tokens=tokens, block_size=block_size)
@@ -153,6 +154,7 @@ class _Parts:
     """The parts of a spec, before they are put together."""
 
     rules: EnvironmentRules
+    steps: StepRules
     bucketing: BucketingEnvironment
     serving: ServingEnvironment
     facts: ModelFacts
@@ -165,9 +167,14 @@ class _Parts:
     quantization: QuantizationSpec | None
 
     @classmethod
-    def of(cls, setup: VllmSetup, bucketing: BucketingEnvironment, serving: ServingEnvironment) -> _Parts:
+    def of(
+        cls,
+        setup: VllmSetup,
+        bucketing: BucketingEnvironment,
+        serving: ServingEnvironment,
+        facts: ModelFacts,
+    ) -> _Parts:
         rules = find_version(bucketing.version).environment
-        facts = ModelFacts.of(setup.config, rules)
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
         size, replicas = data_parallel_size(setup.command, rules, has_experts=facts.has_experts)
         tables = {**parallel_table(setup.command), "data_parallel_size": size}
@@ -177,6 +184,7 @@ class _Parts:
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
         return cls(
             rules=rules,
+            steps=StepRules.of(vllm_release(bucketing.version)),
             bucketing=bucketing,
             serving=serving,
             facts=facts,
@@ -210,7 +218,7 @@ class _Parts:
             "limits": dict(self.limits.table),
             "scheduler": {
                 "engine": "vllm",
-                "chunked_prefill": is_prefill_chunked(setup.command, self.rules),
+                "chunked_prefill": self.steps.is_chunked(setup.command, self.facts),
                 "kv_transfer": has_kv_transfer(setup.command, self.rules),
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),

@@ -114,6 +114,7 @@ OF_1_22 = {"version": GAUDI_1_22}
 OF_0_10 = {"version": "vllm-gaudi@v0.10.1"}
 OF_0_17 = {"version": "vllm-gaudi@v0.17.1"}
 OF_0_20 = {"version": "vllm-gaudi@v0.20.0rc0"}
+OF_1_21 = {"version": "vllm-hpu-extension@2b4ba56"}
 PAD = {"VLLM_BUCKETING_STRATEGY": "pad"}
 CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "1"}
 HALF = {"config": {**LLAMA, "torch_dtype": "float16"}}
@@ -124,6 +125,13 @@ YARN = {
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192},
     }
 }
+IMAGES = {"config": {**LLAMA, "vision_config": {}}}
+LATENT = {"config": {**LLAMA, "model_type": "deepseek_v2", "kv_lora_rank": 512}}
+HYBRID = {"config": {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16}}
+BOTH_WAYS = {
+    "config": {**LLAMA, "model_type": "gemma4", "vision_config": {}, "use_bidirectional_attention": "vision"}
+}
+DRAFTS = "--speculative-config.num_speculative_tokens 7 --speculative-config.method"
 NO_LENGTH = {"config": {name: value for name, value in LLAMA.items() if "position" not in name}}
 LONG = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
 
@@ -135,6 +143,27 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("limits", "--no-enable-chunked-prefill", {}, "max_num_batched_tokens", 8192),
     ("limits", "", OF_1_22, "max_num_batched_tokens", 8192),
     ("limits", "--enable-chunked-prefill", OF_1_22, "max_num_batched_tokens", 2048),
+    # The sizes of a step, by release of vLLM. (test_vllm_steps.py compares many more with vLLM itself.)
+    ("limits", "--max-num-seqs 4 --max-model-len 256", OF_0_10, "max_num_batched_tokens", 2048),
+    ("limits", "--max-num-seqs 4 --max-model-len 256", OF_1_22, "max_num_batched_tokens", 1024),
+    ("limits", "--max-num-seqs 4 --max-model-len 256", OF_1_21, "max_num_batched_tokens", 2048),
+    ("limits", "--no-enable-chunked-prefill", OF_0_10, "max_num_batched_tokens", 2048),
+    ("limits", "--max-model-len 2048", {**OF_1_22, **IMAGES}, "max_num_batched_tokens", 5120),
+    ("limits", "--max-model-len 2048", {**OF_0_10, **IMAGES}, "max_num_batched_tokens", 2048),
+    ("limits", "--max-num-batched-tokens 16384", {**OF_1_22, **LATENT}, "max_num_batched_tokens", 8192),
+    ("limits", "--max-num-batched-tokens 16384", {**OF_1_21, **LATENT}, "max_num_batched_tokens", 16384),
+    ("limits", "--max-num-batched-tokens 16384", LATENT, "max_num_batched_tokens", 16384),
+    ("limits", "", BOTH_WAYS, "max_num_batched_tokens", 2496),
+    ("limits", "--max-num-batched-tokens 4096", BOTH_WAYS, "max_num_batched_tokens", 4096),
+    ("limits", "", {**BOTH_WAYS, "version": "vllm-gaudi@v0.21.0"}, "max_num_batched_tokens", 2048),
+    ("limits", "--limit-mm-per-prompt.video.num_frames 30", BOTH_WAYS, "max_num_batched_tokens", 2340),
+    ("limits", "--performance-mode throughput", {}, "max_num_batched_tokens", 4096),
+    ("limits", "--performance-mode throughput", {}, "max_num_seqs", 512),
+    ("limits", "--performance-mode throughput --max-num-seqs 2 --max-model-len 1024", {}, "max_num_seqs", 2),
+    ("bucketing", "", HYBRID, "prefix_caching", False),
+    ("bucketing", "--enable-prefix-caching", HYBRID, "prefix_caching", True),
+    ("bucketing", "", {**HYBRID, **OF_0_10}, "prefix_caching", True),
+    ("bucketing", "--enable-prefix-caching", {**IMAGES, **OF_1_22}, "prefix_caching", False),
     # Prompts of a step, by version.
     ("limits", "", {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}, "max_num_prefill_seqs", 4),
     ("limits", "--max-num-seqs 2", {"VLLM_PROMPT_BS_BUCKET_MAX": "4"}, "max_num_prefill_seqs", 4),
@@ -239,6 +268,8 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ),
     # The scheduler.
     ("scheduler", "--no-enable-chunked-prefill", {}, "chunked_prefill", False),
+    ("scheduler", "--no-enable-chunked-prefill", OF_0_10, "chunked_prefill", True),
+    ("scheduler", "--enable-chunked-prefill", {**OF_1_22, **LATENT}, "chunked_prefill", False),
     ("scheduler", "", OF_1_22, "chunked_prefill", False),
     ("scheduler", "--enable-chunked-prefill", OF_1_22, "chunked_prefill", True),
     ("scheduler", "--max-logprobs 3", {}, "max_logprobs", 3),
@@ -251,6 +282,28 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("vision", "", {"VLLM_MULTIMODAL_RESOLUTIONS": " 10x20 , 30x40x2"}, "resolutions", ("10x20", "30x40x2")),
     ("vision", "", {"VLLM_MULTIMODAL_RESOLUTIONS": ""}, "resolutions", ()),
 ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "rest"),
+    [
+        ("--block-size 48", {}),
+        ("--block-size 256", OF_0_17),
+        ("-pp 2 --async-scheduling", {}),
+        ("--async-scheduling", {}),
+        (f"{DRAFTS} eagle --async-scheduling", {}),
+        (f"{DRAFTS} ngram --no-async-scheduling", {}),
+        (f"{DRAFTS} ngram --async-scheduling", OF_0_10),
+        (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2048", {}),
+        (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 1024", OF_0_10),
+        ("--max-num-partial-prefills 2 --enable-chunked-prefill", OF_1_22),
+        ("--max-num-partial-prefills 1", {}),
+        ("--long-prefill-token-threshold 8192", {}),
+        ("--long-prefill-token-threshold 9000", {"version": "vllm-gaudi@v0.26.0"}),
+    ],
+)
+def test_what_vllm_takes_is_taken(flags: str, rest: dict[str, Any]) -> None:
+    assert spec(flags, **rest).scheduler.engine == "vllm"
 
 
 def test_what_a_command_an_environment_and_a_version_make() -> None:
@@ -289,6 +342,10 @@ NOTES: list[tuple[str, dict[str, Any], str, bool]] = [
     ("--max-model-len 8192", LONG, "VLLM_ALLOW_LONG_MAX_MODEL_LEN", False),
     ("--max-model-len 4096", NO_LENGTH, "does not check that the model supports --max-model-len 4096", True),
     ("--max-model-len 20000", YARN, "at most original_max_position_embeddings", True),
+    ("", BOTH_WAYS, "max_num_batched_tokens 2,496: an image or a video takes as many", True),
+    ("", {}, "max_num_batched_tokens", False),
+    ("", {**OF_1_22, **LATENT}, "max_num_batched_tokens", False),
+    ("--max-num-batched-tokens 16K", {**OF_1_22, **LATENT}, "max_num_batched_tokens 8,192: what the", True),
     (
         "",
         {**YARN, "version": "vllm-gaudi@v0.24.0"},
@@ -315,6 +372,16 @@ def test_what_the_user_is_told() -> None:
     [
         ("--max-num-seqs 200 --max-num-batched-tokens 129", {}, "--max-num-seqs"),
         ("--max-num-seqs 4096", {}, "--max-num-seqs"),
+        ("--block-size 48", OF_0_17, "--block-size"),
+        ("--block-size 256", OF_0_10, "--block-size"),
+        ("--performance-mode throughput", {"version": "vllm-gaudi@v0.16.0"}, "--performance-mode"),
+        ("--performance-mode fast", {}, "--performance-mode"),
+        (f"{DRAFTS} ngram --async-scheduling", {}, "--async-scheduling"),
+        ("-pp 2 --async-scheduling", {"version": "vllm-gaudi@v0.14.1"}, "--async-scheduling"),
+        (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2047", {}, "--max-num-batched-tokens"),
+        ("--max-num-partial-prefills 2", {}, "--max-num-partial-prefills"),
+        ("--max-long-partial-prefills 2", OF_0_10, "--max-long-partial-prefills"),
+        ("--long-prefill-token-threshold 8193", {}, "--long-prefill-token-threshold"),
         ("", {"pin": Pin(num_blocks=64)}, "the number of KV blocks"),
         ("--max-num-seqs 2 --max-num-prefill-seqs 4", {"version": GAUDI_1_22}, "--max-num-prefill-seqs"),
         ("--max-model-len 10000", {}, "--max-model-len"),
