@@ -41,9 +41,7 @@ def padded_shapes(table: BucketTable) -> tuple[PromptEntry | DecodeEntry, ...]:
 def padded_prompts(table: Iterable[Bucket]) -> Iterator[Bucket]:
     """Yields the prompt shapes that are no buckets of `table`, ascending."""
     buckets = frozenset(table)
-    least_context: dict[
-        int, int
-    ] = {}  # Of each query, and the least query of each context, in batches so far.
+    least_context: dict[int, int] = {}  # By query; `least_query` by context. Of batches that are not larger.
     least_query: dict[int, int] = {}
     for batch_size, rows in groupby(sorted(buckets), itemgetter(0)):
         own: dict[int, int] = {}

@@ -93,25 +93,36 @@ class _Overrides:
             if isinstance(value, dict) and isinstance(before := config.get(key), dict):
                 self._check_classes(before, value, f"{where}{key}.")
 
+    @property
+    def _has_moved(self) -> bool:
+        """Whether vLLM has moved ``rope_scaling`` into ``rope_parameters`` before it applies objects."""
+        return _WITH_PARAMETERS <= self._release < _TRANSFORMERS_5
+
     def _set_rope(self, config: dict[str, Any], key: str, value: Any) -> None:
         """Replaces the RoPE of a whole config. Objects are set after vLLM has completed it, other values before."""
         if isinstance(value, dict):
-            if key == "rope_scaling" and _WITH_PARAMETERS <= self._release < _TRANSFORMERS_5:
-                self.notes += (f"--{_OVERRIDES} {key}: this vLLM does not read it, but rope_parameters",)
+            if key == "rope_scaling" and self._has_moved:
+                self._ignore(key)
                 return
             self._check_rope(key, value, config)
-        if self._release >= _WITH_PARAMETERS:
+        if self._release >= (_WITH_PARAMETERS if isinstance(value, dict) else _TRANSFORMERS_5):
             for name in _ROPES:
                 config.pop(name, None)
         config[key] = value
+
+    def _ignore(self, where: str) -> None:
+        self.notes += (f"--{_OVERRIDES} {where}: this vLLM does not read it any more, but rope_parameters",)
 
     def _check_rope(self, where: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Raises SpecError for a RoPE that vLLM would have to complete."""
         name, outside = rope.get("rope_type"), config.get(_ORIGINAL)
         if rope and all(isinstance(part, dict) for part in rope.values()):
             raise _refused(where, "is given for each type of layer", "--model-config with that")
+        if self._release < _WITH_PARAMETERS and where.endswith("rope_parameters"):
+            return  # Not read.
         is_completed = (0, 10) <= self._release < _MERGING
-        missing = [] if name or not rope or is_completed else ["rope_type"]
+        may_lack = "type" in rope if is_completed else not rope and self._release >= _WITH_PARAMETERS
+        missing = [] if name or may_lack else ["rope_type"]
         missing += [_ORIGINAL] if name in _NEED_ORIGINAL and _ORIGINAL not in rope else []
         missing += ["factor"] if rope.get("factor", 1) is None else []
         if missing:
@@ -133,22 +144,36 @@ class _Overrides:
     def _merged(self, part: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
         merged = dict(part)
         for key, value in changes.items():
-            name = self._spelling(key, part) if key in _ROPES else key
-            before = part.get(name)
-            if isinstance(value, dict) and isinstance(before, dict):
-                after = self._merged(before, value, f"{where}.{key}")
-                if key in _ROPES and "type" in after and "rope_type" in value:
-                    del after["type"]  # vLLM has made a rope_type of it, which the override replaces.
-                merged[name] = after
+            before = part.get(key)
+            if key in _ROPES:
+                self._change_rope(merged, key, value, f"{where}.{key}")
+            elif isinstance(value, dict) and isinstance(before, dict):
+                merged[key] = self._merged(before, value, f"{where}.{key}")
             else:
-                merged[name] = value
+                merged[key] = value
         return merged
 
-    def _spelling(self, key: str, part: Mapping[str, Any]) -> str:
-        """Returns the name under which a part has its RoPE, if the release has one RoPE under both names."""
-        if self._release < _TRANSFORMERS_5:
-            return key
-        return next((name for name in _ROPES if part.get(name)), key)
+    def _change_rope(self, part: dict[str, Any], key: str, value: Any, where: str) -> None:
+        """Changes the RoPE of a part, which vLLM has completed: it has a type, from 0.13 on in ``rope_parameters``."""
+        name = key
+        if key == "rope_scaling" and self._has_moved and not (isinstance(value, dict) and part.get(key)):
+            self._ignore(where)
+            return
+        if self._release >= _WITH_PARAMETERS:
+            name = next((other for other in _ROPES if part.get(other)), key)
+        before = part.get(name) or ({"rope_type": "default"} if self._release >= _WITH_PARAMETERS else None)
+        if not isinstance(value, dict):
+            before = None
+        elif isinstance(before, dict):
+            kind = value.get("rope_type", before.get("rope_type", before.get("type")))
+            value = {**before, **value, "rope_type": kind}
+            value.pop("type", None)
+        if isinstance(value, dict):
+            self._check_rope(where, value, part)
+        if self._release >= _WITH_PARAMETERS:
+            for other in _ROPES:
+                part.pop(other, None)
+        part[name] = value
 
 
 def _refused(key: str, problem: str, remedy: str) -> SpecError:

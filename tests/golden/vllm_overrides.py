@@ -2,10 +2,12 @@
 
 As `vllm_lengths`: run it with the interpreter of an environment that has vLLM, and save what it prints as
 ``data/vllm-overrides/RELEASE.json``. A case whose RoPE the model cannot be built with counts as one that does not start.
+An older release need not be installed: unpack its wheel and the transformers that it allows, and set PYTHONPATH to both.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -71,6 +73,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a part's parameters": (PARTS, {"text_config": {"rope_parameters": _LINEAR}}),
     "one key of a part's scaling": (SCALED_PARTS, {"text_config": {"rope_scaling": {"factor": 2.0}}}),
     "one key of its other name": (SCALED_PARTS, {"text_config": {"rope_parameters": {"factor": 2.0}}}),
+    "one key of a part's default": (PARTS, {"text_config": {"rope_parameters": {"factor": 2.0}}}),
+    "a part's type alone": (SCALED_PARTS, {"text_config": {"rope_scaling": {"rope_type": "dynamic"}}}),
+    "a part's old key": (SCALED_PARTS, {"text_config": {"rope_scaling": {"type": "dynamic"}}}),
+    "a part's yarn, no original": (SCALED_PARTS, {"text_config": {"rope_parameters": {"rope_type": "yarn"}}}),
+    "a part without parameters": (SCALED_PARTS, {"text_config": {"rope_parameters": None}}),
+    "no scaling, but parameters": (CONFIGS["rope_parameters"], {"rope_scaling": None}),
+    "no parameters at all": (CONFIGS["rope_parameters"], {"rope_parameters": None}),
+    "scaling for parameters": (CONFIGS["rope_parameters"], {"rope_scaling": _LINEAR}),
     "a part without scaling": (SCALED_PARTS, {"text_config": {"rope_scaling": None}}),
 }  # fmt: skip
 
@@ -78,6 +88,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def _ask(root: Path) -> Any:
     from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
     from vllm.model_executor.layers.rotary_embedding import get_rope
+    from vllm.model_executor.models import registry
+
+    registry._run_in_subprocess = lambda function: (
+        function()
+    )  # Else a vLLM that cannot compute here cannot be asked.
+    taken = inspect.signature(get_rope).parameters
 
     def ask(name: str, length: int | None) -> int:
         path = str(root / name)
@@ -89,11 +105,18 @@ def _ask(root: Path) -> Any:
             max_model_len=length,
             hf_overrides=CASES[name][1],
         )
-        rope = getattr(config.hf_text_config, "rope_parameters", None)
-        around = VllmConfig()
-        around.model_config = config
+        text = config.hf_text_config
+        rope = getattr(text, "rope_parameters" if "rope_parameters" in taken else "rope_scaling", None)
+        given = {
+            "head_size": 16,
+            "rotary_dim": 16,
+            "max_position": text.max_position_embeddings,
+            "base": 10000,
+        }
+        given.update(rope_parameters=rope, rope_scaling=rope)
+        around = VllmConfig(model_config=config)
         with set_current_vllm_config(around):
-            get_rope(16, config.hf_text_config.max_position_embeddings, rope_parameters=rope)
+            get_rope(**{name: value for name, value in given.items() if name in taken}, is_neox_style=True)
         return config.max_model_len
 
     return ask
