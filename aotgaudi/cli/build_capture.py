@@ -150,6 +150,8 @@ def capture(
         repairs=() if settings.no_repairs else None,
         manifest_id=shaped.manifest_id,
     )
+    for note in found.notes:
+        display.line("command", note)
     display.line("launch", _launch_line(found, launch))
     store = place.open()
     request = CaptureRequest(
