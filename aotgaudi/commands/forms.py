@@ -41,7 +41,6 @@ LARGEST_BYTES = 1 << 20
 _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS)
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
 _SHELL_OPTION = re.compile(r"[-+][A-Za-z]+|--(login|norc|noprofile|posix)")
-_SUDO_OPTION = re.compile(r"-[EHn]+|--preserve-env|--")
 _MOST_FORMS = 8
 
 _VALUED = """
@@ -87,10 +86,14 @@ _AHEAD = _table(
 )
 """Options that stand in front of ``run``."""
 
-_NOT_NEGATED = frozenset(
-    {"aggregate-engine-logging", "data-parallel-multi-port-external-lb", "disable-log-stats", "grpc"}
+_NOT_NEGATED = (
+    "aggregate-engine-logging",
+    "data-parallel-multi-port-external-lb",
+    "disable-log-stats",
+    "grpc",
+    "headless",
 )
-"""Switches of vLLM 0.32 without a ``--no-`` form, besides ``--headless``."""
+"""Switches of vLLM 0.32 without a ``--no-`` form."""
 
 
 class NoServerError(SpecError):
@@ -222,12 +225,8 @@ def _leading(words: Sequence[str]) -> tuple[str, ...]:
 def _head(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the wrappers in front of a form, which stay."""
     rest = words[len(_leading(words)) :]
-    if not rest or _name(rest[0]) != "sudo":
-        return () if rest and _PYTHON.fullmatch(_name(rest[0])) else tuple(rest)
-    for word in rest[1:]:
-        if not _SUDO_OPTION.fullmatch(word) and not any(assignments([word])):
-            raise SpecError(WHERE, f"has {shown(word)} of sudo, which is not read", "sudo docker run ...")
-    return ()
+    is_dropped = rest and (_name(rest[0]) == "sudo" or _PYTHON.fullmatch(_name(rest[0])))
+    return () if is_dropped else tuple(rest)
 
 
 def _script_of(words: Sequence[str]) -> str:
@@ -265,16 +264,15 @@ def _contained(words: Sequence[str], caller: Mapping[str, str], cwd: Path) -> Pl
     if not rest:
         raise SpecError(WHERE, f"{engine} run names no image", f"{engine} run ... IMAGE ...")
     require_read(rest[:1], WHERE)
-    entrypoints = [value for name, value in options if name == "entrypoint"]
-    folders = [value for name, value in options if name == "workdir"]
-    require_read((*entrypoints, *folders), WHERE)
-    entrypoint = [word for word in entrypoints[-1:] if word] if entrypoints else None
+    last = {name: value for name, value in options if name in ("entrypoint", "workdir")}
+    require_read(last.values(), WHERE)
+    entrypoint = [last["entrypoint"]] if last.get("entrypoint") else None if "entrypoint" not in last else []
     variables, notes = _variables(options, caller, cwd)
     return PlainCommand(
         words=entered(rest[0], entrypoint, rest[1:]),
         variables=variables,
         is_contained=True,
-        folder=folders[-1] if folders else "",
+        folder=last.get("workdir", ""),
         mounts=dict(mounts(options, cwd)),
         notes=notes,
     )
@@ -385,23 +383,22 @@ def _with_config(kept: PlainCommand, cwd: Path, flags: Container[str] | None) ->
     at = words.index("--config")
     if at == len(words) - 1 or words.count("--config") > 1:
         raise SpecError(
-            "--config", "has no value" if at == len(words) - 1 else "is given twice", "--config FILE"
+            "--config", "is given twice" if words.count("--config") > 1 else "has no value", "--config FILE"
         )
-    path, rest = words[at + 1], [*words[:at], *words[at + 2 :]]
-    if is_serve:
-        rest = _model_first(rest)
+    path = words[at + 1]
     read, more = _flags_of(kept, path, cwd, flags, is_serve=is_serve)
-    num_ahead = 1 if rest and not rest[0].startswith("-") else 0
-    if is_serve and num_ahead and "--model" in read:
-        model = read.index("--model")
-        del read[model : model + 2]
-    elif is_serve and not num_ahead:
-        _require_model(read, rest)
-    return replace(
-        kept,
-        words=(*kept.words[:after], *rest[:num_ahead], *read, *rest[num_ahead:]),
-        notes=(*kept.notes, *notes, *more),
-    )
+    if is_serve:
+        words = _model_first(words)
+    num_ahead = 0 if words[0].startswith("-") else 1
+    at = words.index("--config")
+    del words[at : at + 2]
+    words[num_ahead:num_ahead] = read
+    if is_serve and "--model" not in read and not num_ahead:
+        raise SpecError(WHERE, "names no model", "with --config: right after serve, or in the file")
+    if is_serve and "--model" in read and _READER.read(words).positional:  # Which wins over the file's.
+        at = words.index("--model")
+        del words[at : at + 2]
+    return replace(kept, words=(*kept.words[:after], *words), notes=(*kept.notes, *notes, *more))
 
 
 def _model_first(words: Sequence[str]) -> list[str]:
@@ -412,14 +409,6 @@ def _model_first(words: Sequence[str]) -> list[str]:
             model, after = (value, index + 1) if is_given else (words[index + 1], index + 2)
             return [model, *words[:index], *words[after:]]
     return list(words)
-
-
-def _require_model(read: Sequence[str], rest: Sequence[str]) -> None:
-    """Raises SpecError if vLLM finds no model, or another than the file's."""
-    others = _READER.read(rest).positional
-    if "--model" not in read or others:
-        problem = f"has {shown(others[0])} after flags" if others else "names no model"
-        raise SpecError(WHERE, problem, "with --config, the model right after serve, or in the file")
 
 
 def _flags_of(
@@ -439,16 +428,16 @@ def _flags_of(
     words: list[str] = []
     unset = []
     for key, value in documents[0].items():
-        name = str(key).replace("_", "-")
-        if not isinstance(key, str) or (flags is not None and not _is_flag(name, flags)):
+        name = str(key).replace("_", "-").removeprefix("no-")
+        if not isinstance(key, str) or (flags is not None and name not in flags):
             raise SpecError(
-                path, f"{shown(str(key))} is a flag that is not known", "leave it out if it changes no graph"
+                f"{path}: {key}", "is a flag that is not known", "leave it out if it changes no graph"
             )
         if value is not False:
             words += _words_of(path, key, value)
         elif is_serve:
             unset.append(key)
-        elif key in FLAGS and FLAGS[key].arity == "switch" and key not in _NOT_NEGATED | {"headless"}:
+        elif key in FLAGS and FLAGS[key].arity == "switch" and key not in _NOT_NEGATED:
             words.append(f"--no-{key}")
     note = f"{path}: {', '.join(unset)} has no effect: vllm serve 0.32 reads no false from a file"
     return words, [note] if unset else []
@@ -464,13 +453,7 @@ def _words_of(path: str, key: str, value: object) -> list[str]:
     try:
         return [f"--{key}", json.dumps(value)]
     except (TypeError, ValueError, RecursionError) as error:
-        raise SpecError(path, f"{shown(key)} has no form in JSON: {error}") from error
-
-
-def _is_flag(name: str, flags: Container[str]) -> bool:
-    switch = FLAGS.get(name.removeprefix("no-"))
-    is_off = name.startswith("no-") and switch is not None and switch.arity == "switch"
-    return name in flags or (is_off and name.removeprefix("no-") in flags)
+        raise SpecError(f"{path}: {key}", f"has no form in JSON: {error}") from error
 
 
 def _public(read: PlainCommand) -> str:

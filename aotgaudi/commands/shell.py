@@ -17,9 +17,7 @@ LONGEST = 100_000
 """The most characters of a command."""
 
 _REMEDY = "the command alone, with the value itself"
-_EXPANSION = (
-    r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_][^{}'\"`\\$]*\}|\([^()'\"`\\$]*\))|`[^`\\$'\"]*`|\$[\w@*#?$!({-]|`"
-)
+_EXPANSION = r"\$\w*\\\n|\$(?:[A-Za-z_]\w*|\{[A-Za-z_][^{}'\"`\\$]*\}|\([^()'\"`\\$]*\))|`[^`\\$'\"]*`|\$[\w@*#?$!({[-]|`"
 _TOKEN = re.compile(
     rf"""(?P<joined>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]|\\.)*)"
     | (?P<open>["'\\]) | (?P<blank>[ \t]+) | (?P<end>\n) | (?P<operator>(?:>|<|>>)&?\d* | [|&;()<>]+)
@@ -147,7 +145,7 @@ class _Splitter:
         """Returns whether the first character of a token stands for itself where it is."""
         if self.known is None:
             return token["comment"] is not None or token[0].startswith("$")
-        return token["comment"] is not None and self.word is not None
+        return token["comment"] is not None and bool(self.plain or self.word)
 
     def _take(self, token: re.Match[str]) -> None:
         kind, text = token.lastgroup, token[0]
@@ -196,8 +194,9 @@ class _Splitter:
         if not is_quoted and _SPLIT_AGAIN.search(known[found]):
             problem = f"has {text}, and {found} is {shown(known[found])}, which a shell would split or expand"
             raise SpecError(self.where, problem, f'"{text}"')
+        self.plain += "x"
         if is_quoted or known[found]:
-            self._add(known[found], "x")
+            self._add(known[found], "")
 
     def _add(self, text: str, plain: str) -> None:
         self.word = (self.word or "") + text
@@ -207,7 +206,7 @@ class _Splitter:
         if self.word is not None:
             pattern = None if self.known is None else _PATTERN.search(self.plain)
             if pattern is not None:
-                problem = f"has {shown(pattern[0])}, which a shell would expand"
+                problem = f"has {shown(pattern[0][0])}, which a shell would expand"
                 raise SpecError(self.where, problem, "it in quotes")
             self.words.append(Unread(self.word, self.part) if self.part else self.word)
         self.word, self.part, self.plain = None, "", ""

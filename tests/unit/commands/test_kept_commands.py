@@ -1,4 +1,4 @@
-"""Commands in the forms in which people keep them: each is read as the plain command is, to the id, or refused in a sentence."""
+"""Commands in the forms in which people keep them: each is read as the plain command is, or refused in a sentence."""
 
 from __future__ import annotations
 
