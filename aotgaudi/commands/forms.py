@@ -390,15 +390,22 @@ def _with_config(kept: PlainCommand, cwd: Path, flags: Container[str] | None) ->
     if is_serve:
         words = _model_first(words)
     num_ahead = 0 if words[0].startswith("-") else 1
-    at = words.index("--config")
-    del words[at : at + 2]
+    words = _without(words, "--config")
     words[num_ahead:num_ahead] = read
     if is_serve and "--model" not in read and not num_ahead:
         raise SpecError(WHERE, "names no model", "with --config: right after serve, or in the file")
-    if is_serve and "--model" in read and _READER.read(words).positional:  # Which wins over the file's.
-        at = words.index("--model")
-        del words[at : at + 2]
+    given = _READER.read(words).positional if is_serve and "--model" in read else ()
+    if given:  # It wins over the file's model.
+        ends = (at for at, word in enumerate(words) if word == given[0])
+        at = next(at for at in ends if _READER.read(words[: at + 1]).positional)
+        words = _without(words[:at] + words[at + 1 :], "--model")
+        words.insert(0, given[0])
     return replace(kept, words=(*kept.words[:after], *words), notes=(*kept.notes, *notes, *more))
+
+
+def _without(words: Sequence[str], flag: str) -> list[str]:
+    at = words.index(flag)
+    return [*words[:at], *words[at + 2 :]]
 
 
 def _model_first(words: Sequence[str]) -> list[str]:
