@@ -148,8 +148,6 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     for note in environment.notes:  # Before anything in the file can be refused.
         click.echo(f"note: {note}", err=True)
     kept = _kept(options, environment.values if options.env_file is not None else {})
-    for note in kept.notes:
-        click.echo(f"note: {note}", err=True)
     command = VllmCommand.of(kept.words)
     is_alone = kept.is_contained and options.env_file is None
     spec, report = spec_from_vllm(
@@ -163,7 +161,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
             digest_file=lambda path: json_sha256(Path(kept.on_this_machine(path)), "QUANT_CONFIG"),
         )
     )
-    for line in report.lines():
+    for line in (*(f"note: {note}" for note in kept.notes), *report.lines()):
         click.echo(line, err=True)
     if options.spec_out is not None:
         write_spec(options.spec_out, spec)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from aotgaudi.commands.starts import ENGINES
+from aotgaudi.commands.starts import ENGINES, plain_command
 from tests.command import Command
+from tests.environment import ROOT
 
 DATA = Path(__file__).parent / "data/kept_commands.yaml"
 CASES = yaml.safe_load(DATA.read_text(encoding="utf-8"))
@@ -65,3 +69,261 @@ def test_each_is_read_as_the_plain_command_is(
     found = build.document(*options_of(case, folder), *([] if case.get("is_mounted") else config))["id"]
 
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("docker exec x vllm serve m", "the command: begins with 'docker exec', which is not read"),
+        ("docker compose up", "begins with 'docker compose', which is not read"),
+        ("docker run", "docker run names no image"),
+        ("docker run --rm -it", "docker run names no image"),
+        ("docker run --gpu all vllm/x m", "--gpu is no option of docker run that is known"),
+        ("docker run -itz vllm/x m", "-z is no option of docker run that is known"),
+        ("docker --frob run vllm/x m", "--frob is no option of docker that is known"),
+        ("docker run -e", "-e of docker run has no value"),
+        ("docker run --env-file none.env vllm/x m", "none.env: cannot be read"),
+        (
+            "docker run ubuntu",
+            "the entrypoint of the image 'ubuntu' is not known (give --entrypoint, or the command)",
+        ),
+        ("docker run ubuntu /models/tiny", "the entrypoint of the image 'ubuntu' is not known"),
+        ("docker run vllm/x", "names no model"),
+        ("docker run $OPTIONS vllm/x m", "has '$OPTIONS', which a shell would expand"),
+        ("docker run -e VLLM_SKIP_WARMUP=$W vllm/x m", "has '$W', which a shell would expand"),
+        ("docker run -w $W vllm/x m", "has '$W', which a shell would expand"),
+        ("docker run vllm/x $MODEL", "has '$MODEL', which a shell would expand"),
+        ("docker run x sh -c 'vllm serve $MODEL'", "has '$MODEL', which a shell would expand"),
+        (
+            "docker run x sh -c 'vllm serve m | tee log'",
+            "the script of sh: has '|', which a shell would read",
+        ),
+        ("nohup docker run vllm/x vllm serve m", "begins with 'nohup', which may start something else"),
+        ("sh serve.sh", "begins with 'sh serve.sh': a script is not read"),
+        ("bash", "begins with 'bash': a script is not read"),
+        ("bash --rcfile x -c 'vllm serve m'", "has '--rcfile' of bash, which is not read"),
+        ("sh -c", "begins with 'sh -c': a script is not read"),
+        ("sh -c ''", "the vLLM command: is empty"),
+        ("env -i sh -c 'vllm serve m'", "has options of env"),
+        ("aotgaudi run --bundle b", "aotgaudi is given no command"),
+        ("vllm serve m --config", "--config: has no value"),
+        ("vllm serve m --config a.yaml --config b.yaml", "--config: is given twice"),
+        ("vllm serve m --config none.yaml", "none.yaml: cannot be read: No such file or directory"),
+        ("vllm serve m --config serve.toml", "serve.toml: is no file that vLLM reads as --config"),
+        ("vllm serve m --config broken.yaml", "broken.yaml: is not YAML"),
+        ("vllm serve m --config list.yaml", "list.yaml: is not one table of flags"),
+        ("vllm serve m --config empty.yaml", "empty.yaml: is not one table of flags"),
+        ("vllm serve m --config unknown.yaml", "unknown.yaml: max-num-sqs: is a flag that is not known"),
+        ("vllm serve m --config number.yaml", "number.yaml: 3: is a flag that is not known"),
+        ("vllm serve m --config date.yaml", "date.yaml: speculative-config: has no form in JSON"),
+        ("vllm serve m --config large.yaml", "has 1048580 bytes, at most 1048576 are read"),
+        ("vllm serve m --config latin.yaml", "latin.yaml: is not UTF-8 text"),
+        (
+            "vllm serve --config seqs.yaml",
+            "names no model (with --config: right after serve, or in the file)",
+        ),
+        (
+            "vllm serve --config seqs.yaml m",
+            "names no model (with --config: right after serve, or in the file)",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_sentence(text: str, sentence: str, folder: Path) -> None:
+    files = {
+        "broken": "a: [",
+        "list": "- a",
+        "empty": "",
+        "unknown": "max-num-sqs: 3",
+        "number": "3: 4",
+        "seqs": "max-num-seqs: 4",
+    }
+    written(folder, {f"{name}.yaml": text for name, text in files.items()})
+    written(
+        folder,
+        {
+            "date.yaml": "speculative-config: {a: 2026-01-01}",
+            "large.yaml": "#" * (1 << 20) + "....",
+            "serve.toml": "",
+        },
+    )
+    (folder / "latin.yaml").write_bytes(b"a: \xff")
+
+    assert sentence in build.refusal("--from-vllm", text)
+
+
+POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: vllm/x, {}}}]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("pod", "sentence"),
+    [
+        ("a: [", "pod.yaml: is not YAML"),
+        ("kind: Service\nmetadata: {name: s}", "pod.yaml: no container starts vLLM (of none)"),
+        (
+            "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: nginx}]}",
+            "no container starts vLLM (of p/c)",
+        ),
+        (
+            POD.format("args: [m]") + "---\n" + POD.format("args: [n]"),
+            "2 containers may start vLLM: p/c, p/c (--container NAME)",
+        ),
+        (POD.format("args: m"), "p/c: args: is no list"),
+        (POD.format("args: [m, --port, 8000]"), "p/c: args: has '8000', which is no text"),
+        (POD.format("env: {VLLM_A: x}"), "p/c: env: is no list of tables"),
+        (
+            POD.format("env: [{name: VLLM_SKIP_WARMUP, value: true}]"),
+            "VLLM_SKIP_WARMUP: has 'True', which is no text",
+        ),
+        (
+            POD.format("env: [{name: VLLM_SKIP_WARMUP, valueFrom: {secretKeyRef: {name: s, key: k}}}]"),
+            "VLLM_SKIP_WARMUP: has its value from secretKeyRef",
+        ),
+        (
+            POD.format('args: ["$(M)"], env: [{name: M, valueFrom: {fieldRef: {fieldPath: x}}}]'),
+            "has $(M), whose value is from fieldRef",
+        ),
+        (
+            POD.format("args: [m], envFrom: [{configMapRef: {name: other}}]"),
+            "the ConfigMap 'other' is not in the file",
+        ),
+        (POD.format("command: [sh, -c], args: [vllm serve m; true]"), "the script of sh: has ';'"),
+        (POD.format("command: [bash, run.sh]"), "a script is not read"),
+    ],
+)
+def test_a_pod_that_cannot_be_read_is_refused_in_one_sentence(pod: str, sentence: str, folder: Path) -> None:
+    written(folder, {"pod.yaml": pod})
+
+    assert sentence in build.refusal("--from-vllm-pod", "pod.yaml")
+
+
+@pytest.mark.parametrize(
+    ("compose", "sentence"),
+    [
+        ("a: 1", "compose.yaml: has no services"),
+        ("include: [b.yaml]\nservices: {}", "compose.yaml: has include, which is not read"),
+        ("services: {a: {image: vllm/x, extends: b}}", "compose.yaml: a: has extends, which is not read"),
+        (
+            "services: {a: {image: vllm/x}, b: {image: vllm/x}}",
+            "2 services may start vLLM: a, b (--service NAME)",
+        ),
+        ("services: {a: {image: redis}}", "no service starts vLLM (of a)"),
+        ("services: {a: 1}", "compose.yaml: a: is no service"),
+        ("services: {a: {image: vllm/x, command: '${M:?say which}'}}", "a: M is not set (say which)"),
+        ("services: {a: {image: vllm/x, command: '$'}}", "which Compose cannot read"),
+        ("services: {a: {image: vllm/x, command: m | tee}}", "a: command: has '|'"),
+        (
+            "services: {a: {image: vllm/x, command: [m, --port, 80]}}",
+            "a: command: has '80', which is no text",
+        ),
+        (
+            "services: {a: {image: vllm/x, environment: {VLLM_A: true}}}",
+            "a: VLLM_A: has 'True', which is no text",
+        ),
+        ("services: {a: {image: vllm/x, env_file: none.env}}", "none.env: cannot be read"),
+        ("services: &a {a: *a}", "compose.yaml: "),
+    ],
+)
+def test_a_service_that_cannot_be_read_is_refused_in_one_sentence(
+    compose: str, sentence: str, folder: Path
+) -> None:
+    written(folder, {"compose.yaml": compose})
+
+    assert sentence in build.refusal("--from-vllm-compose", "compose.yaml")
+
+
+def test_a_name_that_is_not_there_and_options_that_do_not_go_together(folder: Path) -> None:
+    written(folder, {"pod.yaml": POD.format("args: [m]")})
+
+    assert "has 0 containers called 'x' (one of: p/c)" in build.refusal(
+        "--from-vllm-pod", "pod.yaml", "--container", "x"
+    )
+    assert "cannot be read" in build.refusal("--from-vllm-pod", "none.yaml")
+    for options in (
+        ["--from-vllm-pod", "pod.yaml", "--from-vllm", "vllm serve m"],
+        ["--from-vllm", "vllm serve m", "--container", "c"],
+        ["--container", "c"],
+    ):
+        assert build(*options).exit_code == 2
+
+
+def test_variables_from_elsewhere_are_given_in_a_file_of_ours(folder: Path) -> None:
+    env = "{name: VLLM_CONTIGUOUS_PA, valueFrom: {secretKeyRef: {name: s, key: k}}}"
+    words = json.dumps(PLAIN.split()[2:])
+    pod = POD.format(f"args: {words}, env: [{env}], envFrom: [{{configMapRef: {{name: o}}}}]")
+    written(folder, {"pod.yaml": pod, "ours.env": "VLLM_CONTIGUOUS_PA=true\n"})
+    config = ["--model-config", "tiny/config.json"]
+
+    found = build.document("--from-vllm-pod", "pod.yaml", "--env-file", "ours.env", *config)["id"]
+
+    assert found == build.document("--from-vllm", PLAIN, "--env-file", "ours.env", *config)["id"]
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "words"),
+    [
+        (
+            "vllm-kubernetes.yaml",
+            [],
+            "vllm serve /model --max-model-len=4096 --max-num-seqs=64 --shutdown-timeout=30",
+        ),
+        (
+            "vllm-gaudi-kubernetes.yaml",
+            [],
+            "vllm serve /model --max-model-len=8192 --max-num-seqs=128 --shutdown-timeout=30",
+        ),
+        (
+            "vllm-capture-jobs.yaml",
+            ["--container", "merge"],
+            "vllm serve /model --max-model-len 8192 --max-num-seqs 128",
+        ),
+        (
+            "vllm-compose.yaml",
+            [],
+            "vllm serve /model --max-model-len=4096 --max-num-seqs=64 --shutdown-timeout=30",
+        ),
+    ],
+)
+def test_our_own_templates_are_read(template: str, options: list[str], words: str, folder: Path) -> None:
+    written(folder, {"plain.env": ""})
+    form = "--from-vllm-compose" if "compose" in template else "--from-vllm-pod"
+    config = ["--model-config", "tiny/config.json", "--num-blocks", "9000"]
+    longer = {**CONFIG, "max_position_embeddings": 8192}
+    (folder / "tiny/config.json").write_text(json.dumps(longer), encoding="utf-8")
+
+    found = build.document(form, ROOT / "ci/templates" / template, *options, *config)["id"]
+
+    assert found == build.document("--from-vllm", words, "--env-file", "plain.env", *config)["id"]
+
+
+def test_a_part_of_a_sharded_capture_is_refused_by_what_its_shell_computes() -> None:
+    path = ROOT / "ci/templates/vllm-capture-jobs.yaml"
+
+    assert "2 containers may start vLLM: capture-shards/shard, capture-merge/merge" in build.refusal(
+        "--from-vllm-pod", path
+    )
+    assert "has '$(', which a shell would expand" in build.refusal(
+        "--from-vllm-pod", path, "--container", "shard"
+    )
+
+
+def test_no_secret_is_printed(folder: Path) -> None:
+    words = f"{PLAIN.removeprefix('vllm serve ')} --api-key sesame"
+    text = f"docker run -e HF_TOKEN=sesame -e VLLM_API_KEY=sesame vllm/x {words}"
+
+    result = build("--from-vllm", text, "--model-config", "tiny/config.json")
+
+    assert (result.exit_code, "read as vllm serve /models/tiny" in result.stderr) == (0, True), result.output
+    assert "sesame" not in result.output
+
+
+@pytest.mark.process
+@pytest.mark.skipif(shutil.which("docker") is None, reason="no docker")
+def test_every_option_of_docker_is_known(folder: Path) -> None:
+    said = subprocess.run(["docker", "run", "--help"], capture_output=True, text=True, check=True).stdout
+    rows = re.findall(r"(?m)^ +(?:(-\w), +)?--([\w-]+) (\w*)", said)
+    rows = [row for row in rows if row[1] not in ("entrypoint", "env-file")]
+    assert len(rows) > 90
+    for short, name, kind in rows:
+        for written_as in filter(None, (short, f"--{name}")):
+            words = ["docker", "run", written_as, *(["A=1"] if kind else []), "vllm/x", "m"]
+            assert plain_command(words, {}, folder).words == ("vllm", "serve", "m"), words
