@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotgaudi.commands.env_file import parse_env_file
 from aotgaudi.commands.forms import NoServerError, entered, is_needed, mounts, read_form, read_text, read_yaml
@@ -27,7 +27,13 @@ _VARIABLE = re.compile(
 )
 _MENTIONED = re.compile(r"\$[({]?([A-Za-z_]\w*)", re.ASCII)
 
-_Read = Callable[[], PlainCommand]
+
+class _Candidate(NamedTuple):
+    """A container or a service: its name, what its image and command say, and what reads it."""
+
+    label: str
+    parts: Sequence[object]
+    read: Callable[[], PlainCommand]
 
 
 def read_pod(
@@ -44,16 +50,17 @@ def read_pod(
     Raises:
         SpecError: names the file, or the containers among which to choose.
     """
-    documents = read_yaml(read_text(path), str(path))
-    owners = list(_owners(documents, "", set()))
+    owners = list(_owners(read_yaml(read_text(path), str(path)), ""))
     maps = {name: one for name, one in owners if one.get("kind") == "ConfigMap"}
-    found: list[tuple[str, _Read]] = []
+    found = []
     for owner, pod in owners:
-        if isinstance(pod.get("containers"), list):
-            for one in _rows(pod, "containers", str(path)):
-                label = f"{owner}/{one.get('name')}"
-                reading = _Pod(f"{path}: {label}", pod, one, maps, given)
-                found.append((label, _reader(reading, path.parent, flags)))
+        for one in _rows(pod, "containers", str(path)) if isinstance(pod.get("containers"), list) else ():
+            label, parts = (
+                f"{owner}/{one.get('name')}",
+                (one.get("image"), one.get("command"), one.get("args")),
+            )
+            reading = _Pod(f"{path}: {label}", pod, one, maps, given)
+            found.append(_Candidate(label, parts, _reader(reading, path.parent, flags)))
     return _chosen(str(path), found, container, "container")
 
 
@@ -65,63 +72,62 @@ def read_compose(
     Raises:
         SpecError: names the file, or the services among which to choose.
     """
-    documents = read_yaml(text := read_text(path), str(path))
-    file = documents[0] if len(documents) == 1 and isinstance(documents[0], dict) else {}
-    if not isinstance(file.get("services"), dict):
+    text = read_text(path)
+    file = (*read_yaml(text, str(path)), None)[0]
+    if not isinstance(file, dict) or not isinstance(file.get("services"), dict):
         raise SpecError(str(path), "has no services", "a file of Docker Compose")
     if "include" in file:
         raise SpecError(str(path), "has include, which is not read", "the file that has the service")
     mentioned = frozenset(_MENTIONED.findall(text))
-    beside = path.parent / ".env"
-    ours = (
-        parse_env_file(read_text(beside), str(beside), caller, "compose", mentioned.__contains__)
-        if beside.exists()
-        else None
-    )
-    environ = {**(ours.values if ours else {}), **caller}
-    found: list[tuple[str, _Read]] = []
-    for name, one in file["services"].items():
-        if not isinstance(one, dict):
-            raise SpecError(f"{path}: {name}", "is no service", "a table")
+    environ, beside = dict(caller), path.parent / ".env"
+    if beside.exists():
+        ours = parse_env_file(read_text(beside), str(beside), caller, "compose", mentioned.__contains__)
+        environ = {**ours.values, **caller}
+    found = []
+    for name in file["services"]:
+        one = _table(file["services"], name, str(path))
+        parts = (one.get("image"), one.get("entrypoint"), one.get("command"))
         reading = _Service(f"{path}: {name}", one, path.parent, environ, mentioned)
-        found.append((str(name), _reader(reading, path.parent, flags)))
+        found.append(_Candidate(str(name), parts, _reader(reading, path.parent, flags)))
     return _chosen(str(path), found, service, "service")
 
 
-def _reader(reading: _Pod | _Service, folder: Path, flags: Container[str] | None) -> _Read:
+def _reader(
+    reading: _Pod | _Service, folder: Path, flags: Container[str] | None
+) -> Callable[[], PlainCommand]:
     return lambda: read_form(reading.command(), {}, folder, flags)
 
 
-def _chosen(where: str, found: Sequence[tuple[str, _Read]], name: str | None, what: str) -> PlainCommand:
+def _chosen(where: str, found: Sequence[_Candidate], name: str | None, what: str) -> PlainCommand:
     """Returns the command that is asked for, or the only one that starts vLLM. Raises SpecError."""
-    labels = ", ".join(label for label, _ in found) or "none"
+    labels = ", ".join(one.label for one in found) or "none"
     if name is not None:
-        named = [read for label, read in found if name in (label, label.rpartition("/")[2])]
+        named = [one for one in found if name in (one.label, one.label.rpartition("/")[2])]
         if len(named) != 1:
-            problem = f"has {len(named)} {what}s called {shown(name)}"
-            raise SpecError(where, problem, f"one of: {labels}")
-        return named[0]()
-    possible: list[tuple[str, PlainCommand | SpecError]] = []
-    for label, read in found:
+            raise SpecError(where, f"has {len(named)} {what}s called {shown(name)}", f"one of: {labels}")
+        return named[0].read()
+    possible: list[tuple[_Candidate, PlainCommand | SpecError]] = []
+    for one in found:
         try:
-            command = read()
+            command = one.read()
             if find_vllm(command.words):
-                possible.append((label, command))
-        except NoServerError:
-            continue
+                possible.append((one, command))
         except SpecError as error:
-            possible.append((label, error))
-    if len(possible) != 1:
-        names = ", ".join(label for label, _ in possible)
+            if len(found) == 1 or not isinstance(error, NoServerError):
+                possible.append((one, error))
+    likely = [row for row in possible if "vllm" in str(row[0].parts)] or possible
+    if len(likely) != 1:
+        names = ", ".join(one.label for one, _ in likely)
         problem = (
-            f"{len(possible)} {what}s may start vLLM: {names}"
-            if possible
+            f"{len(likely)} {what}s may start vLLM: {names}"
+            if likely
             else f"no {what} starts vLLM (of {labels})"
         )
         raise SpecError(where, problem, f"--{what} NAME")
-    if isinstance(possible[0][1], SpecError):
-        raise possible[0][1]
-    return possible[0][1]
+    chosen = likely[0][1]
+    if isinstance(chosen, SpecError):
+        raise chosen
+    return chosen
 
 
 @dataclass
@@ -148,7 +154,7 @@ class _Pod:
         arguments = [self._expanded(word) for word in _words(one, "args", where)]
         mounted, files = self._mounted()
         return PlainCommand(
-            words=entered(str(one.get("image")), entrypoint or None, arguments),
+            words=entered(str(one.get("image")), entrypoint or None, arguments, where),
             variables=self.variables,
             is_contained=True,
             folder=_text(one.get("workingDir", ""), f"{where}: workingDir"),
@@ -160,6 +166,7 @@ class _Pod:
     def _take(self, row: dict[str, Any]) -> None:
         name = _text(row.get("name"), f"{self.where}: env")
         source = _table(row, "valueFrom", self.where)
+        self.unknown.pop(name, None)
         if not source:
             value = row.get("value")
             text = "" if value is None else _text(value, f"{self.where}: {name}")
@@ -254,12 +261,11 @@ class _Service:
             raise SpecError(self.where, "has extends, which is not read", "the whole service")
         one = {name: self._interpolated(value) for name, value in self.service.items()}
         entrypoint = self._split(one.get("entrypoint"), "entrypoint")
+        arguments = self._split(one.get("command"), "command") or ()
         variables = self._variables(one)
         volumes = [row for row in one.get("volumes") or [] if isinstance(row, (str, dict))]
         return PlainCommand(
-            words=entered(
-                str(one.get("image")), entrypoint, self._split(one.get("command"), "command") or ()
-            ),
+            words=entered(str(one.get("image")), entrypoint, arguments, self.where),
             variables=variables,
             is_contained=True,
             folder=_text(one.get("working_dir", ""), f"{self.where}: working_dir"),
@@ -300,14 +306,12 @@ class _Service:
                 found[name] = self.environ[name]
         return found
 
-    def _interpolated(self, value: Any, depth: int = 3) -> Any:
-        if isinstance(value, str):
-            return _VARIABLE.sub(self._value, value)
-        if isinstance(value, list) and depth:
-            return [self._interpolated(one, depth - 1) for one in value]
-        if isinstance(value, dict) and depth:
-            return {name: self._interpolated(one, depth - 1) for name, one in value.items()}
-        return value
+    def _interpolated(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._interpolated(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self._interpolated(one) for name, one in value.items()}
+        return _VARIABLE.sub(self._value, value) if isinstance(value, str) else value
 
     def _value(self, found: re.Match[str]) -> str:
         name, how, word = found["name"] or found["braced"], found["how"] or "", found["word"] or ""
@@ -327,17 +331,14 @@ class _Service:
         return self.environ.get(name, "")
 
 
-def _owners(value: Any, owner: str, seen: set[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every table in a document, with the name of the object that it is in. An alias is followed once."""
-    if not isinstance(value, (dict, list)) or id(value) in seen:
-        return
-    seen.add(id(value))
+def _owners(value: Any, owner: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields every table in a document, with the name of the object that it is in."""
     if isinstance(value, dict):
         if "kind" in value and isinstance(value.get("metadata"), dict):
             owner = str(value["metadata"].get("name"))
         yield owner, value
-    for inner in value.values() if isinstance(value, dict) else value:
-        yield from _owners(inner, owner, seen)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _owners(inner, owner)
 
 
 def _data(table: Mapping[str, Any]) -> dict[str, str]:

@@ -37,6 +37,7 @@ WHERE = "the command"
 
 LARGEST_BYTES = 1 << 20
 """The most bytes of a file of flags, variables or containers."""
+_MOST_VALUES = 100_000
 
 _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS)
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?")
@@ -130,7 +131,9 @@ def read_form(
     return read if read.words == given else replace(read, notes=(*read.notes, f"read as {_public(read)}"))
 
 
-def entered(image: str, entrypoint: Sequence[str] | None, arguments: Sequence[str]) -> tuple[str, ...]:
+def entered(
+    image: str, entrypoint: Sequence[str] | None, arguments: Sequence[str], where: str = WHERE
+) -> tuple[str, ...]:
     """Returns the command of a container. `entrypoint` is None for the image's own. Raises NoServerError."""
     if entrypoint is not None:
         return (*entrypoint, *arguments)
@@ -139,8 +142,8 @@ def entered(image: str, entrypoint: Sequence[str] | None, arguments: Sequence[st
         return tuple(arguments)
     if first.startswith("-") or "vllm" in image.lower():
         return ("vllm", "serve", *arguments)
-    remedy = "give --entrypoint, or the command"
-    raise NoServerError(WHERE, f"the entrypoint of the image {shown(image)} is not known", remedy)
+    remedy = "give its entrypoint, or the command"
+    raise NoServerError(where, f"the entrypoint of the image {shown(image)} is not known", remedy)
 
 
 def is_needed(name: str) -> bool:
@@ -164,10 +167,27 @@ def read_yaml(text: str, where: str) -> list[Any]:
     import yaml  # Only here: a plain command needs none.
 
     try:
-        return list(yaml.safe_load_all(text))
+        documents = list(yaml.safe_load_all(text))
+        if _weight(documents, {}) > _MOST_VALUES:
+            raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
+        return documents
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
         raise SpecError(where, f"is not YAML: {problem}") from error
+
+
+def _weight(value: object, known: dict[int, int]) -> int:
+    """Returns how many values there are when each alias is written out. Raises ValueError if one contains itself."""
+    if not isinstance(value, (dict, list)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = 0
+        known[id(value)] = 1 + sum(
+            _weight(one, known) for one in (value.values() if isinstance(value, dict) else value)
+        )
+    if not known[id(value)]:
+        raise ValueError("an alias contains itself")
+    return known[id(value)]
 
 
 def _without_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> PlainCommand | None:
@@ -175,6 +195,7 @@ def _without_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> P
     at = _form_at(kept.words)
     if at is None:
         return None
+    require_read(kept.words[:at], WHERE)
     head, words = _head(kept.words[:at]), kept.words[at:]
     variables = {**kept.variables, **dict(assignments(kept.words[:at]))}
     program = _name(words[0])
@@ -187,9 +208,10 @@ def _without_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> P
             )
         return replace(kept, words=(*head, *words[words.index("--") + 1 :]), variables=variables)
     script = read_script(_script_of(words), f"the script of {program}", variables)
-    exported = {**variables, **script.exported, **dict(assignments(_leading(script.words)))}
-    inner = script.words[len(_leading(script.words)) :]
-    return replace(kept, words=(*head, *inner), variables=exported)
+    leading = _leading(script.words)
+    require_read(leading, WHERE)
+    exported = {**variables, **script.exported, **dict(assignments(leading))}
+    return replace(kept, words=(*head, *script.words[len(leading) :]), variables=exported)
 
 
 def _form_at(words: Sequence[str]) -> int | None:

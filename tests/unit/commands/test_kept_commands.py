@@ -85,7 +85,7 @@ def test_each_is_read_as_the_plain_command_is(
         ("docker run --env-file none.env vllm/x m", "none.env: cannot be read"),
         (
             "docker run ubuntu",
-            "the entrypoint of the image 'ubuntu' is not known (give --entrypoint, or the command)",
+            "the entrypoint of the image 'ubuntu' is not known (give its entrypoint, or the command)",
         ),
         ("docker run ubuntu /models/tiny", "the entrypoint of the image 'ubuntu' is not known"),
         ("docker run vllm/x", "names no model"),
@@ -93,6 +93,8 @@ def test_each_is_read_as_the_plain_command_is(
         ("docker run -e VLLM_SKIP_WARMUP=$W vllm/x m", "has '$W', which a shell would expand"),
         ("docker run -w $W vllm/x m", "has '$W', which a shell would expand"),
         ("docker run vllm/x $MODEL", "has '$MODEL', which a shell would expand"),
+        ("VLLM_A=$B sh -c 'vllm serve m'", "has '$B', which a shell would expand"),
+        ("sh -c 'VLLM_A=$B vllm serve m'", "has '$B', which a shell would expand"),
         ("docker run x sh -c 'vllm serve $MODEL'", "has '$MODEL', which a shell would expand"),
         (
             "docker run x sh -c 'vllm serve m | tee log'",
@@ -160,8 +162,8 @@ POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: 
         ("a: [", "pod.yaml: is not YAML"),
         ("kind: Service\nmetadata: {name: s}", "pod.yaml: no container starts vLLM (of none)"),
         (
-            "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: nginx}]}",
-            "no container starts vLLM (of p/c)",
+            "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: nginx}, {name: d}]}",
+            "no container starts vLLM (of p/c, p/d)",
         ),
         (
             POD.format("args: [m]") + "---\n" + POD.format("args: [n]"),
@@ -206,8 +208,12 @@ def test_a_pod_that_cannot_be_read_is_refused_in_one_sentence(pod: str, sentence
             "services: {a: {image: vllm/x}, b: {image: vllm/x}}",
             "2 services may start vLLM: a, b (--service NAME)",
         ),
-        ("services: {a: {image: redis}}", "no service starts vLLM (of a)"),
-        ("services: {a: 1}", "compose.yaml: a: is no service"),
+        (
+            "services: {a: {image: redis}}",
+            "compose.yaml: a: the entrypoint of the image 'redis' is not known",
+        ),
+        ("services: {a: {image: redis}, b: {image: nginx}}", "no service starts vLLM (of a, b)"),
+        ("services: {a: 1}", "compose.yaml: a: is no table"),
         ("services: {a: {image: vllm/x, command: '${M:?say which}'}}", "a: M is not set (say which)"),
         ("services: {a: {image: vllm/x, command: '$'}}", "which Compose cannot read"),
         ("services: {a: {image: vllm/x, command: m | tee}}", "a: command: has '|'"),
@@ -220,7 +226,14 @@ def test_a_pod_that_cannot_be_read_is_refused_in_one_sentence(pod: str, sentence
             "a: VLLM_A: has 'True', which is no text",
         ),
         ("services: {a: {image: vllm/x, env_file: none.env}}", "none.env: cannot be read"),
-        ("services: &a {a: *a}", "compose.yaml: "),
+        ("services: &a {a: *a}", "compose.yaml: is not YAML: an alias contains itself"),
+        (
+            "a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+            + "".join(
+                f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdef", "bcdefg", strict=True)
+            ),
+            "its aliases stand for more than 100,000 values",
+        ),
     ],
 )
 def test_a_service_that_cannot_be_read_is_refused_in_one_sentence(
