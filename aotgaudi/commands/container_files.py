@@ -369,7 +369,7 @@ def _words(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise SpecError(where, f"has {shown(str(value))}, which is no text", "a text, in quotes")
+        raise SpecError(where, f"has a value of type {type(value).__name__}", "a text, in quotes")
     return value
 
 

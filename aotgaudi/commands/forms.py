@@ -171,7 +171,7 @@ def read_yaml(text: str, where: str) -> list[Any]:
         if _weight(documents, {}) > _MOST_VALUES:
             raise ValueError(f"its aliases stand for more than {_MOST_VALUES:,} values")
         return documents
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
         raise SpecError(where, f"is not YAML: {problem}") from error
 
@@ -182,9 +182,8 @@ def _weight(value: object, known: dict[int, int]) -> int:
         return 1
     if id(value) not in known:
         known[id(value)] = 0
-        known[id(value)] = 1 + sum(
-            _weight(one, known) for one in (value.values() if isinstance(value, dict) else value)
-        )
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_weight(one, known) for one in inner)
     if not known[id(value)]:
         raise ValueError("an alias contains itself")
     return known[id(value)]

@@ -192,7 +192,7 @@ class _Splitter:
             self._add(text, "x")
             return
         if not is_quoted and _SPLIT_AGAIN.search(known[found]):
-            problem = f"has {text}, and {found} is {shown(known[found])}, which a shell would split or expand"
+            problem = f"has {text}, whose value a shell would split or expand"
             raise SpecError(self.where, problem, f'"{text}"')
         self.plain += "x"
         if is_quoted or known[found]:

@@ -160,6 +160,11 @@ POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: 
     ("pod", "sentence"),
     [
         ("a: [", "pod.yaml: is not YAML"),
+        ("a: !!timestamp x", "pod.yaml: is not YAML"),
+        ("a: !!int ''", "pod.yaml: is not YAML"),
+        ("a: 2026-99-99", "pod.yaml: is not YAML"),
+        ("{[a]: b}", "pod.yaml: is not YAML"),
+        ("[" * 5000, "pod.yaml: is not YAML"),
         ("kind: Service\nmetadata: {name: s}", "pod.yaml: no container starts vLLM (of none)"),
         (
             "kind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, image: nginx}, {name: d}]}",
@@ -170,11 +175,11 @@ POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: 
             "2 containers may start vLLM: p/c, p/c (--container NAME)",
         ),
         (POD.format("args: m"), "p/c: args: is no list"),
-        (POD.format("args: [m, --port, 8000]"), "p/c: args: has '8000', which is no text"),
+        (POD.format("args: [m, --port, 8000]"), "p/c: args: has a value of type int"),
         (POD.format("env: {VLLM_A: x}"), "p/c: env: is no list of tables"),
         (
             POD.format("env: [{name: VLLM_SKIP_WARMUP, value: true}]"),
-            "VLLM_SKIP_WARMUP: has 'True', which is no text",
+            "VLLM_SKIP_WARMUP: has a value of type bool",
         ),
         (
             POD.format("env: [{name: VLLM_SKIP_WARMUP, valueFrom: {secretKeyRef: {name: s, key: k}}}]"),
@@ -219,11 +224,11 @@ def test_a_pod_that_cannot_be_read_is_refused_in_one_sentence(pod: str, sentence
         ("services: {a: {image: vllm/x, command: m | tee}}", "a: command: has '|'"),
         (
             "services: {a: {image: vllm/x, command: [m, --port, 80]}}",
-            "a: command: has '80', which is no text",
+            "a: command: has a value of type int",
         ),
         (
             "services: {a: {image: vllm/x, environment: {VLLM_A: true}}}",
-            "a: VLLM_A: has 'True', which is no text",
+            "a: VLLM_A: has a value of type bool",
         ),
         ("services: {a: {image: vllm/x, env_file: none.env}}", "none.env: cannot be read"),
         ("services: &a {a: *a}", "compose.yaml: is not YAML: an alias contains itself"),
@@ -340,3 +345,29 @@ def test_every_option_of_docker_is_known(folder: Path) -> None:
         for written_as in filter(None, (short, f"--{name}")):
             words = ["docker", "run", written_as, *(["A=1"] if kind else []), "vllm/x", "m"]
             assert plain_command(words, {}, folder).words == ("vllm", "serve", "m"), words
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        ("sh", "-c", "exec python3 -m sglang.launch_server --model-path m --api-key k"),
+        (
+            "docker",
+            "run",
+            "--gpus",
+            "all",
+            "lmsysorg/sglang",
+            "python3",
+            "-m",
+            "sglang.launch_server",
+            "--model-path",
+            "m",
+            "--api-key=k",
+        ),
+    ],
+)
+def test_commands_of_other_servers_are_read_too(kept: tuple[str, ...], folder: Path) -> None:
+    found = plain_command(kept, {}, folder)
+
+    assert found.words[:5] == ("python3", "-m", "sglang.launch_server", "--model-path", "m")
+    assert found.notes == ("read as python3 -m sglang.launch_server --model-path m",)
