@@ -164,7 +164,7 @@ class _Pod:
         )
 
     def _take(self, row: dict[str, Any]) -> None:
-        name = _text(row.get("name"), f"{self.where}: env")
+        name = _member(row, "name", f"{self.where}: env")
         source = _table(row, "valueFrom", self.where)
         self.unknown.pop(name, None)
         if not source:
@@ -177,23 +177,23 @@ class _Pod:
                 self.variables[name] = self._expanded(text)
             return
         wanted = _table(source, "configMapKeyRef", self.where)
-        data = _data(self.maps.get(wanted.get("name", ""), {}))
-        if wanted.get("key") in data:
-            self.variables[name] = data[wanted["key"]]
+        key, data = _member(wanted, "key", self.where), self._data(wanted)
+        if key in data:
+            self.variables[name] = data[key]
         elif not (wanted and wanted.get("optional")):
-            self._miss(name, ", ".join(source))
+            self._miss(name, ", ".join(map(str, source)))
 
     def _take_all(self, source: dict[str, Any]) -> None:
         wanted = _table(source, "configMapRef", self.where)
-        name, prefix = str(wanted.get("name")), source.get("prefix", "")
+        name, prefix = _member(wanted, "name", self.where), _member(source, "prefix", self.where)
         if name in self.maps:
-            self.variables |= {f"{prefix}{key}": text for key, text in _data(self.maps[name]).items()}
+            self.variables |= {f"{prefix}{key}": text for key, text in self._data(wanted).items()}
         elif wanted and not wanted.get("optional") and not self.given:
             raise SpecError(
                 self.where, f"the ConfigMap {shown(name)} is not in the file", "add it, or --env-file"
             )
         else:
-            self.notes.append(f"{self.where}: skipped the variables of {', '.join(source)}")
+            self.notes.append(f"{self.where}: skipped the variables of {', '.join(map(str, source))}")
 
     def _miss(self, name: str, source: str) -> None:
         """Notes a variable whose value is elsewhere. Raises SpecError if it must be known."""
@@ -219,28 +219,29 @@ class _Pod:
 
         return _REFERENCE.sub(value, text)
 
+    def _data(self, wanted: Mapping[str, Any]) -> dict[str, str]:
+        """Returns the texts of the ConfigMap that a table names; nothing if it is not in the file."""
+        name = _member(wanted, "name", self.where)
+        where = f"{self.where}: the ConfigMap {name}"
+        found = _table(self.maps.get(name, {}), "data", where)
+        return {str(key): _text(text, f"{where}: {key}") for key, text in found.items()}
+
     def _mounted(self) -> tuple[dict[str, str], dict[str, str]]:
         """Returns the directories of this machine and the files of ConfigMaps that the container sees, by its paths."""
-        volumes = {one.get("name"): one for one in _rows(self.pod, "volumes", self.where)}
+        volumes = {_member(one, "name", self.where): one for one in _rows(self.pod, "volumes", self.where)}
         mounted, files = {}, {}
         for mount in _rows(self.container, "volumeMounts", self.where):
-            volume, path = volumes.get(mount.get("name"), {}), str(mount.get("mountPath"))
-            part = str(mount.get("subPath", ""))
-            if host := _table(volume, "hostPath", self.where).get("path"):
-                mounted[path] = os.path.join(str(host), part)
+            name, path, part = (_member(mount, key, self.where) for key in ("name", "mountPath", "subPath"))
+            volume = volumes.get(name, {})
+            host = _member(_table(volume, "hostPath", self.where), "path", self.where)
+            if host:
+                mounted[path] = os.path.join(host, part)
             source = _table(volume, "configMap", self.where)
-            data = _data(self.maps.get(source.get("name", ""), {}))
-            items = _rows(source, "items", self.where)
-            keys = (
-                {str(item.get("path")): item.get("key") for item in items}
-                if items
-                else {key: key for key in data}
-            )
-            for name in keys if not part else [part]:
-                if keys.get(name) in data:
-                    files[os.path.normpath(path if part else os.path.join(path, name))] = data[
-                        str(keys[name])
-                    ]
+            data, items = self._data(source), _rows(source, "items", self.where)
+            given = {_member(one, "path", self.where): _member(one, "key", self.where) for one in items}
+            for target, key in (given or {key: key for key in data}).items():
+                if key in data and part in ("", target):
+                    files[os.path.normpath(path if part else os.path.join(path, target))] = data[key]
         return mounted, files
 
 
@@ -263,7 +264,7 @@ class _Service:
         entrypoint = self._split(one.get("entrypoint"), "entrypoint")
         arguments = self._split(one.get("command"), "command") or ()
         variables = self._variables(one)
-        volumes = [row for row in one.get("volumes") or [] if isinstance(row, (str, dict))]
+        volumes = [row for row in _list(one, "volumes", self.where) if isinstance(row, (str, dict))]
         return PlainCommand(
             words=entered(str(one.get("image")), entrypoint, arguments, self.where),
             variables=variables,
@@ -293,15 +294,17 @@ class _Service:
                 is_read = lambda name: is_needed(name) or name in self.mentioned  # noqa: E731
                 found |= parse_env_file(read_text(file), str(file), self.environ, style, is_read).values  # type: ignore[arg-type]
         own = one.get("environment") or {}
-        rows = (
-            own.items()
+        where = f"{self.where}: environment"
+        listed = (
+            ()
             if isinstance(own, dict)
-            else (_pair(row, f"{self.where}: environment") for row in own)
+            else (_pair(row, where) for row in _list(one, "environment", self.where))
         )
+        rows = own.items() if isinstance(own, dict) else listed
         for name, value in rows:
             if value is not None:
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                found[name] = str(value) if is_number else _text(value, f"{self.where}: {name}")
+                found[str(name)] = str(value) if is_number else _text(value, f"{self.where}: {name}")
             elif name in self.environ:
                 found[name] = self.environ[name]
         return found
@@ -341,11 +344,6 @@ def _owners(value: Any, owner: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _owners(inner, owner)
 
 
-def _data(table: Mapping[str, Any]) -> dict[str, str]:
-    where = f"the ConfigMap {_table(table, 'metadata', '').get('name')}"
-    return {str(key): _text(text, f"{where}: {key}") for key, text in _table(table, "data", where).items()}
-
-
 def _table(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
     value = table.get(name) or {}
     if not isinstance(value, dict):
@@ -354,22 +352,31 @@ def _table(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
 
 
 def _rows(table: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    value = table.get(name) or []
-    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+    value = _list(table, name, where)
+    if not all(isinstance(row, dict) for row in value):
         raise SpecError(f"{where}: {name}", "is no list of tables", "a list of tables")
     return value
 
 
 def _words(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    value = table.get(name) or []
-    if not isinstance(value, list):
-        raise SpecError(f"{where}: {name}", "is no list", "a list of texts")
-    return tuple(_text(word, f"{where}: {name}") for word in value)
+    return tuple(_text(word, f"{where}: {name}") for word in _list(table, name, where))
 
 
 def _text(value: object, where: str) -> str:
     if not isinstance(value, str):
         raise SpecError(where, f"has a value of type {type(value).__name__}", "a text, in quotes")
+    return value
+
+
+def _member(table: Mapping[str, Any], name: str, where: str) -> str:
+    """Returns a text of a table; empty if it is not there."""
+    return _text(table.get(name, ""), f"{where}: {name}")
+
+
+def _list(table: Mapping[str, Any], name: str, where: str) -> list[Any]:
+    value = table.get(name) or []
+    if not isinstance(value, list):
+        raise SpecError(f"{where}: {name}", "is no list", "a list")
     return value
 
 

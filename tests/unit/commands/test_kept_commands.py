@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from aotgaudi.commands.container_files import read_compose, read_pod
 from aotgaudi.commands.starts import ENGINES, plain_command
+from aotgaudi.errors import SpecError
 from tests.command import Command
 from tests.environment import ROOT
 
@@ -176,7 +181,7 @@ POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: 
         ),
         (POD.format("args: m"), "p/c: args: is no list"),
         (POD.format("args: [m, --port, 8000]"), "p/c: args: has a value of type int"),
-        (POD.format("env: {VLLM_A: x}"), "p/c: env: is no list of tables"),
+        (POD.format("env: {VLLM_A: x}"), "p/c: env: is no list"),
         (
             POD.format("env: [{name: VLLM_SKIP_WARMUP, value: true}]"),
             "VLLM_SKIP_WARMUP: has a value of type bool",
@@ -371,3 +376,56 @@ def test_commands_of_other_servers_are_read_too(kept: tuple[str, ...], folder: P
 
     assert found.words[:5] == ("python3", "-m", "sglang.launch_server", "--model-path", "m")
     assert found.notes == ("read as python3 -m sglang.launch_server --model-path m",)
+
+
+ODD: tuple[Any, ...] = (
+    None,
+    1,
+    2.5,
+    True,
+    "x",
+    "$(A)",
+    "${A",
+    "$",
+    "",
+    [],
+    {},
+    [1],
+    ["a"],
+    {"a": 1},
+    {1: 2},
+    [{"name": 1}],
+    [[["a"]]],
+)
+DEPLOYED = [case for case in CASES if "text" not in case]
+
+
+def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every table and list of a document, with each of its keys."""
+    for key in (
+        list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
+        yield value, key
+        yield from places_of(value[key])
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(case=st.sampled_from(DEPLOYED), odd=st.sampled_from(ODD), where=st.integers(0, 10**6))
+def test_whatever_stands_in_a_file_is_read_or_refused_in_a_line(
+    case: Mapping[str, Any], odd: Any, where: int, folder: Path
+) -> None:
+    form = "pod" if "pod" in case else "compose"
+    documents = list(yaml.safe_load_all(case[form]))
+    places = list(places_of(documents))
+    container, key = places[where % len(places)]
+    container[key] = copy.deepcopy(odd)
+    path = folder / "changed.yaml"
+    path.write_text(yaml.safe_dump_all(documents), encoding="utf-8")
+    read = read_pod if form == "pod" else read_compose
+    try:
+        read(path, case.get("name"), {})
+    except SpecError as error:
+        message = str(error)
+    else:
+        message = ""
+    assert "\n" not in message
