@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,16 +29,9 @@ _CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmOptions:
-    """The vLLM command, and the options that go with it. Options that were not given are None."""
+class KeptFile:
+    """A file of Kubernetes or Compose that has the command of a server."""
 
-    command: str | None = option(
-        'In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128", also as'
-        " `docker run ...` or `sh -c '...'`. Its VLLM_* and PT_HPU_* variables count as well.",
-        "--from-vllm",
-        default=None,
-        metavar="COMMAND",
-    )
     from_vllm_pod: Path | None = option(
         "In place of COMMAND: manifests of Kubernetes (YAML) with a container that starts vLLM.",
         default=None,
@@ -55,6 +48,29 @@ class VllmOptions:
         "--service",
         default=None,
         metavar="NAME",
+    )
+
+    def read(self, given: Mapping[str, str], flags: Container[str] | None = None) -> PlainCommand | None:
+        """Returns the command in the file; None if no file is given. See `commands.container_files`."""
+        from aotgaudi.commands.container_files import read_compose, read_pod
+
+        if self.from_vllm_pod is not None:
+            return read_pod(self.from_vllm_pod, self.container, given, flags)
+        if self.from_vllm_compose is not None:
+            return read_compose(self.from_vllm_compose, self.container, os.environ, flags)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions(KeptFile):
+    """The vLLM command, and the options that go with it. Options that were not given are None."""
+
+    command: str | None = option(
+        'In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128", also as'
+        " `docker run ...` or `sh -c '...'`. Its VLLM_* and PT_HPU_* variables count as well.",
+        "--from-vllm",
+        default=None,
+        metavar="COMMAND",
     )
     env_file: Path | None = option(
         "Lines of NAME=VALUE, read as `docker run --env-file` reads them  [default: this process's environment]",
@@ -176,14 +192,9 @@ def manifest_name(spec: BuildSpec) -> str:
 
 def _kept(options: VllmOptions, given: Mapping[str, str]) -> PlainCommand:
     """Returns the command, in whatever form it is kept. `given`: the variables of --env-file."""
-    from aotgaudi.commands.container_files import read_compose, read_pod
     from aotgaudi.from_vllm.command import KNOWN, read_kept
 
-    if options.from_vllm_pod is not None:
-        return read_pod(options.from_vllm_pod, options.container, given, KNOWN)
-    if options.from_vllm_compose is not None:
-        return read_compose(options.from_vllm_compose, options.container, os.environ, KNOWN)
-    return read_kept(options.command or "", os.environ, Path())
+    return options.read(given, KNOWN) or read_kept(options.command or "", os.environ, Path())
 
 
 def _environment(options: VllmOptions) -> EnvFile:

@@ -429,3 +429,16 @@ def test_whatever_stands_in_a_file_is_read_or_refused_in_a_line(
     else:
         message = ""
     assert "\n" not in message
+
+
+def test_a_capture_takes_the_command_of_a_file_too(folder: Path) -> None:
+    capture = Command("build", "capture", "-o", "b")
+    written(folder, {"pod.yaml": POD.format("command: [/no/such/vllm, serve, m]"), "none.yaml": "a: 1"})
+
+    assert "'/no/such/vllm' is no program on this machine" in capture.refusal("--from-vllm-pod", "pod.yaml")
+    assert "none.yaml: has no services" in capture.refusal("--from-vllm-compose", "none.yaml")
+    assert "Missing argument '-- COMMAND...'" in capture().output
+    assert (
+        "Give COMMAND or a file with it."
+        in capture("--from-vllm-pod", "pod.yaml", "--", "vllm", "serve", "m").output
+    )
