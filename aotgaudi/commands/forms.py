@@ -101,6 +101,10 @@ class NoServerError(SpecError):
     """The command of an image is not known, or starts no server."""
 
 
+def _error(problem: str, remedy: str) -> SpecError:
+    return SpecError(WHERE, problem, remedy)
+
+
 def read_form(
     kept: PlainCommand,
     caller: Mapping[str, str],
@@ -202,9 +206,7 @@ def _without_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> P
         return _contained(words, {**caller, **variables}, cwd)
     if program not in SHELLS:
         if "--" not in words:
-            raise SpecError(
-                WHERE, f"{program} is given no command", f"{program} run ... -- vllm serve MODEL ..."
-            )
+            raise _error(f"{program} is given no command", f"{program} run ... -- vllm serve MODEL ...")
         return replace(kept, words=(*head, *words[words.index("--") + 1 :]), variables=variables)
     script = read_script(_script_of(words), f"the script of {program}", variables)
     leading = _leading(script.words)
@@ -224,7 +226,7 @@ def _form_at(words: Sequence[str]) -> int | None:
                 return index
             if found is not None:
                 remedy = f"{word} in front, or one of {', '.join(sorted(WRAPPERS))}"
-                raise SpecError(WHERE, f"begins with {shown(first)}, which may start something else", remedy)
+                raise _error(f"begins with {shown(first)}, which may start something else", remedy)
             return None
     return None
 
@@ -232,14 +234,10 @@ def _form_at(words: Sequence[str]) -> int | None:
 def _leading(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the words in front that only assign: ``A=1``, ``exec``, ``env A=1``."""
     count = 0
-    while count < len(words) and (
-        words[count] in ("exec", "env") or any(assignments(words[count : count + 1]))
-    ):
+    while words[count : count + 1] and (words[count] in ("exec", "env") or any(assignments([words[count]]))):
         count += 1
     if count and words[count - 1] == "env" and count < len(words) and words[count].startswith("-"):
-        raise SpecError(
-            WHERE, "has options of env, which change what is read here", "env NAME=VALUE ... alone"
-        )
+        raise _error("has options of env, which change what is read here", "env NAME=VALUE ... alone")
     return tuple(words[:count])
 
 
@@ -256,15 +254,13 @@ def _script_of(words: Sequence[str]) -> str:
     while rest and rest[0] != "--" and rest[0][:1] in ("-", "+"):
         word = rest.pop(0)
         if not _SHELL_OPTION.fullmatch(word):
-            raise SpecError(
-                WHERE, f"has {shown(word)} of {words[0]}, which is not read", f"{words[0]} -c '...'"
-            )
+            raise _error(f"has {shown(word)} of {words[0]}, which is not read", f"{words[0]} -c '...'")
         is_script |= "c" in word and not word.startswith("--")
         del rest[: not word.startswith("--") and "o" in word]
     del rest[: rest[:1] == ["--"]]
     if not is_script or not rest:
         given = shown(" ".join(words[:2]))
-        raise SpecError(WHERE, f"begins with {given}: a script is not read", "the command that it runs")
+        raise _error(f"begins with {given}: a script is not read", "the command that it runs")
     require_read(rest[:1], WHERE)
     return rest[0]
 
@@ -279,11 +275,11 @@ def _contained(words: Sequence[str], caller: Mapping[str, str], cwd: Path) -> Pl
     verb = rest[1:2] if rest[:1] == ["container"] else rest[:1]
     if verb != ["run"]:
         asked = shown(" ".join((engine, *rest[:1])))
-        raise SpecError(WHERE, f"begins with {asked}, which is not read", f"{engine} run ... IMAGE ...")
+        raise _error(f"begins with {asked}, which is not read", f"{engine} run ... IMAGE ...")
     rest = rest[rest.index("run") + 1 :]
     options, rest = _options(rest, _RUN, f"{engine} run")
     if not rest:
-        raise SpecError(WHERE, f"{engine} run names no image", f"{engine} run ... IMAGE ...")
+        raise _error(f"{engine} run names no image", f"{engine} run ... IMAGE ...")
     require_read(rest[:1], WHERE)
     last = {name: value for name, value in options if name in ("entrypoint", "workdir")}
     require_read(last.values(), WHERE)
@@ -311,10 +307,10 @@ def _options(
             break
         for written, value in _written(word, table):
             if written not in table:
-                raise SpecError(WHERE, f"{written} is no option of {where} that is known", "leave it out")
+                raise _error(f"{written} is no option of {where} that is known", "leave it out")
             name, takes_value = table[written]
             if takes_value and value is None and not rest:
-                raise SpecError(WHERE, f"{written} of {where} has no value", f"{written} VALUE")
+                raise _error(f"{written} of {where} has no value", f"{written} VALUE")
             if not takes_value:
                 continue
             text = rest.pop(0) if value is None else value
@@ -403,9 +399,8 @@ def _with_config(kept: PlainCommand, cwd: Path, flags: Container[str] | None) ->
         return kept
     at = words.index("--config")
     if at == len(words) - 1 or words.count("--config") > 1:
-        raise SpecError(
-            "--config", "is given twice" if words.count("--config") > 1 else "has no value", "--config FILE"
-        )
+        problem = "is given twice" if words.count("--config") > 1 else "has no value"
+        raise SpecError("--config", problem, "--config FILE")
     path = words[at + 1]
     read, more = _flags_of(kept, path, cwd, flags, is_serve=is_serve)
     if is_serve:
@@ -414,7 +409,7 @@ def _with_config(kept: PlainCommand, cwd: Path, flags: Container[str] | None) ->
     words = _without(words, "--config")
     words[num_ahead:num_ahead] = read
     if is_serve and "--model" not in read and not num_ahead:
-        raise SpecError(WHERE, "names no model", "with --config: right after serve, or in the file")
+        raise _error("names no model", "with --config: right after serve, or in the file")
     given = _READER.read(words).positional if is_serve and "--model" in read else ()
     if given:  # It wins over the file's model.
         ends = (at for at, word in enumerate(words) if word == given[0])
@@ -444,9 +439,7 @@ def _flags_of(
 ) -> tuple[list[str], list[str]]:
     """Returns the words of a file of flags, and notes."""
     if path.rpartition(".")[2] not in ("yaml", "yml"):
-        raise SpecError(
-            path, "is no file that vLLM reads as --config", "a file whose name ends in .yaml or .yml"
-        )
+        raise SpecError(path, "is no file that vLLM reads as --config", "a name that ends in .yaml or .yml")
     text = kept.files.get(os.path.normpath(path))
     if text is None:
         text = read_text(cwd / kept.on_this_machine(path))
@@ -458,9 +451,8 @@ def _flags_of(
     for key, value in documents[0].items():
         name = str(key).replace("_", "-").removeprefix("no-")
         if not isinstance(key, str) or (flags is not None and name not in flags):
-            raise SpecError(
-                f"{path}: {key}", "is a flag that is not known", "leave it out if it changes no graph"
-            )
+            remedy = "leave it out if it changes no graph"
+            raise SpecError(f"{path}: {key}", "is a flag that is not known", remedy)
         if value is not False:
             words += _words_of(path, key, value)
         elif is_serve:
