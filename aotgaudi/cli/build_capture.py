@@ -14,6 +14,7 @@ from aotgaudi.bundle.launch import Launch, WarmUpLevel, WarmUpRequest
 from aotgaudi.bundle.signing import Signing
 from aotgaudi.bundle.staging import refuse_foreign
 from aotgaudi.cli.build_options import remote_line, remote_options, signing_options
+from aotgaudi.cli.from_vllm import KeptFile
 from aotgaudi.cli.options import (
     FiniteRange,
     StorePlace,
@@ -111,8 +112,9 @@ class CaptureSettings:
 
 
 @click.command("capture")
-@click.argument("words", metavar="-- COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("words", metavar="-- COMMAND...", nargs=-1, type=click.UNPROCESSED)
 @path_option("-o", "--output", metavar="DIR", help="The bundle. Required without --shard.")
+@options_of(KeptFile, "kept")
 @options_of(CaptureSettings, "settings")
 @signing_options
 @store_options
@@ -121,6 +123,7 @@ class CaptureSettings:
 def capture(
     words: tuple[str, ...],
     output: Path | None,
+    kept: KeptFile,
     settings: CaptureSettings,
     signing: Signing | None,
     place: StorePlace,
@@ -136,12 +139,18 @@ def capture(
     With --shards N, N servers warm up a part of the buckets each, and a last one, from what they compiled, gets all
     requests.
     """
+    plain = kept.read(os.environ)
+    if bool(words) is (plain is not None):
+        raise click.UsageError(
+            "Missing argument '-- COMMAND...'." if plain is None else "Give COMMAND or a file with it."
+        )
     settings.check(output is not None)
     if output is not None:
         refuse_foreign(output)
     display = CaptureDisplay(is_quiet=as_json)
     spec = None if settings.shapes is None else load_spec(settings.shapes)
-    shaped = shaped_command(words, dict(os.environ), spec, settings.sandbox_root)
+    environ = {**os.environ, **(plain.variables if plain else {})}
+    shaped = shaped_command(plain.words if plain else words, environ, spec, settings.sandbox_root)
     found = shaped.found
     launch = describe(
         found,
@@ -150,6 +159,8 @@ def capture(
         repairs=() if settings.no_repairs else None,
         manifest_id=shaped.manifest_id,
     )
+    for note in (*(plain.notes if plain else ()), *found.notes):
+        display.line("command", note)
     display.line("launch", _launch_line(found, launch))
     store = place.open()
     request = CaptureRequest(

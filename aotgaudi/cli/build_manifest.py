@@ -95,7 +95,7 @@ def default_manifest_path(spec_path: Path) -> Path:
 
 
 def _read(spec_path: Path | None, options: VllmOptions, *, check: bool) -> SpecSource:
-    if options.command is None:
+    if not options.is_given:
         if spec_path is None:
             raise SpecError("SPEC", "is missing", "the path of a spec (.toml), or --from-vllm COMMAND")
         return SpecSource(load_spec(spec_path), str(spec_path), default_manifest_path(spec_path))

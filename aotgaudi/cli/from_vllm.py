@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 import shlex
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -21,7 +22,9 @@ from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
 
 if TYPE_CHECKING:
-    from aotgaudi.from_vllm.command import EnvFile, VllmCommand
+    from aotgaudi.commands.env_file import EnvFile
+    from aotgaudi.commands.starts import PlainCommand
+    from aotgaudi.from_vllm.command import VllmCommand
 
 _CONFIG_FILE = "config.json"
 
@@ -38,12 +41,45 @@ def _parse_version(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VllmOptions:
+class KeptFile:
+    """A file of Kubernetes or Compose that has the command of a server."""
+
+    from_vllm_pod: Path | None = option(
+        "In place of COMMAND: manifests of Kubernetes (YAML) with a container that starts vLLM.",
+        default=None,
+        metavar="FILE",
+    )
+    from_vllm_compose: Path | None = option(
+        "In place of COMMAND: a file of Docker Compose with a service that starts vLLM.",
+        default=None,
+        metavar="FILE",
+    )
+    container: str | None = option(
+        "Which container or service  [default: the one that starts vLLM]",
+        "--container",
+        "--service",
+        default=None,
+        metavar="NAME",
+    )
+
+    def read(self, given: Mapping[str, str], flags: Container[str] | None = None) -> PlainCommand | None:
+        """Returns the command in the file; None if no file is given. See `commands.container_files`."""
+        from aotgaudi.commands.container_files import read_compose, read_pod
+
+        if self.from_vllm_pod is not None:
+            return read_pod(self.from_vllm_pod, self.container, given, flags)
+        if self.from_vllm_compose is not None:
+            return read_compose(self.from_vllm_compose, self.container, os.environ, flags)
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions(KeptFile):
     """The vLLM command, and the options that go with it. Options that were not given are None."""
 
     command: str | None = option(
-        'In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128". Its'
-        " VLLM_* and PT_HPU_* variables count as well.",
+        'In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128", also as'
+        " `docker run ...` or `sh -c '...'`. Its VLLM_* and PT_HPU_* variables count as well.",
         "--from-vllm",
         default=None,
         metavar="COMMAND",
@@ -85,14 +121,24 @@ class VllmOptions:
 
     def __post_init__(self) -> None:
         given = [name for name, value in vars(self).items() if value is not None]
-        if self.command is None and given:
+        sources = [self.command, self.from_vllm_pod, self.from_vllm_compose]
+        if not self.is_given and given:
             raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --from-vllm COMMAND.")
+        if len([one for one in sources if one is not None]) > 1:
+            raise click.UsageError("--from-vllm, --from-vllm-pod and --from-vllm-compose: give one of them.")
+        if self.container is not None and self.command is not None:
+            raise click.UsageError("--container goes with --from-vllm-pod or --from-vllm-compose.")
         if self.spec_out is not None and self.spec_out.suffix != ".toml":
             raise click.UsageError("--spec-out takes a file that ends in .toml.")
         if self.num_blocks is not None and self.free_memory is not None:
             raise click.UsageError("--num-blocks and --free-memory both pin the KV blocks: give one.")
         if self.env_file_style is not None and self.env_file is None:
             raise click.UsageError("--env-file-style goes with --env-file FILE.")
+
+    @property
+    def is_given(self) -> bool:
+        """Whether a command is given, in any form."""
+        return any(one is not None for one in (self.command, self.from_vllm_pod, self.from_vllm_compose))
 
     @property
     def arguments(self) -> str:
@@ -127,23 +173,24 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
     from aotgaudi.spec.parse import write_spec
 
-    assert options.command is not None
-    command = VllmCommand.parse(options.command)
     environment = _environment(options)
     for note in environment.notes:  # Before anything in the file can be refused.
         click.echo(f"note: {note}", err=True)
+    kept = _kept(options, environment.values if options.env_file is not None else {})
+    command = VllmCommand.of(kept.words)
+    is_alone = kept.is_contained and options.env_file is None
     spec, report = spec_from_vllm(
         VllmSetup(
             command=command,
-            environment=environment.values,
-            config=_config(command, options.model_config),
+            environment={**({} if is_alone else environment.values), **kept.variables},
+            config=_config(command, options.model_config, kept),
             version=options.bucketing_version,
             pin=Pin(options.num_blocks, options.free_bytes()),
-            read_file=lambda path: read_bucket_file(Path(path)),
-            digest_file=lambda path: json_sha256(Path(path), "QUANT_CONFIG"),
+            read_file=lambda path: read_bucket_file(Path(kept.on_this_machine(path))),
+            digest_file=lambda path: json_sha256(Path(kept.on_this_machine(path)), "QUANT_CONFIG"),
         )
     )
-    for line in report.lines():
+    for line in (*(f"note: {note}" for note in kept.notes), *report.lines()):
         click.echo(line, err=True)
     if options.spec_out is not None:
         write_spec(options.spec_out, spec)
@@ -156,8 +203,15 @@ def manifest_name(spec: BuildSpec) -> str:
     return f"{last.strip('.') or 'model'}.manifest.json"
 
 
+def _kept(options: VllmOptions, given: Mapping[str, str]) -> PlainCommand:
+    """Returns the command, in whatever form it is kept. `given`: the variables of --env-file."""
+    from aotgaudi.from_vllm.command import KNOWN, read_kept
+
+    return options.read(given, KNOWN) or read_kept(options.command or "", os.environ, Path())
+
+
 def _environment(options: VllmOptions) -> EnvFile:
-    from aotgaudi.from_vllm.command import EnvFile, parse_env_file
+    from aotgaudi.commands.env_file import EnvFile, parse_env_file
 
     file = options.env_file
     if file is None:
@@ -172,10 +226,10 @@ def _environment(options: VllmOptions) -> EnvFile:
     return parse_env_file(text, str(file), os.environ, options.env_file_style or "docker")
 
 
-def _config(command: VllmCommand, model_config: Path | None) -> dict[str, Any]:
+def _config(command: VllmCommand, model_config: Path | None, kept: PlainCommand) -> dict[str, Any]:
     if model_config is not None:
         return read_config(model_config)
-    folder = _folder(command.model)
+    folder = _folder(kept.on_this_machine(command.model))
     if folder is not None:
         return read_config(folder / _CONFIG_FILE)
     if not is_hub_id(command.model):

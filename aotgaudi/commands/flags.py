@@ -136,7 +136,6 @@ vLLM has these for a server on a device whose memory it does not know (vllm/engi
 Gaudi's platform reports 0 bytes to get them (vllm_gaudi/platform.py ``get_device_total_memory``).
 """
 
-_FILE_NOT_READ = "the file is not read: give its flags on the command line"
 _REFUSED: Mapping[str, str] = {
     "the steps or graphs that it adds are not enumerated": """
         decode-context-parallel-size= prefill-context-parallel-size= enable-eplb enable-dbo enable-tower-connector-lora
@@ -144,7 +143,6 @@ _REFUSED: Mapping[str, str] = {
     "an encoder of its own adds steps of its own": "ec-transfer-config=",
     "multi-step scheduling adds steps of its own": "num-scheduler-steps=",
     "pooling models have no decode steps; only text generation is enumerated": "task= runner= convert=",
-    _FILE_NOT_READ: "config=",
     "give the changed config.json with --model-config instead": "hf-config-path= disable-sliding-window",
     "a spec of a vLLM command is for Gaudi": "device=",
     "offloaded weights change the graphs": "cpu-offload-gb=",
@@ -167,7 +165,7 @@ _NOT_WRAPPED: Mapping[str, str] = {
         data-parallel-rank data-parallel-start-rank data-parallel-hybrid-lb data-parallel-external-lb
         data-parallel-multi-port-external-lb""",
     "ranks come and go while it serves, so it is not known which must be watched": "enable-elastic-ep",
-    _FILE_NOT_READ: "config",
+    "SGLang's file is not read: give its flags on the command line": "config",
     "Ray's processes cannot be watched from here": "use-ray",
     "it is not asked over HTTP, so the exercise cannot be sent": "grpc smg-grpc-mode grpc-mode",
     "it answers no completions": "encoder-only is-embedding",
@@ -267,6 +265,7 @@ _NEUTRAL: Mapping[str, str] = {
     "where ranks run, and how they find each other": """
         master-addr= master-port= data-parallel-address= data-parallel-rpc-port= numa-bind numa-bind-nodes=*
         numa-bind-cpus=*""",
+    "its flags are read in its place": "config=",
     "orders requests": "scheduling-policy= max-num-queued-reqs= max-num-queued-tokens=",
     "values, not shapes": "seed=",
     "which adapters fill the slots": "lora-modules=*",
@@ -565,3 +564,9 @@ VARIABLES = _table(_all_variables())
 def variable_effect(name: str) -> Variable | None:
     """Returns the effect of a variable on shapes; None for an unknown variable."""
     return Variable("harmless", "of other devices") if _OTHER_DEVICES.fullmatch(name) else VARIABLES.get(name)
+
+
+def is_looked_at(name: str) -> bool:
+    """Returns whether a variable belongs to vLLM or the bridge, or may change what is warm. All others are ignored."""
+    effect = VARIABLES.get(name)
+    return name.startswith(("VLLM_", "PT_HPU")) or (effect is not None and effect.effect != "harmless")

@@ -1,10 +1,16 @@
-"""Finds where a command starts vLLM, and the variables that it assigns, from the words alone. Imports almost nothing."""
+"""Finds where a command starts vLLM, and the variables that it assigns, from the words alone. Imports almost nothing.
+
+Commands are also kept in other forms, as a shell's script or behind docker. What reads those is imported only for them.
+"""
 
 from __future__ import annotations
 
 import itertools
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 """The modules with which ``python -m`` starts a vLLM server."""
@@ -14,6 +20,16 @@ _COMMAND_MODULE = "vllm.entrypoints.cli.main"
 
 REMEDY = f"vllm serve MODEL ..., or python -m {_MODULES[0]} --model MODEL ..."
 """Examples of a command that starts a server."""
+
+WRAPPERS = frozenset(
+    {"env", "nice", "ionice", "chrt", "taskset", "numactl", "stdbuf", "tini", "dumb-init", "setpriv", "exec"}
+)
+"""Programs that may precede a server's command."""
+
+SHELLS = frozenset({"sh", "bash", "dash", "ash"})
+ENGINES = frozenset({"docker", "podman", "nerdctl"})
+OURSELVES = "aotgaudi"
+_FORMS = SHELLS | ENGINES | {OURSELVES}
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -45,3 +61,49 @@ def assignments(head: Sequence[str]) -> Iterator[tuple[str, str]]:
         found = _ASSIGNMENT.fullmatch(word)
         if found:
             yield found[1], found[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainCommand:
+    """A server's command without what stood around it.
+
+    Attributes:
+        words: the command. It may still begin with `WRAPPERS` and assignments.
+        variables: what a container, or what else stood around it, sets for the command.
+        is_contained: whether it is a container's: it then has only these variables, not those of the caller.
+        folder: where relative paths begin, if the container says so.
+        mounts: path in the container -> path on this machine.
+        files: path in the container -> text of a file that was kept with the command.
+        notes: what its user should know, one sentence each.
+    """
+
+    words: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+    is_contained: bool = False
+    folder: str = ""
+    mounts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def on_this_machine(self, path: str) -> str:
+        """Returns where a path of the command lies: elsewhere if its directory is mounted from there."""
+        whole = os.path.normpath(os.path.join(self.folder, path))
+        for mounted in sorted(self.mounts, key=len, reverse=True):
+            if whole == mounted or whole.startswith(mounted.rstrip("/") + "/"):
+                return os.path.join(self.mounts[mounted], os.path.relpath(whole, mounted))
+        return whole if self.folder else path
+
+
+def plain_command(words: Sequence[str], caller: Mapping[str, str], cwd: Path) -> PlainCommand:
+    """Returns the command without what stands around it: a shell, ``docker run``, a file of flags. Raises SpecError.
+
+    Args:
+        words: as they are kept.
+        caller: the environment of the caller.
+        cwd: the directory of relative paths.
+    """
+    if not any(word.rpartition("/")[2] in _FORMS or word.partition("=")[0] == "--config" for word in words):
+        return PlainCommand(words=tuple(words))
+    from aotgaudi.commands.forms import read_form  # Only here: it loads the tables of flags.
+
+    return read_form(PlainCommand(words=tuple(words)), caller, cwd)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -31,10 +30,6 @@ Arity = Literal["value", "switch", "values"]
 FlagValue = Union[str, tuple[str, ...], bool]
 """The value of a flag: its text, its words, or whether a switch is on."""
 
-LONGEST = 100_000
-"""The most characters of a command."""
-
-_SHELL_SYNTAX = re.compile(r"\d?(>|<|>>)(&?\d|.+)?|[|&;]+|2>&1")
 _FLAG = re.compile(r"-[^=\s][^=\s]*(=.*)?", re.DOTALL)
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _WRITTEN = re.compile(r"(?P<name>--?[^.=]*)(?:\.(?P<key>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
@@ -233,24 +228,6 @@ class CommandReader:
         if arity == "switch":
             raise SpecError(flag, "is a switch, and is given a key", "no value")
         return json.dumps(_set(parse_table(name, first(table)), option.keys, option.values[0]))
-
-
-def split_words(text: str, where: str) -> list[str]:
-    """Returns the words of a command, with continued lines joined. Raises SpecError for text that needs a shell."""
-    if len(text) > LONGEST:
-        raise SpecError(where, f"has {len(text)} characters", f"at most {LONGEST}")
-    try:
-        words = shlex.split(text.replace("\\\r\n", " ").replace("\\\n", " "), comments=False)
-    except ValueError as error:
-        raise SpecError(
-            where, f"cannot be split into words: {str(error).lower()}", "closed quotes"
-        ) from error
-    for word in words:
-        if _SHELL_SYNTAX.fullmatch(word):
-            raise SpecError(where, f"has {shown(word)}, which a shell would read", "the vllm command alone")
-        if re.search(r"\$(\w|\{|\()", word):
-            raise SpecError(where, f"has {shown(word)}, which a shell would expand", "the value itself")
-    return words
 
 
 def first(value: FlagValue) -> str:

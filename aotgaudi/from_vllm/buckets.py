@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from math import ceil
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, find_version
+from aotgaudi.commands.flags import is_looked_at
 from aotgaudi.commands.words import is_true, python_integer
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.from_vllm.command import VariableReader, is_looked_at
+from aotgaudi.from_vllm.command import VariableReader
 from aotgaudi.spec.bucketing import AxisBounds, DecodeBounds, PromptBounds, SlidingSpec, StrategyName
 from aotgaudi.spec.limits import LARGEST_LIMIT
 

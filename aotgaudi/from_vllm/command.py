@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
 
-from aotgaudi.commands.flags import DEFAULTS, FLAGS, SHORT_FLAGS, VARIABLES, Flag, variable_effect
-from aotgaudi.commands.starts import REMEDY, assignments, find_vllm
+from aotgaudi.commands.flags import (
+    DEFAULTS,
+    FLAGS,
+    SHORT_FLAGS,
+    VARIABLES,
+    Flag,
+    is_looked_at,
+    variable_effect,
+)
+from aotgaudi.commands.forms import read_form
+from aotgaudi.commands.shell import read_script
+from aotgaudi.commands.starts import REMEDY, PlainCommand, assignments, find_vllm
 from aotgaudi.commands.variables import KUBERNETES
 from aotgaudi.commands.words import (
     FALSE_WORDS,
@@ -21,14 +30,13 @@ from aotgaudi.commands.words import (
     first,
     is_true,
     python_integer,
-    split_words,
 )
 from aotgaudi.errors import SpecError, shown
 
 WHERE = "the vLLM command"
 
-_KNOWN = {name: flag.arity for name, flag in FLAGS.items() if flag.effect != "unread"}
-_READER = CommandReader(_KNOWN, SHORT_FLAGS, expands=True)
+KNOWN = {name: flag.arity for name, flag in FLAGS.items() if flag.effect != "unread"}
+_READER = CommandReader(KNOWN, SHORT_FLAGS, expands=True)
 _CHECKED = frozenset(
     {
         "async-scheduling",
@@ -64,14 +72,18 @@ class VllmCommand:
 
     @classmethod
     def parse(cls, text: str) -> VllmCommand:
-        """Parses ``vllm serve MODEL ...`` or ``python -m vllm.entrypoints.openai.api_server --model MODEL ...``.
+        """Reads a command as it is kept. Raises SpecError, see `read_kept` and `of`."""
+        return cls.of(read_kept(text, {}, Path()).words)
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> VllmCommand:
+        """Reads ``vllm serve MODEL ...`` or ``python -m vllm.entrypoints.openai.api_server --model MODEL ...``.
 
         Flags may be abbreviated if that is unambiguous. `words.CommandReader` describes the other forms.
 
         Raises:
-            SpecError: the text starts no server, or has a flag that is unknown or that a spec cannot express.
+            SpecError: the words start no server, or have a flag that is unknown or that a spec cannot express.
         """
-        words = split_words(text, WHERE)
         found = find_vllm(words)
         if found is None:
             raise SpecError(WHERE, "starts no server" if words else "is empty", REMEDY)
@@ -101,10 +113,21 @@ def _is_read(flag: Flag) -> bool:
     return flag.effect == "taken" or flag.name in _CHECKED
 
 
+def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
+    """Returns the command in a text: plain, in a shell's script, behind ``docker run``, with a file of flags.
+
+    Raises:
+        SpecError: something of it cannot be read.
+    """
+    script = read_script(text.replace("\r\n", "\n"), WHERE, {})
+    kept = PlainCommand(words=script.words, variables=script.exported)
+    return read_form(kept, caller, cwd, KNOWN, WHERE)
+
+
 def _require_known(read: CommandWords) -> dict[str, FlagValue]:
     """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
     for flag in read.unknown.values():
-        close = difflib.get_close_matches(flag.lstrip("-"), _KNOWN, n=1, cutoff=0.75)
+        close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
         remedy = f"did you mean --{close[0]}? " if close else ""
         raise SpecError(flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph")
     model = read.positional
@@ -129,22 +152,6 @@ def _remarks(given: Mapping[str, FlagValue], effect: str) -> tuple[Remark, ...]:
 
 
 # The environment
-
-_PREFIXES = ("VLLM_", "PT_HPU")
-_BLANK = re.compile(r"[ \t]")
-_DOCKER_FORM = "NAME=VALUE, no blank in the name and no `export` (--env-file-style compose allows it)"
-_COMPOSE_LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)(?:\s*=\s*(.*))?")
-_QUOTED = re.compile(r"""(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*)")\s*(?:\#.*)?""")
-_ESCAPED = re.compile(r'\\(["\\])')
-_COMMENT = re.compile(r"(?:^|\s)\#")
-_EXPANDED = re.compile(r"\$(\w|\{)")
-_LITERAL = re.compile(r"""^\s*["']|["']\s*$|\s\#""")
-
-
-def is_looked_at(name: str) -> bool:
-    """Returns whether a variable belongs to vLLM or the bridge, or may change what is warm. All others are ignored."""
-    effect = VARIABLES.get(name)
-    return name.startswith(_PREFIXES) or (effect is not None and effect.effect != "harmless")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,87 +234,3 @@ class VariableReader:
         """Returns the integer that Python reads from a variable; None if it is unset. Raises SpecError, naming it."""
         text = self.text(name)
         return None if text is None else python_integer(name, text)
-
-
-EnvFileStyle = Literal["docker", "compose"]
-"""Whose rules an environment file follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvFile:
-    """The variables of an environment file, and what its user may not expect, one sentence each."""
-
-    values: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-
-
-def parse_env_file(
-    text: str, where: str, caller: Mapping[str, str], style: EnvFileStyle = "docker"
-) -> EnvFile:
-    """Returns the variables of an environment file. The last line for a name counts.
-
-    Lines that are blank or begin with ``#`` are skipped. A name alone takes the value that it has for the `caller`, or is
-    skipped with a note.
-
-    ``docker``: as ``docker run --env-file`` (docker/cli, opts/file.go, ``parseKeyValueFile``) and ``kubectl create
-    configmap --from-env-file`` (kubernetes/kubectl, pkg/cmd/util/env_file.go) read them. Everything after ``=`` is the
-    value, with its quotes, `` #`` and blanks. ``compose``: as env_file of Docker Compose (docs.docker.com, "Syntax for
-    environment files"). ``export`` is allowed, quotes are removed, and a ``#`` after a blank begins a comment. Nothing is
-    expanded, and values that nobody here looks at stay as they are.
-
-    Raises:
-        SpecError: a line has another form. Names its number.
-    """
-    found: dict[str, str] = {}
-    unset: list[str] = []
-    for number, line in enumerate(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").split("\n"), start=1):
-        stripped = line.removesuffix("\r").lstrip()
-        if stripped and not stripped.startswith("#"):
-            name, value = _assignment(stripped, f"{where}:{number}", style)
-            value = caller.get(name) if value is None else value
-            if value is None:
-                unset.append(name)
-            else:
-                found[name] = value
-    return EnvFile(found, tuple(_env_file_notes(found, unset, where, style)))
-
-
-def _assignment(line: str, where: str, style: EnvFileStyle) -> tuple[str, str | None]:
-    """Returns the name and the value of a line; None for a name alone."""
-    if style == "docker":
-        name, equals, value = line.partition("=")
-        if not name or _BLANK.search(name):
-            raise SpecError(where, f"is {shown(line)}, which is no assignment", _DOCKER_FORM)
-        return name, value if equals else None
-    match = _COMPOSE_LINE.fullmatch(line.rstrip())
-    if match is None:
-        raise SpecError(where, "is no assignment", "NAME=VALUE")
-    name, value = match.groups()
-    return name, _compose_value(value, where) if value is not None and is_looked_at(name) else value
-
-
-def _compose_value(text: str, where: str) -> str:
-    if text[:1] in ("'", '"'):
-        quoted = _QUOTED.fullmatch(text)
-        if quoted is None:
-            raise SpecError(where, "no closing quotation", "a value without quotes, or between two")
-        value = quoted["single"] if quoted["double"] is None else _ESCAPED.sub(r"\1", quoted["double"])
-    else:
-        value = _COMMENT.split(text, maxsplit=1)[0].rstrip()
-    if _EXPANDED.search(value) and not text.startswith("'"):
-        raise SpecError(where, f"has {value!r}, which a shell would expand", "the value itself")
-    return value
-
-
-def _env_file_notes(
-    values: Mapping[str, str], unset: Sequence[str], where: str, style: EnvFileStyle
-) -> Iterator[str]:
-    literal = [name for name, value in values.items() if is_looked_at(name) and _LITERAL.search(value)]
-    if literal and style == "docker":
-        yield (
-            f"{where}: the quotes and ' #' in {', '.join(literal)} are part of the value, as for docker run --env-file and"
-            " kubectl --from-env-file (--env-file-style compose: as for Docker Compose)"
-        )
-    missing = [name for name in dict.fromkeys(unset) if name not in values]
-    if missing:
-        yield f"{where}: skipped {', '.join(missing)}: a name alone takes this environment's value, and there is none"

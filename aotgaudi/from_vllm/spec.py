@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aotgaudi.bucketing.versions import EnvironmentRules, find_version
-from aotgaudi.commands.flags import FLAGS
+from aotgaudi.commands.flags import FLAGS, is_looked_at
 from aotgaudi.commands.words import Remark
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.buckets import (
@@ -21,7 +21,7 @@ from aotgaudi.from_vllm.buckets import (
     check_modes,
     check_slices,
 )
-from aotgaudi.from_vllm.command import OtherVariables, VllmCommand, is_looked_at
+from aotgaudi.from_vllm.command import OtherVariables, VllmCommand
 from aotgaudi.from_vllm.limits import Limits, Pin, StepRules, read_limits
 from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype, vllm_release
 from aotgaudi.from_vllm.overrides import overridden

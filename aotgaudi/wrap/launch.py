@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -34,7 +34,7 @@ from aotgaudi.bundle.launch import (
     WarmUpRequest,
     world,
 )
-from aotgaudi.commands.starts import assignments
+from aotgaudi.commands.starts import assignments, plain_command
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
@@ -72,12 +72,13 @@ class ServerCommand:
     Attributes:
         adapter: the kind of server.
         interpreter: the path of the Python that runs the server.
-        words: the command, as given.
+        words: the command, without what stood around it.
         flags: the command's flags.
         installed: what the interpreter has installed.
         model: the model's directory.
         is_local: whether the command names that directory. If not, it names the model on the hub.
         environ: the environment of the command, including the command's own assignments (``env NAME=VALUE``).
+        notes: how the command was read, if it stood in another form.
     """
 
     adapter: ServerKind
@@ -88,6 +89,7 @@ class ServerCommand:
     model: Path
     is_local: bool
     environ: Mapping[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def server_kind(name: GuestName) -> ServerKind:
@@ -110,7 +112,7 @@ def find_server(
     """Returns the server that a command starts. Runs only the interpreter, to ask what it has installed.
 
     Args:
-        words: the command.
+        words: the command, in any form that `aotgaudi.commands.forms` reads.
         environ: the environment that the command would run in.
         cwd: the directory that it would run in; None is the current one.
         is_whole: False while words are still to be added (`ServerKind.shapes`). A whole command that cannot be watched is
@@ -122,7 +124,9 @@ def find_server(
         TargetError: the interpreter does not run.
     """
     directory = working_directory() if cwd is None else cwd
-    start = find_start(words, environ)
+    plain = plain_command(words, environ, directory)
+    words = plain.words
+    start = find_start(words, {**environ, **plain.variables})
     started = server_kind(cast("GuestName", start.server))
     flags = started.read(words[start.after :], start.environ)
     question = question_of(words, start, directory)
@@ -144,6 +148,7 @@ def find_server(
         model=model,
         is_local=os.path.isdir(directory / flags.model),
         environ=start.environ,
+        notes=plain.notes,
     )
 
 
@@ -189,8 +194,8 @@ def shaped_command(
         return Shaped(find_server(words, environ))
     found = find_server(words, environ, is_whole=False)
     shapes = found.adapter.shapes(spec, found.flags, found.environ, found.installed)
-    more = shapes.environ(environ, root)
-    return Shaped(find_server((*words, *shapes.words), more), shapes)
+    whole = find_server((*found.words, *shapes.words), shapes.environ(found.environ, root))
+    return Shaped(replace(whole, notes=found.notes), shapes)
 
 
 def public_words(words: Sequence[str], flags: Flags, adapter: ServerKind) -> tuple[str, ...]:
@@ -283,8 +288,10 @@ def describe_here(
         SpecError: the command starts no known server, or its model is not found.
         TargetError: the interpreter does not run, or the machine lacks the device.
     """
-    words, environ = as_sealed(server_kind(sealed.guest), sealed, words or sealed.words, environ)
-    found = find_server(words, environ, asking=asking)
+    plain = plain_command(words or sealed.words, environ, working_directory())
+    variables = {**environ, **plain.variables}
+    words, environ = as_sealed(server_kind(sealed.guest), sealed, plain.words, variables)
+    found = replace(find_server(words, environ, asking=asking), notes=plain.notes)
     return found, describe(
         found,
         root=sealed.place.root if root is None else root,

@@ -40,6 +40,8 @@ def check(options: RunOptions) -> Checked:
     words = options.words or sealed.words
     root = sealed.place.root if options.root is None else str(options.root)
     found, here = describe_here(sealed, words, options.environ, root=root, asking=options.asking)
+    for note in found.notes:
+        _log.info("the command: %s", note)
     if not options.repairs:
         here = here.model_copy(update={"repairs": ()})
     comparison = compare(sealed, here, found.adapter.variable_rules)

@@ -1,7 +1,7 @@
 """Finds where a command starts a server and which Python runs it, and asks that Python what it has installed.
 
-The words alone say the first. Programs that set something up and then become the command (`WRAPPERS`) may precede it. A
-shell may not, because its words do not show what it starts.
+The words alone say the first. Programs that set something up and then become the command (`WRAPPERS`) may precede it. What
+stands around it (`aotgaudi.commands.forms`) is taken away first.
 
 Metadata alone says the second, in 0.1 s: nothing of the server is imported. The interpreter runs a script of the standard
 library (Python 3.9 and later) in isolated mode. The script names a distribution by its version and by the sha256 of its
@@ -26,15 +26,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.commands.starts import REMEDY, assignments, find_vllm
+from aotgaudi.commands.starts import REMEDY, WRAPPERS, assignments, find_vllm, plain_command
 from aotgaudi.errors import SpecError, TargetError, shown
 
 WHERE = "the command"
-
-WRAPPERS = frozenset(
-    {"env", "nice", "ionice", "chrt", "taskset", "numactl", "stdbuf", "tini", "dumb-init", "setpriv", "exec"}
-)
-"""Programs that may precede a server's command."""
 
 FAKE_SWITCH = "AOTGAUDI_FAKE_GUEST"
 """The variable that enables the fake server."""
@@ -302,6 +297,9 @@ class Asking:
 def begin(words: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> Asking | None:
     """Asks about a command in `cwd` (None: here). Returns None for a refused command; `find_server` then says why."""
     try:
-        return Asking(question_of(words, find_start(words, environ), cwd or working_directory()))
+        here = cwd or working_directory()
+        plain = plain_command(words, environ, here)
+        start = find_start(plain.words, {**environ, **plain.variables})
+        return Asking(question_of(plain.words, start, here))
     except SpecError:
         return None

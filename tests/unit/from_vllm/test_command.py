@@ -128,7 +128,6 @@ def test_what_a_spec_has_no_place_for_may_change_what_is_warm(words: str, why: s
         ("--device cuda", "--device", "Gaudi"),
         ("--task embed", "--task", "pooling"),
         ("--runner pooling", "--runner", "pooling"),
-        ("--config serve.yaml", "--config", "not read"),
         ("--num-scheduler-steps 8", "--num-scheduler-steps", "multi-step"),
     ],
 )
@@ -155,6 +154,9 @@ def test_a_refused_switch_may_be_off() -> None:
         ("vllm serve 'a", "the vLLM command", "cannot be split into words: no closing quotation"),
         ("vllm serve a | tee log", "the vLLM command", "has '|', which a shell would read"),
         ("vllm serve a 2>&1", "the vLLM command", "has '2>&1', which a shell would read"),
+        ("vllm serve a\n--port 1", "the vLLM command", "has a second command, '--port'"),
+        ("vllm serve ~/a", "the vLLM command", "has '~', which a shell would expand"),
+        ("vllm serve a --config none.yaml", "none.yaml", "cannot be read"),
         ("vllm serve a > log", "the vLLM command", "has '>', which a shell would read"),
         ("vllm serve a && x", "the vLLM command", "has '&&', which a shell would read"),
         ("vllm serve $MODEL", "the vLLM command", "has '$MODEL', which a shell would expand"),

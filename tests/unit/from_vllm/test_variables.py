@@ -4,15 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.commands.flags import VARIABLES
+from aotgaudi.commands.env_file import EnvFile, EnvFileStyle, parse_env_file
+from aotgaudi.commands.flags import VARIABLES, is_looked_at
 from aotgaudi.errors import SpecError
-from aotgaudi.from_vllm.command import (
-    EnvFile,
-    EnvFileStyle,
-    OtherVariables,
-    is_looked_at,
-    parse_env_file,
-)
+from aotgaudi.from_vllm.command import OtherVariables
 
 
 def reason(name: str, *, harmless: bool) -> str:

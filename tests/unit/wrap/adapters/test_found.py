@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from aotgaudi.bundle.launch import GuestName
 from aotgaudi.errors import SpecError, TargetError
 from aotgaudi.wrap.launch import server_kind
-from aotgaudi.wrap.starts import SERVERS
+from aotgaudi.wrap.launch_machine import installed_of
+from aotgaudi.wrap.starts import SERVERS, begin
 from tests.guests_here import Here
 
 pytestmark = pytest.mark.process
@@ -67,6 +68,52 @@ def test_what_sets_something_up_may_stand_in_front(here: Here, head: tuple[str, 
     assert here.find(*head, here.model()).interpreter == sys.executable
 
 
+@pytest.mark.parametrize(
+    ("kept", "environ"),
+    [
+        (("sh", "-c", "exec vllm serve tiny --max-num-seqs 8"), {}),
+        (
+            ("bash", "-lc", "export VLLM_USE_AOT_COMPILE=0\nvllm serve tiny --max-num-seqs 8"),
+            {"VLLM_USE_AOT_COMPILE": "0"},
+        ),
+        (("vllm", "serve", "tiny", "--config", "serve.yaml"), {}),
+        (
+            ("docker", "run", "-eVLLM_USE_AOT_COMPILE=0", "vllm/x", "tiny", "--max-num-seqs=8"),
+            {"VLLM_USE_AOT_COMPILE": "0"},
+        ),
+        (("docker", "run", "x", "sh", "-c", "vllm serve --config serve.yaml tiny"), {}),
+        (
+            (
+                "podman",
+                "run",
+                f"--entrypoint={sys.executable}",
+                "x",
+                "-m",
+                SERVER,
+                "--model",
+                "tiny",
+                "--max-num-seqs=8",
+            ),
+            {},
+        ),
+    ],
+)
+def test_a_kept_command_is_the_launch_of_the_plain_one(
+    here: Here, kept: tuple[str, ...], environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here.model()
+    (here.folder / "serve.yaml").write_text("max-num-seqs: 8\nmodel: tiny\n")
+    plain = ("vllm", "serve", "tiny", "--max-num-seqs", "8")
+
+    found = here.find(*kept)
+
+    assert here.launch(*kept).id == here.launch(*plain, **environ).id
+    assert found.words[found.words[0] != "vllm" :][:2] in (("vllm", "serve"), ("-m", SERVER))
+    assert found.notes[-1].startswith("read as ")
+    with begin(kept, here.environ, here.folder) or pytest.fail("was not asked") as asking:
+        assert here.find(*kept).installed == installed_of(asking)
+
+
 def test_assignments_in_front_count_as_variables(here: Here) -> None:
     words = ("env", "VLLM_USE_AOT_COMPILE=0", "vllm", "serve", here.model())
 
@@ -78,8 +125,11 @@ def test_assignments_in_front_count_as_variables(here: Here) -> None:
     [
         ((), "the command: is empty"),
         (("ls",), "starts no server that is known"),
-        (("bash", "-c", "vllm serve x"), "starts no server that is known"),
-        (("bash", "vllm", "serve", "tiny"), "begins with 'bash', which may start something else"),
+        (("bash", "-c", "vllm serve tiny; x"), "the script of bash: has ';', which a shell would read"),
+        (("bash", "-c", "ls"), "'ls' starts no server that is known"),
+        (("bash", "vllm", "serve", "tiny"), "begins with 'bash vllm': a script is not read"),
+        (("nohup", "vllm", "serve", "tiny"), "begins with 'nohup', which may start something else"),
+        (("docker", "exec", "x", "vllm", "serve", "tiny"), "begins with 'docker exec', which is not read"),
         (("vllm", "serve"), "names no model"),
         (("vllm", "serve", "tiny", "other"), "has 'other' beside the model 'tiny'"),
         (("vllm", "serve", "tiny", "--model", "other"), "has 'other' beside the model 'tiny'"),
@@ -108,7 +158,7 @@ def test_assignments_in_front_count_as_variables(here: Here) -> None:
         (("vllm", "serve", "tiny", "--enable-elastic-ep"), "--enable-elastic-ep: cannot be wrapped"),
         (("vllm", "serve", "tiny", "-asc", "0"), "--api-server-count: is '0'"),
         (("vllm", "serve", "tiny", "--ssl-cert-reqs", "2"), "no certificate of a client"),
-        (("vllm", "serve", "tiny", "--config", "x.yaml"), "give its flags on the command line"),
+        (("vllm", "serve", "tiny", "--config", "x.yaml"), "x.yaml: cannot be read"),
         (("vllm", "serve", "tiny", "--x", "\udcff"), "which is not UTF-8"),
         (("env", "-i", "vllm", "serve", "tiny"), "options of env"),
     ],
