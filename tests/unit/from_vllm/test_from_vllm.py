@@ -114,6 +114,7 @@ OF_1_22 = {"version": GAUDI_1_22}
 OF_0_10 = {"version": "vllm-gaudi@v0.10.1"}
 OF_0_17 = {"version": "vllm-gaudi@v0.17.1"}
 OF_0_20 = {"version": "vllm-gaudi@v0.20.0rc0"}
+OF_0_14 = {"version": "vllm-gaudi@v0.14.1"}
 OF_1_21 = {"version": "vllm-hpu-extension@2b4ba56"}
 PAD = {"VLLM_BUCKETING_STRATEGY": "pad"}
 CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "1"}
@@ -162,6 +163,7 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("limits", "--performance-mode throughput --max-num-seqs 2 --max-model-len 1024", {}, "max_num_seqs", 2),
     ("bucketing", "", HYBRID, "prefix_caching", False),
     ("bucketing", "--enable-prefix-caching", HYBRID, "prefix_caching", True),
+    ("bucketing", "--enable-prefix-caching", {**HYBRID, **OF_0_14}, "prefix_caching", False),
     ("bucketing", "", {**HYBRID, **OF_0_10}, "prefix_caching", True),
     ("bucketing", "--enable-prefix-caching", {**IMAGES, **OF_1_22}, "prefix_caching", False),
     # Prompts of a step, by version.
@@ -293,7 +295,6 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
         ("--async-scheduling", {}),
         (f"{DRAFTS} eagle --async-scheduling", {}),
         (f"{DRAFTS} ngram --no-async-scheduling", {}),
-        (f"{DRAFTS} ngram --async-scheduling", OF_0_10),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2048", {}),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 1024", OF_0_10),
         ("--max-num-partial-prefills 2 --enable-chunked-prefill", OF_1_22),
@@ -377,7 +378,8 @@ def test_what_the_user_is_told() -> None:
         ("--performance-mode throughput", {"version": "vllm-gaudi@v0.16.0"}, "--performance-mode"),
         ("--performance-mode fast", {}, "--performance-mode"),
         (f"{DRAFTS} ngram --async-scheduling", {}, "--async-scheduling"),
-        ("-pp 2 --async-scheduling", {"version": "vllm-gaudi@v0.14.1"}, "--async-scheduling"),
+        (f"{DRAFTS} eagle --async-scheduling", OF_0_10, "--async-scheduling"),
+        ("-pp 2 --async-scheduling", OF_0_14, "--async-scheduling"),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2047", {}, "--max-num-batched-tokens"),
         ("--max-num-partial-prefills 2", {}, "--max-num-partial-prefills"),
         ("--max-long-partial-prefills 2", OF_0_10, "--max-long-partial-prefills"),
