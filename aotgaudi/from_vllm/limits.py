@@ -373,13 +373,14 @@ def _refusals(
         yield tokens < needed, "max-num-batched-tokens", problem, f"at least {needed}"
     if command.switches.get("async-scheduling", False):
         table = parse_table("speculative-config", command.values.get("speculative-config", "{}"))
-        method, stages = (
-            table.get("method") or table.get("model"),
-            _integer(command, "pipeline-parallel-size"),
-        )
+        method = str(table.get("method") or table.get("model"))
+        stages = _integer(command, "pipeline-parallel-size") or 1
         for is_wrong, other in (
-            (bool(table) and (method in _NOT_AHEAD or not steps.drafts_ahead), f"speculation by {method}"),
-            (not steps.pipelines_ahead and (stages or 1) > 1, f"{stages} stages of a pipeline"),
+            (
+                bool(table) and (method in _NOT_AHEAD or not steps.drafts_ahead),
+                f"speculation by {shown(method)}",
+            ),
+            (not steps.pipelines_ahead and stages > 1, f"{stages} stages of a pipeline"),
         ):
             problem = f"does not go with {other} in vLLM {release}"
             yield is_wrong, "async-scheduling", problem, "leave it out: vLLM then leaves it off"
@@ -395,13 +396,8 @@ def _refusals(
     remedy = f"one of {', '.join(modes)}" if modes else f"leave it out: vLLM {release} does not know it"
     yield mode is not None and mode not in modes, "performance-mode", f"is {shown(mode or '')}", remedy
     size, sizes = _integer(command, "block-size"), steps.block_sizes
-    problem = f"is {size}, which vLLM {release} does not take"
-    yield (
-        bool(size and sizes and size not in sizes),
-        "block-size",
-        problem,
-        f"one of {', '.join(map(str, sizes))}",
-    )
+    is_wrong, remedy = size not in (None, *sizes), f"one of {', '.join(map(str, sizes))}"
+    yield bool(sizes) and is_wrong, "block-size", f"is {size}, which vLLM {release} does not take", remedy
 
 
 def _check_null_block(num_blocks: int, max_model_len: int, block_size: int) -> None:
