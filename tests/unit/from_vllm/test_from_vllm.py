@@ -129,6 +129,7 @@ YARN = {
 IMAGES = {"config": {**LLAMA, "vision_config": {}}}
 LATENT = {"config": {**LLAMA, "model_type": "deepseek_v2", "kv_lora_rank": 512}}
 HYBRID = {"config": {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16}}
+BAMBA = {"config": {**LLAMA, "model_type": "bamba", "attn_layer_indices": [1]}}
 BOTH_WAYS = {
     "config": {**LLAMA, "model_type": "gemma4", "vision_config": {}, "use_bidirectional_attention": "vision"}
 }
@@ -164,6 +165,8 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("bucketing", "", HYBRID, "prefix_caching", False),
     ("bucketing", "--enable-prefix-caching", HYBRID, "prefix_caching", True),
     ("bucketing", "--enable-prefix-caching", {**HYBRID, **OF_0_14}, "prefix_caching", False),
+    ("bucketing", "--enable-prefix-caching", {**BAMBA, **OF_0_14}, "prefix_caching", True),
+    ("bucketing", "", {**BAMBA, **OF_0_14}, "prefix_caching", False),
     ("bucketing", "", {**HYBRID, **OF_0_10}, "prefix_caching", True),
     ("bucketing", "--enable-prefix-caching", {**IMAGES, **OF_1_22}, "prefix_caching", False),
     # Prompts of a step, by version.
@@ -272,6 +275,7 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("scheduler", "--no-enable-chunked-prefill", {}, "chunked_prefill", False),
     ("scheduler", "--no-enable-chunked-prefill", OF_0_10, "chunked_prefill", True),
     ("scheduler", "--enable-chunked-prefill", {**OF_1_22, **LATENT}, "chunked_prefill", False),
+    ("limits", "--max-num-batched-tokens 16384", {**OF_0_10, **LATENT}, "max_num_batched_tokens", 16384),
     ("scheduler", "", OF_1_22, "chunked_prefill", False),
     ("scheduler", "--enable-chunked-prefill", OF_1_22, "chunked_prefill", True),
     ("scheduler", "--max-logprobs 3", {}, "max_logprobs", 3),
