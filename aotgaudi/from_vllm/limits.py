@@ -47,6 +47,10 @@ _BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 _MODES = ("balanced", "interactivity", "throughput")
 _NOT_AHEAD = frozenset({"ngram", "[ngram]", "medusa", "mlp_speculator", "suffix"})
 """Methods of speculation with which vLLM refuses --async-scheduling. Gaudi has the first and ``medusa``."""
+_CACHES_STATES = frozenset(
+    {"bamba", "falcon_h1", "granitemoehybrid", "jamba", "mamba", "mamba2", "nemotron_h", "zamba2"}
+)
+"""Models that vLLM 0.11 to 0.14 caches states of (``SupportsMambaPrefixCaching`` in vllm/model_executor/models)."""
 _VIDEO = (32, 70 + 2 + 6)
 """The most frames of a video, and the tokens of each, of Gemma 4 (vllm/model_executor/models/gemma4_mm.py)."""
 
@@ -64,6 +68,8 @@ class StepRules:
             (A ``_set_default_args_v1``). ``asked``: with the flag (A ``_set_default_args_v0``).
         caching: for which models prefix caching is the default: ``all``, those that keep no states (A ``get_chunked_prefill_
             prefix_caching_defaults``, later ``_set_default_chunked_prefill_and_prefix_caching_args``), or ``none``.
+        drops_states: other models with states than `_CACHES_STATES` never have it (vllm/model_executor/models/config.py
+            ``MambaModelConfig``).
         bounds_tokens: the default is at most what `max_num_seqs` whole sequences have (A; the fork: S ``__post_init__``).
         image_tokens: the least default of tokens for models with images (S ``MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``).
             They have no prefix caching then (A ``_set_default_args_v0``).
@@ -75,14 +81,15 @@ class StepRules:
         has_partial_prefills: several prompts may be in chunks at once; other releases refuse the flag, or do not know it
             (A ``_check_feature_supported``, ``_is_v1_supported_oracle``).
         bounds_threshold: --long-prefill-token-threshold is at most `max_model_len` (S ``verify_max_model_len``).
-        checks_drafts: with adapters, a step has room for all drafts (A ``create_engine_config``); --async-scheduling does
-            not go with some methods (vllm/config/vllm.py ``__post_init__``).
-        pipelines_ahead: --async-scheduling goes with several stages of a pipeline (likewise).
+        checks_drafts: with adapters, a step has room for all drafts (A ``create_engine_config``).
+        drafts_ahead: --async-scheduling goes with some methods of speculation (vllm/config/vllm.py ``__post_init__``).
+        pipelines_ahead: it goes with several stages of a pipeline (likewise).
     """
 
     since: tuple[int, ...]
     chunking: Literal["default", "always", "asked"] = "default"
     caching: Literal["all", "stateless", "none"] = "all"
+    drops_states: bool = False
     bounds_tokens: bool = True
     image_tokens: int = 0
     latent_is_whole: bool = False
@@ -92,6 +99,7 @@ class StepRules:
     has_partial_prefills: bool = False
     bounds_threshold: bool = True
     checks_drafts: bool = True
+    drafts_ahead: bool = True
     pipelines_ahead: bool = False
 
     @classmethod
@@ -109,7 +117,10 @@ class StepRules:
 
     def is_caching(self, command: VllmCommand, facts: ModelFacts) -> bool:
         """Returns whether the engine caches prefixes, which the plugin may still switch off."""
+        is_dropped = self.drops_states and facts.keeps_states
         if self.image_tokens and facts.has_vision:
+            return False
+        if is_dropped and facts.text.get("model_type") not in _CACHES_STATES:
             return False
         by_default = self.caching == "all" or (self.caching == "stateless" and not facts.keeps_states)
         return command.switches.get("enable-prefix-caching", by_default and not facts.is_encoder_decoder)
@@ -134,15 +145,16 @@ _0_22 = replace(_0_27, since=(0, 22), bounds_threshold=False)
 _0_18 = replace(_0_22, since=(0, 18), fits_items=False)
 _0_17 = replace(_0_18, since=(0, 17), block_sizes=_BLOCK_SIZES)
 _0_15 = replace(_0_17, since=(0, 15), has_modes=False)
-_0_11 = replace(_0_15, since=(0, 11), pipelines_ahead=False)
+_0_11 = replace(_0_15, since=(0, 11), drops_states=True, pipelines_ahead=False)
 _0_10 = replace(
     _0_11,
     since=(0, 10),
     chunking="always",
     caching="all",
+    drops_states=False,
     bounds_tokens=False,
     checks_drafts=False,
-    pipelines_ahead=True,
+    drafts_ahead=False,
     block_sizes=_BLOCK_SIZES[:-1],
 )
 _FORK_0_9 = replace(
@@ -361,13 +373,14 @@ def _refusals(
         yield tokens < needed, "max-num-batched-tokens", problem, f"at least {needed}"
     if command.switches.get("async-scheduling", False):
         table = parse_table("speculative-config", command.values.get("speculative-config", "{}"))
-        method, stages = (
-            table.get("method") or table.get("model"),
-            _integer(command, "pipeline-parallel-size"),
-        )
+        method = str(table.get("method") or table.get("model"))
+        stages = _integer(command, "pipeline-parallel-size") or 1
         for is_wrong, other in (
-            (steps.checks_drafts and method in _NOT_AHEAD, f"speculation by {method}"),
-            (not steps.pipelines_ahead and (stages or 1) > 1, f"{stages} stages of a pipeline"),
+            (
+                bool(table) and (method in _NOT_AHEAD or not steps.drafts_ahead),
+                f"speculation by {shown(method)}",
+            ),
+            (not steps.pipelines_ahead and stages > 1, f"{stages} stages of a pipeline"),
         ):
             problem = f"does not go with {other} in vLLM {release}"
             yield is_wrong, "async-scheduling", problem, "leave it out: vLLM then leaves it off"
@@ -383,13 +396,8 @@ def _refusals(
     remedy = f"one of {', '.join(modes)}" if modes else f"leave it out: vLLM {release} does not know it"
     yield mode is not None and mode not in modes, "performance-mode", f"is {shown(mode or '')}", remedy
     size, sizes = _integer(command, "block-size"), steps.block_sizes
-    problem = f"is {size}, which vLLM {release} does not take"
-    yield (
-        bool(size and sizes and size not in sizes),
-        "block-size",
-        problem,
-        f"one of {', '.join(map(str, sizes))}",
-    )
+    is_wrong, remedy = size not in (None, *sizes), f"one of {', '.join(map(str, sizes))}"
+    yield bool(sizes) and is_wrong, "block-size", f"is {size}, which vLLM {release} does not take", remedy
 
 
 def _check_null_block(num_blocks: int, max_model_len: int, block_size: int) -> None:

@@ -58,14 +58,24 @@ def compared(answer: dict[str, Any] | None) -> dict[str, Any] | None:
     return {name: value for name, value in answer.items() if name not in recorded}
 
 
+def without_block_size(answer: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Of models with recurrent layers the user gives it, as a note says: up to 0.17 vLLM derives it from their states."""
+    return None if answer is None else {**answer, "block_size": None}
+
+
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.stem)
 def test_our_sizes_are_those_of_vllm(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(model._RELEASES, NEWEST, table.stem)  # type: ignore[attr-defined]
     expected = json.loads(table.read_text(encoding="utf-8"))
 
-    assert list(expected) == [f"{name}: {words}" for name, words in CASES]
-    ours = {f"{name}: {words}": served(name, words) for name, words in CASES}
-    assert ours == {case: compared(answer) for case, answer in expected.items()}
+    cases = {f"{name}: {words}": (name, words) for name, words in CASES}
+    assert expected.keys() <= cases.keys()  # An old release does not know all models.
+    assert len(expected) >= 90
+    ours = {case: served(*cases[case]) for case in expected}
+    theirs = {case: compared(answer) for case, answer in expected.items()}
+    for case in (case for case in expected if cases[case][0] == "qwen3 next"):
+        ours[case], theirs[case] = without_block_size(ours[case]), without_block_size(theirs[case])
+    assert ours == theirs
 
 
 def test_each_version_of_the_plugin_builds_on_a_release_that_was_asked_or_an_older_one() -> None:

@@ -10,7 +10,7 @@ server. Only the platform is replaced, by one that says and does what ``HpuPlatf
 these values. ``--platform FILE`` takes that class itself from a copy of the file: the answers must be the same.
 
 A release that has no environment here can be asked with the packages of another one: let PYTHONPATH begin with the folder
-of its unpacked wheel.
+of its unpacked wheel, and of a transformers that it allows. Up to 0.13 its platform asks more than ours says: give the file.
 """
 
 from __future__ import annotations
@@ -170,7 +170,6 @@ _WORDS: dict[str, tuple[str, ...]] = {
         "--max-model-len 8k",
         "--max-model-len 8K",
         "--max-model-len 32769",
-        "--max-model-len 0",
         "--max-num-seqs 16",
         "--max-num-seqs 4096",
         "--max-num-seqs 4096 --max-num-batched-tokens 8192",
@@ -240,7 +239,7 @@ _WORDS: dict[str, tuple[str, ...]] = {
     "linear": ("--max-model-len 131073", "--no-enable-chunked-prefill"),
     "qwen3 next": ("--enable-prefix-caching", "--no-enable-prefix-caching", "--max-num-batched-tokens 4096"),
     "deepseek": ("--no-enable-chunked-prefill --max-model-len 8192", "--max-model-len 1024 --max-num-seqs 1"),
-    "paligemma": ("--max-num-seqs 8", "--no-enable-chunked-prefill", "--language-model-only"),
+    "paligemma": ("--max-num-seqs 8", "--no-enable-chunked-prefill"),
     "idefics3": ("--max-model-len 512 --max-num-seqs 2", "--disable-chunked-mm-input"),
     "whisper": ("--max-num-seqs 2", "--enable-chunked-prefill"),
 }
@@ -249,6 +248,9 @@ CASES: tuple[tuple[str, str], ...] = (
     *((model, words) for model, lines in _WORDS.items() for words in lines),
 )
 """Models and the words of commands."""
+
+_NOT_KNOWN = ("are not supported for now", "is not supported with ['", "Can't load feature extractor")
+"""What older releases say of models that they do not know, or cannot read without a processor."""
 
 
 def _fake_platform(base: Any, kind: Any) -> Any:
@@ -340,13 +342,15 @@ def answers(
                 ]
                 arguments = AsyncEngineArgs.from_cli_args(parser.parse_args([*given, *shlex.split(words)]))
                 config = arguments.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-            except (Exception, SystemExit) as error:  # Whatever it is, the server does not start.
+            except (Exception, SystemExit) as error:
+                if any(text in str(error) for text in _NOT_KNOWN):
+                    continue
                 print(
                     model, words, type(error).__name__, str(error)[:200].replace("\n", " "), file=sys.stderr
                 )
-                yield None
+                yield f"{model}: {words}", None  # Whatever it is, the server does not start.
             else:
-                yield _answer(config)
+                yield f"{model}: {words}", _answer(config)
 
 
 def _answer(config: Any) -> dict[str, Any]:
@@ -368,11 +372,11 @@ def main() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     file = Path(sys.argv[2]) if sys.argv[1:2] == ["--platform"] else None
-    rows = [
-        f"{json.dumps(f'{model}: {words}')}: {json.dumps(row)}"
-        for (model, words), row in zip(CASES, answers(CASES, file), strict=True)
-    ]
-    print("{\n" + ",\n".join(rows) + "\n}")
+    output = os.dup(1)
+    os.dup2(2, 1)  # Old releases log to the output.
+    rows = [f"{json.dumps(case)}: {json.dumps(row)}" for case, row in answers(CASES, file)]
+    with os.fdopen(output, "w", encoding="utf-8") as stream:
+        stream.write("{\n" + ",\n".join(rows) + "\n}\n")
 
 
 if __name__ == "__main__":

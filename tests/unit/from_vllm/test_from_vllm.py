@@ -114,6 +114,7 @@ OF_1_22 = {"version": GAUDI_1_22}
 OF_0_10 = {"version": "vllm-gaudi@v0.10.1"}
 OF_0_17 = {"version": "vllm-gaudi@v0.17.1"}
 OF_0_20 = {"version": "vllm-gaudi@v0.20.0rc0"}
+OF_0_14 = {"version": "vllm-gaudi@v0.14.1"}
 OF_1_21 = {"version": "vllm-hpu-extension@2b4ba56"}
 PAD = {"VLLM_BUCKETING_STRATEGY": "pad"}
 CONTIGUOUS = {"VLLM_CONTIGUOUS_PA": "1"}
@@ -128,6 +129,7 @@ YARN = {
 IMAGES = {"config": {**LLAMA, "vision_config": {}}}
 LATENT = {"config": {**LLAMA, "model_type": "deepseek_v2", "kv_lora_rank": 512}}
 HYBRID = {"config": {**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 16}}
+BAMBA = {"config": {**LLAMA, "model_type": "bamba", "attn_layer_indices": [1]}}
 BOTH_WAYS = {
     "config": {**LLAMA, "model_type": "gemma4", "vision_config": {}, "use_bidirectional_attention": "vision"}
 }
@@ -162,6 +164,9 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("limits", "--performance-mode throughput --max-num-seqs 2 --max-model-len 1024", {}, "max_num_seqs", 2),
     ("bucketing", "", HYBRID, "prefix_caching", False),
     ("bucketing", "--enable-prefix-caching", HYBRID, "prefix_caching", True),
+    ("bucketing", "--enable-prefix-caching", {**HYBRID, **OF_0_14}, "prefix_caching", False),
+    ("bucketing", "--enable-prefix-caching", {**BAMBA, **OF_0_14}, "prefix_caching", True),
+    ("bucketing", "", {**BAMBA, **OF_0_14}, "prefix_caching", False),
     ("bucketing", "", {**HYBRID, **OF_0_10}, "prefix_caching", True),
     ("bucketing", "--enable-prefix-caching", {**IMAGES, **OF_1_22}, "prefix_caching", False),
     # Prompts of a step, by version.
@@ -270,6 +275,7 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
     ("scheduler", "--no-enable-chunked-prefill", {}, "chunked_prefill", False),
     ("scheduler", "--no-enable-chunked-prefill", OF_0_10, "chunked_prefill", True),
     ("scheduler", "--enable-chunked-prefill", {**OF_1_22, **LATENT}, "chunked_prefill", False),
+    ("limits", "--max-num-batched-tokens 16384", {**OF_0_10, **LATENT}, "max_num_batched_tokens", 16384),
     ("scheduler", "", OF_1_22, "chunked_prefill", False),
     ("scheduler", "--enable-chunked-prefill", OF_1_22, "chunked_prefill", True),
     ("scheduler", "--max-logprobs 3", {}, "max_logprobs", 3),
@@ -293,11 +299,13 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
         ("--async-scheduling", {}),
         (f"{DRAFTS} eagle --async-scheduling", {}),
         (f"{DRAFTS} ngram --no-async-scheduling", {}),
-        (f"{DRAFTS} ngram --async-scheduling", OF_0_10),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2048", {}),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 1024", OF_0_10),
         ("--max-num-partial-prefills 2 --enable-chunked-prefill", OF_1_22),
         ("--max-num-partial-prefills 1", {}),
+        (f"{DRAFTS} '[1]' --async-scheduling", {}),
+        ("--performance-mode balanced --limit-mm-per-prompt image=2", {}),
+        ("--limit-mm-per-prompt image=2", BOTH_WAYS),
         ("--long-prefill-token-threshold 8192", {}),
         ("--long-prefill-token-threshold 9000", {"version": "vllm-gaudi@v0.26.0"}),
     ],
@@ -377,7 +385,8 @@ def test_what_the_user_is_told() -> None:
         ("--performance-mode throughput", {"version": "vllm-gaudi@v0.16.0"}, "--performance-mode"),
         ("--performance-mode fast", {}, "--performance-mode"),
         (f"{DRAFTS} ngram --async-scheduling", {}, "--async-scheduling"),
-        ("-pp 2 --async-scheduling", {"version": "vllm-gaudi@v0.14.1"}, "--async-scheduling"),
+        (f"{DRAFTS} eagle --async-scheduling", OF_0_10, "--async-scheduling"),
+        ("-pp 2 --async-scheduling", OF_0_14, "--async-scheduling"),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2047", {}, "--max-num-batched-tokens"),
         ("--max-num-partial-prefills 2", {}, "--max-num-partial-prefills"),
         ("--max-long-partial-prefills 2", OF_0_10, "--max-long-partial-prefills"),
