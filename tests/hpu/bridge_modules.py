@@ -192,12 +192,30 @@ def collectives() -> Iterator[tuple[str, Any]]:
 
 
 def compile_only() -> Iterator[tuple[str, Any]]:
-    """D-17, of a graph that makes tensors."""
+    """D-17, of a graph that makes tensors, of one that writes to a cache, and of operators outside graphs."""
     from habana_frameworks.torch.internal.bridge_config import env_setting
 
+    cache, table = torch.zeros(4, 2, device="hpu"), torch.arange(6.0, device="hpu").view(3, 2)
+    ids, rows = on_hpu(torch.tensor([99, -7]), torch.tensor([1, 2]))
+
+    def write(kept: torch.Tensor, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        kept.index_copy_(0, index, new)
+        return kept[:2] + 1
+
+    written = torch.compile(write, backend="hpu_backend", dynamic=False)
     with env_setting("PT_COMPILE_ONLY_MODE", True):
+        found = functional.embedding(ids, table)
+        yield "embedded", list(found.shape)
+        written(cache, rows, found)
+        cache.index_copy_(0, rows, found)
+        cache.copy_(torch.ones(4, 2, device="hpu"))
+        cache[1:3] = 5
+        yield "ids", torch.arange(2, device="hpu").tolist()
+        yield "to the device and back", torch.tensor([1, 2]).to("hpu").tolist()
         made = torch.compile(lambda x: x + torch.arange(3, device=x.device), backend="hpu_backend")
         yield "made", list(made(torch.ones(2, 3, device="hpu")).shape)
+    yield "cache", float(cache.abs().sum())
+    yield "afterwards", (table[1] + 1).tolist()
 
 
 def main() -> None:
