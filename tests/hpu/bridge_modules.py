@@ -191,6 +191,19 @@ def collectives() -> Iterator[tuple[str, Any]]:
     yield "a sum", ones.cpu().tolist()
 
 
+def hpu_graphs() -> Iterator[tuple[str, Any]]:
+    """D-23: a replay in warm-up gives what the shapes gave before, by position or by keyword, as vllm-gaudi calls models."""
+    from habana_frameworks.torch.hpu.graphs import wrap_in_hpu_graph
+
+    module = torch.nn.Identity()
+    module.forward = lambda x, y: x + y  # type: ignore[method-assign]
+    wrap_in_hpu_graph(module)
+    one = torch.ones(2, device="hpu")
+    first = module(x=one, y=one)
+    yield "replayed", [first.tolist(), module(x=one, y=one * 3, warmup_mode=True) is first]
+    yield "computed", module(one, y=one * 3).tolist()
+
+
 def compile_only() -> Iterator[tuple[str, Any]]:
     """D-17, of a graph that makes tensors, of one that writes to a cache, and of operators outside graphs."""
     from habana_frameworks.torch.internal.bridge_config import env_setting
@@ -221,7 +234,16 @@ def compile_only() -> Iterator[tuple[str, Any]]:
 def main() -> None:
     """Prints everything."""
     with torch.inference_mode():
-        parts = (kernels(), experts(), indices(), streams(), random_numbers(), collectives(), compile_only())
+        parts = (
+            kernels(),
+            experts(),
+            indices(),
+            streams(),
+            random_numbers(),
+            collectives(),
+            hpu_graphs(),
+            compile_only(),
+        )
         found = {name: value for part in parts for name, value in part}
     json.dump(found, sys.stdout)
 

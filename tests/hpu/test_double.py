@@ -173,7 +173,7 @@ def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: P
 
 
 def test_models_find_kernels_streams_generators_and_a_world_of_one(newest: Path, tmp_path: Path) -> None:
-    """D-17, D-21, D-27 to D-32: what vllm-gaudi imports of the bridge, against what torch computes on the CPU."""
+    """D-17, D-21, D-23, D-27 to D-32: what vllm-gaudi imports of the bridge, against what torch computes on the CPU."""
     (seen,) = printed_by("bridge_modules.py", [()], newest, tmp_path)
     far = {name: value for name, value in seen.items() if isinstance(value, float) and name != "cache"}
     assert far.keys() == {
@@ -193,6 +193,8 @@ def test_models_find_kernels_streams_generators_and_a_world_of_one(newest: Path,
         "a generator": [True, False],
         "the device's": [True, True],
         "a sum": [1.0, 1.0],
+        "replayed": [[2.0, 2.0], True],
+        "computed": [4.0, 4.0],
         "embedded": [2, 2],
         "ids": [0x7F7F7F7F] * 2,
         "to the device and back": [1, 2],
