@@ -404,11 +404,11 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
     assert "was not warmed-up" not in log
 
 
-TWO = Limits(512, 2, 256, 9)
+ONE, TWO = Limits(512, 1, 256, 5), Limits(512, 2, 256, 9)
 OTHERS = {
-    "lora": Case(TWO, max_logprobs=1, more=("--enable-lora", "--max-lora-rank", "8")),
-    "qwen3_moe": Case(TWO, max_logprobs=1, model="qwen3_moe"),
-    "gemma3": Case(TWO, max_logprobs=1, model="gemma3"),
+    "lora": Case(ONE, max_logprobs=1, more=("--enable-lora", "--max-lora-rank", "8")),
+    "qwen3_moe": Case(ONE, max_logprobs=1, model="qwen3_moe"),
+    "gemma3": Case(ONE, max_logprobs=1, model="gemma3"),
     "two cards": Case(
         TWO, max_logprobs=1, more=("--tensor-parallel-size", "2"), variables={"AOTGAUDI_DOUBLE_CARDS": "2"}
     ),
@@ -417,7 +417,7 @@ CLOSED = (
     *("sampling", "n", "min_p, logit_bias, min_tokens", "unfinished prompts"),
     *("preemption", "structured outputs", "logprobs"),
 )
-"""The kinds of traffic that are closed or bounded for a llama with `TWO`: 202 requests."""
+"""The kinds of traffic that are closed or bounded for a llama with these limits: 202 requests."""
 
 
 @pytest.mark.parametrize("name", OTHERS)
