@@ -4,7 +4,8 @@
 // operators, storage offsets and data pointers are real; mixing devices is refused. What the device is documented to do
 // otherwise is done here too: integers of 64 bits keep 32, doubles are floats (D-16), memory has a limit (D-22), one
 // process holds a card (D-20), and an operator outside a compiled cluster is compiled by itself (D-15). Indices are not
-// checked (D-27). Random numbers are drawn by generators of the device (D-30).
+// checked (D-27), and the compile-only mode launches nothing (D-17). Random numbers are drawn by generators of the
+// device (D-30).
 //
 // Source, of the bridge: create_tensor.cpp and tensor_utils.cpp:390 (D-16), device.cpp:388-492 (D-20), habana_eager (D-15),
 // HPUHooksInterface.cpp (D-30).
@@ -18,12 +19,14 @@
 #include <ATen/detail/HPUHooksInterface.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/as_strided.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/where.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <set>
@@ -180,17 +183,6 @@ using at::HPUHooksRegistry;
 using at::RegistererHPUHooksRegistry;
 REGISTER_HPU_HOOKS(HPUHooks)  // By this name torch finds it.
 
-Tensor empty(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
-             std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
-  return at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &allocator, kKeys, dtype.value_or(at::kFloat), format);
-}
-
-Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::ScalarType> dtype,
-                     std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>) {
-  return at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), &allocator,
-                                           kKeys, dtype.value_or(at::kFloat));
-}
-
 bool is_hpu(const Tensor& tensor) { return tensor.defined() && tensor.device().type() == kHPU; }
 
 Tensor as_cpu(const Tensor& tensor) {
@@ -208,6 +200,28 @@ void narrow(const Tensor& cpu) {
     if (!narrowed.equal(cpu) && !has_fault("no-int-narrowing")) cpu.copy_(narrowed);
   }
   if (cpu.scalar_type() == at::kDouble) cpu.copy_(cpu.to(at::kFloat));
+}
+
+std::atomic<bool> is_compile_only{false};  // D-17.
+
+// In the compile-only mode new memory has garbage, the same each time.
+Tensor soiled(const Tensor& made) {
+  if (!is_compile_only || !made.storage().nbytes()) return made;
+  std::memset(made.storage().mutable_data(), 0x7f, made.storage().nbytes());
+  narrow(as_cpu(made));
+  return made;
+}
+
+Tensor empty(c10::SymIntArrayRef size, std::optional<c10::ScalarType> dtype, std::optional<c10::Layout>,
+             std::optional<c10::Device>, std::optional<bool>, std::optional<c10::MemoryFormat> format) {
+  return soiled(
+      at::detail::empty_generic(C10_AS_INTARRAYREF_SLOW(size), &allocator, kKeys, dtype.value_or(at::kFloat), format));
+}
+
+Tensor empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<c10::ScalarType> dtype,
+                     std::optional<c10::Layout>, std::optional<c10::Device>, std::optional<bool>) {
+  return soiled(at::detail::empty_strided_generic(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride),
+                                                  &allocator, kKeys, dtype.value_or(at::kFloat)));
 }
 
 // `cpu` as a tensor of the device: a view of the one of `sources` whose memory it shares, else a copy.
@@ -296,12 +310,81 @@ void take_size(const Tensor& tensor, const Tensor& cpu) {
   if (nbytes) std::memcpy(tensor.storage().mutable_data(), cpu.storage().data(), nbytes);
 }
 
+Tensor unset(const Tensor& meta) {
+  return soiled(at::detail::empty_strided_generic(meta.sizes(), meta.strides(), &allocator, kKeys, meta.scalar_type()));
+}
+
+// D-17: in the compile-only mode no operator that computes is launched. What it writes stays as it was, what it makes is
+// garbage, and no index is looked at. Shapes come from the operator's form without data; one that has none is run.
+bool leaves_unset(const c10::OperatorHandle& op, const std::vector<c10::IValue>& args, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  for (const auto& result : schema.returns()) {
+    const bool is_view = result.alias_info() && !result.alias_info()->isWrite();
+    const auto kind = result.type()->kind();
+    if (is_view || (kind != c10::TypeKind::TensorType && kind != c10::TypeKind::ListType)) return false;
+  }
+  static const std::set<std::string> copies = {"aten::_to_copy", "aten::copy_", "aten::resize_", "aten::set_",
+                                               "aten::_copy_from_and_resize"};
+  if (copies.count(schema.name())) return false;
+  const auto as_meta = [](const Tensor& tensor) {
+    if (!tensor.defined()) return tensor;
+    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
+  };
+  torch::jit::Stack metas;
+  for (size_t i = 0; i < args.size(); ++i) {
+    c10::IValue arg = args[i];
+    if (arg.isTensor()) {
+      arg = as_meta(arg.toTensor());
+    } else if (arg.isTensorList()) {
+      std::vector<Tensor> tensors;
+      for (const auto& tensor : arg.toTensorVector()) tensors.push_back(as_meta(tensor));
+      arg = tensors;
+    } else if (arg.isList() && schema.arguments()[i].type()->str().find("Tensor?[]") != std::string::npos) {
+      c10::List<std::optional<Tensor>> tensors;
+      for (const c10::IValue& item : arg.toListRef())
+        tensors.push_back(item.isNone() ? std::optional<Tensor>() : std::optional<Tensor>(as_meta(item.toTensor())));
+      arg = tensors;
+    } else if (arg.isDevice()) {
+      if (arg.toDevice().type() != kHPU) return false;
+      arg = c10::Device(at::kMeta);
+    } else if (arg.isGenerator()) {
+      arg = c10::IValue();
+    }
+    metas.push_back(arg);
+  }
+  try {
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &metas);
+  } catch (const std::exception&) {
+    return false;
+  }
+  for (size_t i = 0; i < schema.returns().size(); ++i) {
+    const auto* alias = schema.returns()[i].alias_info();
+    if (alias && alias->isWrite()) {
+      for (size_t j = 0; j < args.size(); ++j) {
+        const auto* in = schema.arguments()[j].alias_info();
+        if (!in || !in->isWrite() || in->beforeSets() != alias->beforeSets()) continue;
+        if (metas[i].isTensor() && args[j].isTensor())  // An out= tensor may grow.
+          take_size(args[j].toTensor(), as_cpu(unset(metas[i].toTensor())));
+        torch::jit::push(*stack, args[j]);
+      }
+    } else if (metas[i].isTensor()) {
+      torch::jit::push(*stack, unset(metas[i].toTensor()));
+    } else {
+      std::vector<Tensor> tensors;
+      for (const auto& tensor : metas[i].toTensorVector()) tensors.push_back(unset(tensor));
+      torch::jit::push(*stack, tensors);
+    }
+  }
+  return true;
+}
+
 void run_eagerly(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto count = schema.arguments().size();
   const std::vector<c10::IValue> args(stack->end() - count, stack->end());
   torch::jit::drop(*stack, count);
   compile_eagerly(schema, args);
+  if (is_compile_only && leaves_unset(op, args, stack)) return;
   std::vector<Tensor> sources, aliases;
   bool wants_cpu = false;
   const auto alias_of = [&](const Tensor& tensor) {
@@ -349,6 +432,7 @@ void run_eagerly(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit:
 }
 
 Tensor copy_from(const Tensor& from, const Tensor& to, bool) {
+  if (is_compile_only && is_hpu(from) && is_hpu(to)) return to;  // D-17: a copy on the device is a graph, too.
   const auto target = is_hpu(to) ? as_cpu(to) : to;
   target.copy_(is_hpu(from) ? as_cpu(from) : from);
   if (is_hpu(to)) narrow(target);
@@ -369,6 +453,7 @@ TORCH_LIBRARY(hpu_double, m) {
   });
   m.def("default_generator() -> Generator?", []() { return std::optional<at::Generator>(default_generator()); });
   m.def("acquire() -> ()", []() { card.acquire(); });
+  m.def("set_compile_only(bool value) -> ()", [](bool value) { is_compile_only = value; });
   m.def("module() -> int", []() { return int64_t(card.module()); });
   m.def("eager_cache_size() -> int", []() { return int64_t(eager_cache.size()); });
   m.def("asked() -> str[]", []() {

@@ -40,7 +40,7 @@ from aotgaudi.manifest.manifest import Manifest
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.wrap.adapters import vllm_gaudi
 from tests.environment import ROOT
-from tests.guests_real.tiny_models import LLAMA, written_model
+from tests.guests_real.tiny_models import GEMMA3, LLAMA, QWEN3_MOE, written_model
 from tests.hpu.test_vllm_gaudi import Bench, get, running, wait_until_ready
 from tests.ports import free_port
 
@@ -63,13 +63,19 @@ class Limits:
 
 @dataclass(frozen=True)
 class Case:
-    """A configuration. With `has_file` the server reads our bucket file. `max_logprobs` is a flag; None for its default."""
+    """A configuration.
+
+    With `has_file` the server reads our bucket file. `max_logprobs` is a flag; None for its default. `model` is a name of
+    `MODELS`, `more` are other flags.
+    """
 
     limits: Limits = field(default_factory=Limits)
     prefix_caching: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)
     has_file: bool = False
     max_logprobs: int | None = None
+    model: str = "llama"
+    more: tuple[str, ...] = ()
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -77,7 +83,14 @@ class Case:
         pairs = ((f"--{name.replace('_', '-')}", str(value)) for name, value in vars(self.limits).items())
         caching = "--enable-prefix-caching" if self.prefix_caching else "--no-enable-prefix-caching"
         logprobs = () if self.max_logprobs is None else ("--max-logprobs", str(self.max_logprobs))
-        return ("--dtype", "bfloat16", *(word for pair in pairs for word in pair), caching, *logprobs)
+        return (
+            "--dtype",
+            "bfloat16",
+            *(word for pair in pairs for word in pair),
+            caching,
+            *logprobs,
+            *self.more,
+        )
 
 
 SMALL = Limits(block_size=64, num_gpu_blocks_override=40)
@@ -107,13 +120,16 @@ CASES = {
 }
 
 
+MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "qwen3_moe": QWEN3_MOE, "gemma3": GEMMA3}
+
+
 @dataclass(frozen=True)
 class Plugin:
-    """Somebody's environment, with a double for it."""
+    """Somebody's environment, with a double for it. `models` has a folder for each of `MODELS`."""
 
     python: Path
     double: Path
-    model: Path
+    models: Path
 
     @property
     def rules(self) -> str:
@@ -145,7 +161,9 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Plugin:
     folder = tmp_path_factory.mktemp("g")
     script = ROOT / "tests" / "double" / "install.py"
     subprocess.run([given, script, folder / "double", "--profile", "1.24.1"], check=True)
-    return Plugin(Path(given).absolute(), folder / "double", written_model(folder / "llama"))
+    for name, config in MODELS.items():
+        written_model(folder / name, config)
+    return Plugin(Path(given).absolute(), folder / "double", folder)
 
 
 @dataclass(frozen=True)
@@ -160,9 +178,9 @@ class Served:
     def of(cls, case: Case, plugin: Plugin) -> Served:
         variables = {"PT_HPU_LAZY_MODE": "0", **case.variables}
         setup = VllmSetup(
-            command=VllmCommand.parse(f"vllm serve {plugin.model} {' '.join(case.flags)}"),
+            command=VllmCommand.parse(f"vllm serve {plugin.models / case.model} {' '.join(case.flags)}"),
             environment=variables,
-            config=LLAMA,
+            config=MODELS[case.model],
             version=plugin.rules,
             pin=Pin(),
             read_file=lambda path: Path(path).read_text(encoding="utf-8"),
@@ -172,7 +190,7 @@ class Served:
         if not case.has_file:
             return cls(case, spec, variables)
         file = bucket_file_of(spec)
-        path = plugin.model.parent / f"{len(list(plugin.model.parent.iterdir()))}.buckets"
+        path = plugin.models / f"{len(list(plugin.models.iterdir()))}.buckets"
         path.write_text(file.text, encoding="utf-8")
         return cls(case, file.spec, {**variables, **file.variables(str(path))})
 
@@ -234,7 +252,7 @@ def seen(plugin: Plugin) -> dict[str, tuple[Served, dict[str, Any]]]:
     served = {name: Served.of(case, plugin) for name, case in CASES.items()}
     asked = "".join(json.dumps(one.configuration) + "\n" for one in served.values())
     done = subprocess.run(
-        [plugin.python, ROOT / "tests" / "guests_real" / "vllm_gaudi_engine.py", plugin.model],
+        [plugin.python, ROOT / "tests" / "guests_real" / "vllm_gaudi_engine.py", plugin.models / "llama"],
         env=plugin.environ(TORCHDYNAMO_DISABLE="1", VLLM_ENABLE_V1_MULTIPROCESSING="0"),
         input=asked,
         capture_output=True,
@@ -304,7 +322,11 @@ class RealBench(Bench):
         return Served.of(self.case, self.installed).spec
 
     def words(self, port: int) -> tuple[str, ...]:
-        served = (str(self.installed.python.parent / "vllm"), "serve", str(self.installed.model))
+        served = (
+            str(self.installed.python.parent / "vllm"),
+            "serve",
+            str(self.installed.models / self.case.model),
+        )
         place = ("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny")
         return (*served, *self.case.flags, *place, "--load-format", "dummy")
 
@@ -380,6 +402,53 @@ def test_only_traffic_that_we_call_not_closed_compiles_recipes_on_a_captured_ser
     assert "-live-" in told, "it names a request"
     assert "Warmup finished" in log
     assert "was not warmed-up" not in log
+
+
+ONE, TWO = Limits(512, 1, 256, 5), Limits(512, 2, 256, 9)
+OTHERS = {
+    "lora": Case(ONE, max_logprobs=1, more=("--enable-lora", "--max-lora-rank", "8")),
+    "qwen3_moe": Case(ONE, max_logprobs=1, model="qwen3_moe"),
+    "gemma3": Case(ONE, max_logprobs=1, model="gemma3"),
+    "two cards": Case(
+        TWO, max_logprobs=1, more=("--tensor-parallel-size", "2"), variables={"AOTGAUDI_DOUBLE_CARDS": "2"}
+    ),
+}
+CLOSED = (
+    *("sampling", "n", "min_p, logit_bias, min_tokens", "unfinished prompts"),
+    *("preemption", "structured outputs", "logprobs"),
+)
+"""The kinds of traffic that are closed or bounded for a llama with these limits: 202 requests."""
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_closed_traffic_compiles_nothing_on_other_captured_servers(
+    plugin: Plugin, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Room for adapters, experts, windows and two ranks.
+
+    Adapters themselves are not served: the worker of vllm-gaudi 0.26.0 has no ``add_lora``, so `--lora-modules` ends it.
+    """
+    gaudi = Target(backend="hpu", machine="gaudi2")
+    monkeypatch.setattr(vllm_gaudi, "VLLM_GAUDI", replace(vllm_gaudi.VLLM_GAUDI, target=lambda _: gaudi))
+    folder, case = tmp_path_factory.mktemp("o"), OTHERS[name]
+    bench = RealBench(folder, plugin.double, level="shapes", ready_seconds=3600, plugin=plugin, case=case)
+
+    receipt = bench.build().bundle.require_capture()
+
+    assert receipt.expected.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
+    assert receipt.expected.roles.get("Worker", 0) == (2 if name == "two cards" else 0)
+    port, guest = free_port(), free_port()
+    with logged_to(folder / "supervisor.log"), running(bench, port, guest) as process:
+        wait_until_ready(port, process, 3600)
+        first = answered(guest, GREEDY)
+        live = Live(guest, folder / "r" / "cache" / "hpu", case)
+        compiled = Counter({kind: live.compiled_by(kind) for kind in CLOSED})
+        assert answered(guest, GREEDY) == first
+    print(f"{name}: {dict(compiled)} recipes compiled live; a start sends {receipt.start}")
+    print(*(f"{row.kind}: {row.state}" for row in receipt.live_graphs), sep="; ")
+    closed = {row.kind for row in receipt.live_graphs if row.state != "open"} & {*CLOSED}
+    assert {kind: compiled[kind] for kind in closed} == dict.fromkeys(closed, 0)
+    assert {*CLOSED} - closed <= {"preemption"}
 
 
 GREEDY: Mapping[str, Any] = {"prompt": [*range(10, 60)], "max_tokens": 12, "temperature": 0}

@@ -29,6 +29,28 @@ LLAMA: Mapping[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+QWEN3_MOE: Mapping[str, Any] = {
+    **LLAMA,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [],
+}
+GEMMA3: Mapping[str, Any] = {
+    **LLAMA,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 1,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "query_pre_attn_scalar": 32,
+}
+"""A window is a block of vllm-gaudi."""
 BERT: Mapping[str, Any] = {
     "architectures": ["BertModel"],
     "model_type": "bert",

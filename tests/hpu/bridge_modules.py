@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -70,6 +70,76 @@ def kernels() -> Iterator[tuple[str, Any]]:
     yield "rotary pairs", far(found, torch.stack((turned.real, turned.imag), -1).flatten(-2))
 
 
+def experts() -> Iterator[tuple[str, Any]]:
+    """D-32: three of four experts, of which each token has two."""
+    first, last, num, hidden, inner = 1, 3, 4, 6, 5
+    rows, scores = torch.randn(7, hidden), torch.rand(7, num).softmax(-1)
+    weights, table = scores.topk(2)
+    gate, up = (torch.randn(num, inner, hidden) / 2 for _ in range(2))
+    down = torch.randn(num, hidden, inner) / 2
+    chosen = range(first, last + 1)
+
+    def mixed(answer: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """Each token by itself, and each of its experts."""
+        found = torch.zeros_like(rows)
+        for row, expert in ((row, slot) for row in range(len(rows)) for slot in range(2)):
+            number = int(table[row, expert])
+            if number in chosen:
+                found[row] += weights[row, expert] * answer(number, rows[row])
+        return found
+
+    def plain(number: int, row: torch.Tensor) -> torch.Tensor:
+        return down[number] @ (functional.silu(gate[number] @ row) * (up[number] @ row))
+
+    def experts_of(*stacks: torch.Tensor, is_permuted: bool = True) -> list[list[torch.Tensor]]:
+        return [on_hpu(*(stack[i] if is_permuted else stack[i].t() for i in chosen)) for stack in stacks]
+
+    call, inputs = torch.ops.hpu.mixture_of_experts, on_hpu(rows, table, weights)
+    how = {"activation": "silu", "experts_min": first, "experts_max": last}
+
+    def fused(rows: torch.Tensor, w12: list[torch.Tensor], w3: list[torch.Tensor]) -> torch.Tensor:
+        found: torch.Tensor = call(
+            hidden_states=rows,
+            expert_routing_table=inputs[1],
+            router_weights=inputs[2],
+            w12=w12,
+            w3=w3,
+            permuted_weights=True,
+            chunk_size=64,
+            total_experts=num,
+            **how,
+        )
+        return found
+
+    both = torch.cat((gate, up), 1)
+    yield "experts", far(fused(inputs[0], *experts_of(both, down)), mixed(plain))
+    made = torch.compile(fused, backend="hpu_backend", fullgraph=True, dynamic=False)
+    yield "experts compiled", far(made(inputs[0], *experts_of(both, down)), mixed(plain))
+    apart = experts_of(gate, up, down, is_permuted=False)
+    yield "experts apart", far(call(*inputs, *apart, False, *how.values()), mixed(plain))
+    yield "experts biased", far(*_biased(call, inputs, experts_of, mixed, (both, down)))
+
+
+def _biased(
+    call: Any, inputs: Any, experts_of: Any, mixed: Any, weights: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """gpt-oss's experts, as transformers writes them (``GptOssExperts._apply_gate``)."""
+    both, down = weights
+    biases = [torch.randn(stack.shape[:2]) for stack in weights]
+
+    def answer(number: int, row: torch.Tensor) -> torch.Tensor:
+        values = both[number] @ row + biases[0][number]
+        gate, up = values[::2].clamp(max=7.0), values[1::2].clamp(-7.0, 7.0)
+        found: torch.Tensor = (
+            down[number] @ ((up + 1) * gate * torch.sigmoid(1.702 * gate)) + biases[1][number]
+        )
+        return found
+
+    lists = experts_of(both, down, *biases)
+    found = call.bias_fused_weights(*inputs, *lists, permuted_weights=True, experts_min=1, experts_max=3)
+    return found, mixed(answer)
+
+
 def indices() -> Iterator[tuple[str, Any]]:
     """D-27."""
     table, last = torch.arange(6, device="hpu").view(3, 2), torch.tensor([-1], device="hpu")
@@ -112,7 +182,7 @@ def random_numbers() -> Iterator[tuple[str, Any]]:
 
 
 def collectives() -> Iterator[tuple[str, Any]]:
-    """D-31."""
+    """D-31, in a world of one; `two_ranks.py` has the others."""
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("hccl", store=store, rank=0, world_size=1)
     ones = torch.ones(2, device="hpu")
@@ -121,19 +191,59 @@ def collectives() -> Iterator[tuple[str, Any]]:
     yield "a sum", ones.cpu().tolist()
 
 
+def hpu_graphs() -> Iterator[tuple[str, Any]]:
+    """D-23: a replay in warm-up gives what the shapes gave before, by position or by keyword, as vllm-gaudi calls models."""
+    from habana_frameworks.torch.hpu.graphs import wrap_in_hpu_graph
+
+    module = torch.nn.Identity()
+    module.forward = lambda x, y: x + y  # type: ignore[method-assign]
+    wrap_in_hpu_graph(module)
+    one = torch.ones(2, device="hpu")
+    first = module(x=one, y=one)
+    yield "replayed", [first.tolist(), module(x=one, y=one * 3, warmup_mode=True) is first]
+    yield "computed", module(one, y=one * 3).tolist()
+
+
 def compile_only() -> Iterator[tuple[str, Any]]:
-    """D-17, of a graph that makes tensors."""
+    """D-17, of a graph that makes tensors, of one that writes to a cache, and of operators outside graphs."""
     from habana_frameworks.torch.internal.bridge_config import env_setting
 
+    cache, table = torch.zeros(4, 2, device="hpu"), torch.arange(6.0, device="hpu").view(3, 2)
+    ids, rows = on_hpu(torch.tensor([99, -7]), torch.tensor([1, 2]))
+
+    def write(kept: torch.Tensor, index: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        kept.index_copy_(0, index, new)
+        return kept[:2] + 1
+
+    written = torch.compile(write, backend="hpu_backend", dynamic=False)
     with env_setting("PT_COMPILE_ONLY_MODE", True):
+        found = functional.embedding(ids, table)
+        yield "embedded", list(found.shape)
+        written(cache, rows, found)
+        cache.index_copy_(0, rows, found)
+        cache.copy_(torch.ones(4, 2, device="hpu"))
+        cache[1:3] = 5
+        yield "ids", torch.arange(2, device="hpu").tolist()
+        yield "to the device and back", torch.tensor([1, 2]).to("hpu").tolist()
         made = torch.compile(lambda x: x + torch.arange(3, device=x.device), backend="hpu_backend")
         yield "made", list(made(torch.ones(2, 3, device="hpu")).shape)
+    yield "cache", float(cache.abs().sum())
+    yield "afterwards", (table[1] + 1).tolist()
 
 
 def main() -> None:
     """Prints everything."""
     with torch.inference_mode():
-        parts = (kernels(), indices(), streams(), random_numbers(), collectives(), compile_only())
+        parts = (
+            kernels(),
+            experts(),
+            indices(),
+            streams(),
+            random_numbers(),
+            collectives(),
+            hpu_graphs(),
+            compile_only(),
+        )
         found = {name: value for part in parts for name, value in part}
     json.dump(found, sys.stdout)
 

@@ -6,8 +6,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,23 +173,13 @@ def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: P
 
 
 def test_models_find_kernels_streams_generators_and_a_world_of_one(newest: Path, tmp_path: Path) -> None:
-    """D-17, D-21, D-27 to D-31: what vllm-gaudi imports of the bridge, against what torch computes on the CPU."""
-    script = ROOT / "tests" / "hpu" / "bridge_modules.py"
-    environment = dict(environment_of(newest, tmp_path))
-    # A server compiles, and falls back.
-    for name in ("PT_HPU_DISALLOW_TORCH_COMPILE", "PT_HPU_USE_EAGER_FALLBACK"):
-        environment.pop(name, None)
-
-    done = subprocess.run(
-        [sys.executable, script], check=False, env=environment, capture_output=True, text=True, timeout=300
-    )
-
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    far = {name: value for name, value in seen.items() if isinstance(value, float)}
+    """D-17, D-21, D-23, D-27 to D-32: what vllm-gaudi imports of the bridge, against what torch computes on the CPU."""
+    (seen,) = printed_by("bridge_modules.py", [()], newest, tmp_path)
+    far = {name: value for name, value in seen.items() if isinstance(value, float) and name != "cache"}
     assert far.keys() == {
         *("attention", "attention compiled", "norm", "norm compiled", "rotary", "rotary compiled"),
         "rotary pairs",
+        *("experts", "experts compiled", "experts apart", "experts biased"),
     }
     assert max(far.values()) < 1e-5
     assert {name: value for name, value in seen.items() if name not in far} == {
@@ -202,5 +193,77 @@ def test_models_find_kernels_streams_generators_and_a_world_of_one(newest: Path,
         "a generator": [True, False],
         "the device's": [True, True],
         "a sum": [1.0, 1.0],
+        "replayed": [[2.0, 2.0], True],
+        "computed": [4.0, 4.0],
+        "embedded": [2, 2],
+        "ids": [0x7F7F7F7F] * 2,
+        "to the device and back": [1, 2],
         "made": [2, 3],
+        "cache": 0.0,
+        "afterwards": [3.0, 4.0],
     }
+
+
+def printed_by(
+    script: str, words: Iterable[Sequence[str]], double: Path, directory: Path, **settings: str
+) -> list[dict[str, Any]]:
+    """Returns what processes beside the double print as JSON, one for each row of words, at the same time."""
+    environment = dict(environment_of(double, directory, **settings))
+    # A server compiles, and falls back.
+    for name in ("PT_HPU_DISALLOW_TORCH_COMPILE", "PT_HPU_USE_EAGER_FALLBACK"):
+        environment.pop(name, None)
+    command = [sys.executable, str(ROOT / "tests" / "hpu" / script)]
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen([*command, *row], env=environment, stdout=pipe, stderr=pipe, text=True)
+        for row in words
+    ]
+    try:
+        outputs = [process.communicate(timeout=300) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * len(processes), outputs
+    return [json.loads(printed) for printed, _ in outputs]
+
+
+def test_two_ranks_exchange_tensors_alone_and_in_graphs_each_with_a_card(
+    newest: Path, tmp_path: Path
+) -> None:
+    """D-20, D-31: what vllm-gaudi's communicator does with two workers (``hpu_communicator.py``)."""
+    (tmp_path / "state").mkdir()
+    settings = {"AOTGAUDI_DOUBLE_STATE": str(tmp_path / "state"), "AOTGAUDI_DOUBLE_CARDS": "2"}
+
+    seen = printed_by(
+        "two_ranks.py", [(rank, str(tmp_path / "store")) for rank in "01"], newest, tmp_path, **settings
+    )
+
+    assert {rank.pop("card") for rank in seen} == {0, 1}
+    kinds = ("torch.float32", "torch.bfloat16", "torch.int64")
+    both = {
+        **{f"sum, {kind}": [10, 12] for kind in kinds},
+        "gathered": [0, 1, 10, 11],
+        "gathered apart": [[0, 1], [10, 11]],
+        "told": [10, 11],
+        "passed": [0, 1],
+        "compiled sum": [24, 28],
+        "compiled gathered": [2, 22, 4, 24],
+    }
+    assert seen == [
+        {
+            **both,
+            "scattered": [10, 12],
+            "swapped": [0, 10],
+            "a row": [[0, 1], [14, 16], [4, 5]],
+            "alone": [0, 1],
+            "compiled scattered": [24, 28],
+        },
+        {
+            **both,
+            "scattered": [14, 16],
+            "swapped": [1, 11],
+            "a row": [[10, 11], [14, 16], [14, 15]],
+            "alone": [10, 11],
+            "compiled scattered": [32, 36],
+        },
+    ]

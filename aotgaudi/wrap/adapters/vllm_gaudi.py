@@ -38,8 +38,8 @@ from aotgaudi.gaudi.live_graphs import live_graphs
 from aotgaudi.gaudi.recipes import RecipeDirectory, find_directories, require_restorable, require_room, scan
 from aotgaudi.wrap.adapters.base import SHAPES_FOLDER, Flags, Phase, Shapes, flag_words
 from aotgaudi.wrap.adapters.vllm import KINDS, LEFT_OUT, ROOTS, VLLM, max_logprobs, refuse, settings
-from aotgaudi.wrap.exercise import ServerLimits, sampler_batches, start_batches
-from aotgaudi.wrap.launch_machine import Installed
+from aotgaudi.wrap.exercise import Feature, ServerLimits, sampler_batches, start_batches
+from aotgaudi.wrap.launch_machine import Device, Installed
 
 if TYPE_CHECKING:
     from aotgaudi.manifest.bucket_file import BucketFile
@@ -150,6 +150,27 @@ def _settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str,
     }
 
 
+_NO_PROMPT_LOGPROBS = "prompt_logprobs, which end the engine of vllm-gaudi 0.26.0 with this model"
+
+
+def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
+    """Returns the features of vLLM, without the requests that would end the engine.
+
+    The prompt's hidden states of qwen3_moe have no dimension for the batch, and the first row is taken for all
+    (``non_flattened_hidden_states[i]`` in hpu_model_runner.py 4414, v0.26.0; seen on the double).
+    """
+    found = VLLM.features(flags, config, device)
+    if config.get("model_type") != "qwen3_moe":
+        return found
+    return tuple(_without_prompt_logprobs(one) for one in found)
+
+
+def _without_prompt_logprobs(feature: Feature) -> Feature:
+    safe = tuple(one for one in feature.requests if not any("prompt_logprobs" in body for body in one.bodies))
+    gap = "; ".join(filter(None, (feature.gap, _NO_PROMPT_LOGPROBS)))
+    return feature if safe == feature.requests else replace(feature, requests=safe, gap=gap)
+
+
 def _residuals(launch: Launch) -> tuple[str, ...]:
     """Returns what every start repeats: a recipe cache saves the graph compiler's work only."""
     is_eager = launch.flags.get("enforce-eager", False) is not False
@@ -229,6 +250,7 @@ VLLM_GAUDI = replace(
     zeros=("hpu.graph_compilation", "hpu.recipe_misses"),
     device=lambda _: "hpu",
     target=lambda installed: find_machine(installed.site_packages),
+    features=_features,
     residuals=_residuals,
     settle=lambda root: settle_recipes(root / RECIPES),
     shape_names=NAMES,

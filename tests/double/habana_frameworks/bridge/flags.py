@@ -9,9 +9,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+import torch
+
 from habana_frameworks.bridge.faults import has_fault
 from habana_frameworks.bridge.profile import PROFILE
 
+_COMPILE_ONLY = "PT_COMPILE_ONLY_MODE"
 _TRUE = ("1", "y", "yes", "t", "true", "on")
 _AT_IMPORT: Mapping[str, str] = dict(os.environ)
 _SET: dict[str, str] = {}
@@ -35,6 +38,13 @@ def set_flag(name: str, value: object) -> None:
     if name not in PROFILE.settable:
         raise KeyError(name)
     _SET[name] = str(value)
+    if name == _COMPILE_ONLY:
+        tell_device()
+
+
+def tell_device() -> None:
+    """Has operators outside graphs know whether they are launched (D-17)."""
+    torch.ops.hpu_double.set_compile_only(is_on(_COMPILE_ONLY))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from habana_frameworks.bridge import flags
 from habana_frameworks.bridge.journal import note
 from habana_frameworks.bridge.profile import IS_FORK
 from habana_frameworks.torch.utils.internal import is_lazy
@@ -29,6 +30,7 @@ def _check_version() -> None:
 
 _check_version()
 torch.ops.load_library(str(_HERE / "lib" / "libhabana_pytorch2_plugin.so"))
+flags.tell_device()
 
 atexit.register(lambda: [note(asked=name) for name in torch.ops.hpu_double.asked()])
 

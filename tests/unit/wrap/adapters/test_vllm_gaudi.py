@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from aotgaudi.spec.parse import spec_from_json
 from aotgaudi.wrap.adapters.base import Flags, Shapes, as_sealed
 from aotgaudi.wrap.adapters.vllm import VLLM
 from aotgaudi.wrap.adapters.vllm_gaudi import VLLM_GAUDI, _require_version, find_machine
+from aotgaudi.wrap.exercise import Feature
 from aotgaudi.wrap.launch_machine import Installed
 from tests.guests_here import Here
 from tests.launches import a_launch
@@ -107,6 +109,17 @@ def test_ranks_are_processes(ranks: int, roles: dict[str, int]) -> None:
     launch = a_launch(guest="vllm-gaudi", target=GAUDI, world=world({"tensor_parallel": ranks}))
 
     assert GUEST.roles(launch) == roles
+
+
+@pytest.mark.parametrize(("model_type", "is_asked"), [("llama", True), ("qwen3_moe", False)])
+def test_a_model_is_not_asked_what_ends_its_engine(model_type: str, is_asked: bool) -> None:
+    found, others = (GUEST.features(read(), {"model_type": kind}, "hpu") for kind in (model_type, ""))
+
+    def names(features: Iterable[Feature]) -> list[str]:
+        return [one.name for feature in features for one in feature.requests]
+
+    assert names(found) == [name for name in names(others) if is_asked or name != "prompt logprobs"]
+    assert any("prompt_logprobs" in feature.gap for feature in found) != is_asked
 
 
 def test_a_warm_start_misses_no_recipe_and_compiles_no_graph() -> None:

@@ -21,11 +21,12 @@ def wrap_in_hpu_graph(
     captured: dict[int, Any] = {}
     forward = module.forward
 
-    def replay(*args: Any, warmup_mode: bool = False, bypass_hpu_graphs: bool = False) -> Any:
-        key = hash(tuple(tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)))
+    def replay(*args: Any, warmup_mode: bool = False, bypass_hpu_graphs: bool = False, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        key = hash(tuple(tuple(arg.shape) for arg in given if isinstance(arg, torch.Tensor)))
         if warmup_mode and key in captured and not has_fault("graphs-are-fresh"):
             return captured[key]  # Stale outputs, as documented.
-        found = forward(*args)
+        found = forward(*args, **kwargs)
         if not bypass_hpu_graphs and (max_graphs is None or len(captured) < max_graphs):
             captured[key] = found
         return found

@@ -36,6 +36,10 @@ VIEWS = frozenset(
 )
 
 
+_COLLECTIVES = "_c10d_functional"
+"""Its operators run between clusters (D-31; ``pass_allreduce_parents``, PT_HPU_ENABLE_ALLREDUCE_GRAPH_SPLIT's default)."""
+
+
 def name_of(node: fx.Node) -> str:
     """Returns the operator's name without its overload; empty for what is no operator."""
     return (
@@ -46,6 +50,11 @@ def name_of(node: fx.Node) -> str:
 def is_view(node: fx.Node) -> bool:
     """Returns whether a node's result shares the memory of its input."""
     return node.op == "call_function" and name_of(node) in VIEWS
+
+
+def is_collective(node: fx.Node) -> bool:
+    """Returns whether a node exchanges tensors with other ranks, or waits for them."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.namespace == _COLLECTIVES
 
 
 def falls_back(node: fx.Node) -> bool:
@@ -65,11 +74,11 @@ def falls_back(node: fx.Node) -> bool:
 
 
 def place(module: fx.GraphModule) -> frozenset[fx.Node]:
-    """Returns the nodes that run outside clusters: those that are not lowered, and views that are outputs (K-34)."""
+    """Returns the nodes that run outside clusters: collectives, those not lowered, and views that are outputs (K-34)."""
     nodes = list(module.graph.nodes)
-    eager = {node for node in nodes if falls_back(node)}
+    eager = {node for node in nodes if is_collective(node) or falls_back(node)}
     for node in nodes:
-        if node in eager:
+        if node in eager and not is_collective(node):
             emit("CPU_FALLBACK", op=name_of(node))
     for node in reversed(nodes):
         if node.op == "output" or node in eager:
@@ -80,8 +89,8 @@ def place(module: fx.GraphModule) -> frozenset[fx.Node]:
 
 
 def check_eager_fallbacks(eager: frozenset[fx.Node]) -> None:
-    """K-18: without fallback, a node outside a cluster is an assertion."""
-    names = sorted(str(node.target) for node in eager)
+    """K-18: without fallback, a node outside a cluster is an assertion, unless it is a collective."""
+    names = sorted(str(node.target) for node in eager if not is_collective(node))
     if names and not config.use_eager_fallback and not has_fault("silent-fallback"):
         raise AssertionError(f"eager fallback is disabled, and these nodes are not in a cluster: {names}")
 
