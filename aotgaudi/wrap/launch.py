@@ -34,7 +34,7 @@ from aotgaudi.bundle.launch import (
     WarmUpRequest,
     world,
 )
-from aotgaudi.commands.starts import assignments, plain_command
+from aotgaudi.commands.starts import assignments, has_one_api_server, plain_command
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
@@ -245,7 +245,7 @@ def describe(
             **installed.distributions,
         },
         target=target,
-        world=world({**flags.world, API_SERVERS: adapter.api_servers(found.words, flags)}),
+        world=world({**flags.world, API_SERVERS: 1} if has_one_api_server(found.words) else flags.world),
         place=Place(
             root=root,
             prefix=installed.prefix,
