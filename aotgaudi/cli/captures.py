@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -99,30 +98,28 @@ def explain_compile_caches(caches: Sequence[CompileCache], against: Path | None)
 
     Raises SpecError if the other folder has none.
     """
-    others = () if against is None else find_compile_caches(against)
+    others = caches[1:] if against is None else find_compile_caches(against)[:1]
     if against is not None and not others:
         raise SpecError(str(against), f"has no {FACTORS_NAME}", "a folder of vLLM's torch_compile_cache")
     documents, lines = [], []
-    for cache, older in [(caches[0], others[0])] if others else pairwise(caches):
+    for cache, older in zip(caches, others):  # noqa: B905 - the oldest has none before it
         found, num = cache.differences(older), len(cache.factors)
-        rows = [{"name": d.name, "was": d.sealed, "is": d.here, "note": _factor_note(d.name)} for d in found]
+        rows = [{"name": one.name, "was": one.sealed, "is": one.here, "note": _note(one)} for one in found]
         paths = {"path": str(cache.path), "made": cache.made, "against": str(older.path)}
         documents.append({**paths, "num_factors": num, "differences": rows})
-        than = older.path if others else older.path.name
+        than = older.path.name if against is None else older.path
         lines.append(f"{cache.path.name} ({cache.made}): {len(found)} of {num} factors not as in {than}")
-        lines += (
-            f"{line}  {row['note']}".rstrip()
-            for line, row in zip(difference_table(found, ("was", "is")), rows, strict=True)
-        )
-    if not others:
+        table = zip(difference_table(found, ("was", "is")), rows, strict=True)
+        lines += [f"{line}  {row['note']}".rstrip() for line, row in table]
+    if against is None:
         lines.append(f"{caches[-1].path.name} ({caches[-1].made}): the oldest")
-    differs = bool(documents) and bool(documents[0]["differences"])
+    differs = documents and documents[0]["differences"]
     return {"comparisons": documents}, lines, NotWarmError.exit_code if differs else 0
 
 
-def _factor_note(name: str) -> str:
-    condition = CONDITIONS.get(name.rpartition(".")[2])
-    return f"(changes no code: {condition.reason})" if condition is not None else ""
+def _note(difference: Difference) -> str:
+    condition = CONDITIONS.get(difference.name.rpartition(".")[2])
+    return "" if condition is None else f"(changes no code: {condition.reason})"
 
 
 def difference_rows(differences: Iterable[Difference]) -> list[dict[str, Any]]:

@@ -11,16 +11,15 @@ import http.client
 import io
 import json
 import re
-import select
 import selectors
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from pydantic import JsonValue
@@ -46,6 +45,7 @@ _UNFIT_FOR_ID, _MAX_NAME_CHARS = re.compile(r"[^A-Za-z0-9._-]"), 64
 """A launch is read from a bundle, where a request's name may be anything, even text that no header can hold."""
 _NOT_YET = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _CERTIFICATE_FLAG = "--ssl-certfile"
+_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class WrappedServerError(AotGaudiError):
@@ -102,37 +102,18 @@ class OtherServerError(OSError):
 
 
 def pinned(address: Address) -> Address:
-    """Returns `address` with the certificate that its server's file holds now. Raises SpecError if it holds none."""
+    """Returns `address` with its server's certificate, the first in the file, as it is now. Raises SpecError for none."""
     if address.certificate is None:
         return address
-    return replace(address, pinned=_certificate(address.certificate))
-
-
-def _certificate(path: str) -> bytes:
-    """Returns the first certificate in a PEM file, which is the server's own, DER. Raises SpecError."""
     try:
-        text = read_regular(Path(path), _MAX_PEM_BYTES).decode("ascii", "replace")
+        text = read_regular(Path(address.certificate), _MAX_PEM_BYTES).decode("ascii", "replace")
         begin = text.index(ssl.PEM_HEADER)
-        end = text.index(ssl.PEM_FOOTER, begin)
-        return ssl.PEM_cert_to_DER_cert(text[begin : end + len(ssl.PEM_FOOTER)])
+        end = text.index(ssl.PEM_FOOTER, begin) + len(ssl.PEM_FOOTER)
+        return replace(address, pinned=ssl.PEM_cert_to_DER_cert(text[begin:end]))
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it holds no certificate"
-        raise SpecError(_CERTIFICATE_FLAG, f"{path} cannot be read: {why}", "a PEM file") from error
-
-
-def _require_own(address: Address, shown: bytes | None) -> None:
-    """Raises OtherServerError for a certificate that the server's file held neither at its start nor holds now."""
-    if shown and shown == address.pinned:
-        return
-    try:  # A server may read its file again (--enable-ssl-refresh).
-        now = _certificate(address.certificate or "")
-    except SpecError:
-        now = b""
-    if not shown or shown != now:
-        where = address.uds or f"{address.host}:{address.port}"
-        raise OtherServerError(
-            f"another server answers at {where}: its certificate is not in {_CERTIFICATE_FLAG} {address.certificate}"
-        )
+        problem = f"{address.certificate} cannot be read: {why}"
+        raise SpecError(_CERTIFICATE_FLAG, problem, "a PEM file") from error
 
 
 class HealthProbe:
@@ -144,7 +125,7 @@ class HealthProbe:
     def __init__(self, address: Address) -> None:
         self._address = address
         self._connection: _Connection | None = None
-        self._is_asked, self._data = False, b""
+        self._is_asked, self._line = False, b""
         self._next_at = self._deadline = 0.0
         self.is_good, self.problem = False, ""
 
@@ -167,7 +148,7 @@ class HealthProbe:
 
     def _connect(self, now: float) -> None:
         self._connection, self._deadline = _Connection(self._address, HEALTH_SECONDS), now + HEALTH_SECONDS
-        self._is_asked, self._data, self.problem = False, b"", ""
+        self._is_asked, self._line, self.problem = False, b"", ""
         try:
             self._connection.connect()
             self._connection.sock.setblocking(False)
@@ -179,7 +160,7 @@ class HealthProbe:
         try:
             if not self._is_asked:
                 connection.greet()
-                connection.request("GET", _HEALTH_PATH, headers=_headers(self._address))
+                connection.ask("GET", _HEALTH_PATH)
                 self._is_asked = True
             come = connection.sock.recv(_READ_BYTES)
         except _NOT_YET:
@@ -187,11 +168,9 @@ class HealthProbe:
         except (OSError, http.client.HTTPException) as error:
             self.problem = str(error) if isinstance(error, OtherServerError) else ""
             return False
-        self._data += come
-        line, end, _ = self._data.partition(b"\n")
-        if not end and come:
-            return None
-        return line.split()[1:2] == [b"200"]
+        self._line += come
+        is_whole = not come or b"\n" in self._line
+        return self._line.split()[1:2] == [b"200"] if is_whole else None
 
     def _end(self, now: float, *, is_good: bool) -> None:
         self.close()
@@ -208,15 +187,8 @@ def ask(address: Address, request: WarmUpRequest, on_wait: Callable[[], object] 
     Raises:
         WrappedServerError: An answer is missing or incomplete, or its status is 5xx.
     """
-    if address.ranks == 1:
-        return _ask(address, request, None, on_wait)
-    told = []
-    for rank in range(address.ranks):
-        try:
-            told.append(_ask(address, request, rank, on_wait))
-        except WrappedServerError as error:
-            text = f"{error} (data-parallel rank {rank})"
-            raise WrappedServerError(text, error.exit_code, error.request_id) from error
+    ranks = range(address.ranks) if address.ranks > 1 else (None,)
+    told = [_ask(address, request, rank, on_wait) for rank in ranks]
     return Answer(
         status=max(one.status for one in told),
         text="\n".join(sorted({one.text for one in told})),
@@ -227,13 +199,27 @@ def ask(address: Address, request: WarmUpRequest, on_wait: Callable[[], object] 
 def _ask(address: Address, request: WarmUpRequest, rank: int | None, on_wait: Callable[[], object]) -> Answer:
     """Sends all copies of a request at once to a data-parallel rank (None: to a server without). Raises like `ask`."""
     bodies = request.bodies
-    answers, ran_together = _exchanged(address, request, bodies, rank, on_wait)
+    sent = [_Pending(address, request, copy, rank) for copy in range(len(bodies))]
+    try:
+        for one in sent:
+            with one.named():
+                one.connect(on_wait)
+        for one, body in zip(sent, bodies, strict=True):
+            with one.named():
+                one.send(request.path, {"model": address.served_name, **body})
+        ran_together = _read_all(sent, on_wait)
+        answers = []
+        for one in sent:
+            with one.named():
+                answers.append(one.answer())
+    finally:
+        for one in sent:
+            one.connection.close()
     worst = max(status for status, _ in answers)
     if worst >= 500:
-        first = next(copy for copy, (status, _) in enumerate(answers) if status == worst)
+        first = next(one for one, (status, _) in zip(sent, answers, strict=True) if status == worst)
         raise WrappedServerError(
-            f"the server answered the request {request.name!r} with {worst}",
-            request_id=_request_id(request, first),
+            f"the server answered {first.title} with {worst}", request_id=first.request_id
         )
     is_batch = len(bodies) > 1 and all(body.get("stream") is True for body in bodies)
     if is_batch and worst < 400 and not ran_together:
@@ -244,46 +230,67 @@ def _ask(address: Address, request: WarmUpRequest, rank: int | None, on_wait: Ca
 
 
 class _Pending:
-    """A request that was sent, and its answer as far as it has been read."""
+    """One copy of a request, and its answer as far as it has been read.
 
-    def __init__(self, connection: _Connection, request_id: str) -> None:
-        self.connection, self.request_id = connection, request_id
+    Attributes:
+        request_id: its ``X-Request-Id``. The server's log may name the copy by it.
+        title: the request, in words.
+    """
+
+    def __init__(self, address: Address, request: WarmUpRequest, copy: int, rank: int | None) -> None:
+        self.connection, self._rank = _Connection(address, ANSWER_SECONDS), rank
+        self.request_id = f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
+        of_rank = "" if rank is None else f" (data-parallel rank {rank})"
+        self.title = f"the request {request.name!r}{of_rank}"
         self.num_events, self._data, self._line = 0, bytearray(), b""
 
-    def read(self) -> bool:
-        """Takes what has come. Returns False at the end. Raises http.client.HTTPException for too much."""
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Raises WrappedServerError, which names the request, for an answer that is missing or incomplete."""
         try:
-            come = self.connection.sock.recv(_READ_BYTES)
-        except _NOT_YET:  # Part of a record of TLS, or one without data.
-            return True
-        self._data += come
-        if len(self._data) > _MAX_ANSWER_BYTES:
-            raise http.client.HTTPException(f"its answer has more than {_MAX_ANSWER_BYTES >> 20} MiB")
-        *lines, self._line = (self._line + come).split(b"\n")
-        self.num_events += sum(line.startswith(b"data: {") for line in lines)
-        return bool(come)
+            yield
+        except (OSError, http.client.HTTPException) as error:
+            what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            text = f"the server did not answer {self.title}: {what}"
+            raise WrappedServerError(text, request_id=self.request_id) from error
 
     def connect(self, on_wait: Callable[[], object]) -> None:
         """Connects, and shakes hands if that is needed."""
         self.connection.connect()
-        self.connection.sock.setblocking(False)
-        deadline, waiting = time.monotonic() + ANSWER_SECONDS, select.poll()
-        waiting.register(self.connection.sock, select.POLLIN)
+        deadline = time.monotonic() + ANSWER_SECONDS
+        self.connection.sock.settimeout(_WAIT_SECONDS)
         while True:
             try:
                 self.connection.greet()
                 break
-            except _NOT_YET:
-                waiting.poll(_WAIT_SECONDS * 1000)
+            except TimeoutError:
+                if time.monotonic() > deadline:
+                    raise
                 on_wait()
-            if time.monotonic() > deadline:
-                raise TimeoutError
         self.connection.sock.settimeout(ANSWER_SECONDS)
 
-    def send(self, path: str, data: bytes, headers: Mapping[str, str]) -> None:
+    def send(self, path: str, body: Mapping[str, JsonValue]) -> None:
         """Sends the request. From then on nothing waits for the server."""
-        self.connection.request("POST", path, data, headers)
+        headers = {"Content-Type": "application/json", "X-Request-Id": self.request_id}
+        if self._rank is not None:
+            headers["X-data-parallel-rank"] = str(self._rank)
+        self.connection.ask("POST", path, json.dumps(body).encode(), headers)
         self.connection.sock.setblocking(False)
+
+    def read(self) -> bool:
+        """Takes all that has come. Returns False at the end. Raises http.client.HTTPException for too much."""
+        while True:  # With TLS, each call returns one record.
+            try:
+                come = self.connection.sock.recv(_READ_BYTES)
+            except _NOT_YET:
+                return True
+            if not come:
+                return False
+            self._data += come
+            if len(self._data) > _MAX_ANSWER_BYTES:
+                raise http.client.HTTPException(f"its answer has more than {_MAX_ANSWER_BYTES >> 20} MiB")
+            *lines, self._line = (self._line + come).split(b"\n")
+            self.num_events += sum(line.startswith(b"data: {") for line in lines)
 
     def answer(self) -> tuple[int, bytes]:
         """Returns the status and the body. Raises http.client.HTTPException if the answer is incomplete."""
@@ -298,44 +305,8 @@ class _Pending:
         return response.status, body
 
 
-def _exchanged(
-    address: Address,
-    request: WarmUpRequest,
-    bodies: Sequence[Mapping[str, JsonValue]],
-    rank: int | None,
-    on_wait: Callable[[], object],
-) -> tuple[list[tuple[int, bytes]], bool]:
-    """Sends all bodies at once. Returns the status and the data of each answer, and whether all were streamed together.
-
-    They were if each had events that came after all had begun.
-    """
-    sent = [
-        _Pending(_Connection(address, ANSWER_SECONDS), _request_id(request, copy))
-        for copy in range(len(bodies))
-    ]
-    try:
-        for one in sent:
-            with _named(request, one):
-                one.connect(on_wait)
-        for one, body in zip(sent, bodies, strict=True):
-            data = json.dumps({"model": address.served_name, **body}).encode()
-            with _named(request, one):
-                one.send(request.path, data, _headers(address, data, one.request_id, rank))
-        came = _read_all(request, sent, on_wait)
-        answers = []
-        for one in sent:
-            with _named(request, one):
-                answers.append(one.answer())
-    finally:
-        for one in sent:
-            one.connection.close()
-    return answers, bool(came) and all(
-        one.num_events >= then + _NUM_TOGETHER for one, then in zip(sent, came, strict=True)
-    )
-
-
-def _read_all(request: WarmUpRequest, sent: Sequence[_Pending], on_wait: Callable[[], object]) -> list[int]:
-    """Reads all answers. Returns the number of events that had come of each when all had begun; nothing if not all did.
+def _read_all(sent: Sequence[_Pending], on_wait: Callable[[], object]) -> bool:
+    """Reads all answers. Returns whether they were streamed together: each had events that came after all had begun.
 
     One thread reads them, because only so it is known which came later: when the last has begun, all that has come of the
     others by then is read first.
@@ -349,7 +320,7 @@ def _read_all(request: WarmUpRequest, sent: Sequence[_Pending], on_wait: Callabl
             have_begun = not came and all(one.num_events for one in sent)
             ready = [key.data for key, _ in selector.select(0 if have_begun else _WAIT_SECONDS)]
             for one in ready:
-                with _named(request, one):
+                with one.named():
                     if not one.read():
                         selector.unregister(one.connection.sock)
             if have_begun:
@@ -359,26 +330,11 @@ def _read_all(request: WarmUpRequest, sent: Sequence[_Pending], on_wait: Callabl
             if came or not all(one.num_events for one in sent):  # Else what has come is read first.
                 on_wait()
             if now - heard > ANSWER_SECONDS:
-                with _named(request, next(iter(reading.values())).data):
+                with next(iter(reading.values())).data.named():
                     raise TimeoutError
-    return came
-
-
-@contextmanager
-def _named(request: WarmUpRequest, one: _Pending) -> Iterator[None]:
-    """Raises WrappedServerError, which names the request, for an answer that is missing or incomplete."""
-    try:
-        yield
-    except (OSError, http.client.HTTPException) as error:
-        what = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        raise WrappedServerError(
-            f"the server did not answer the request {request.name!r}: {what}", request_id=one.request_id
-        ) from error
-
-
-def _request_id(request: WarmUpRequest, copy: int) -> str:
-    """Returns the ``X-Request-Id`` of one copy. The server's log may name the copy by it."""
-    return f"aotgaudi-{_UNFIT_FOR_ID.sub('-', request.name)[:_MAX_NAME_CHARS]}-{copy}"
+    return bool(came) and all(
+        one.num_events >= then + _NUM_TOGETHER for one, then in zip(sent, came, strict=True)
+    )
 
 
 class _Connection(http.client.HTTPConnection):
@@ -403,25 +359,25 @@ class _Connection(http.client.HTTPConnection):
             self.sock = context.wrap_socket(self.sock, do_handshake_on_connect=False)
 
     def greet(self) -> None:
-        """Goes on with the handshake of TLS, and ends it. Raises one of `_NOT_YET`, or OtherServerError."""
-        if isinstance(self.sock, ssl.SSLSocket):
-            self.sock.do_handshake()
-            _require_own(self._address, self.sock.getpeercert(binary_form=True))
+        """Goes on with the handshake of TLS, and ends it. Raises like a read that would wait, or OtherServerError."""
+        if not isinstance(self.sock, ssl.SSLSocket):
+            return
+        self.sock.do_handshake()
+        shown, address = self.sock.getpeercert(binary_form=True), self._address
+        with suppress(SpecError):  # A server may read its file again (--enable-ssl-refresh).
+            if shown == address.pinned or shown == pinned(address).pinned:
+                return
+        where = address.uds or f"{address.host}:{address.port}"
+        raise OtherServerError(
+            f"another server answers at {where}: its certificate is not in {_CERTIFICATE_FLAG} {address.certificate}"
+        )
 
-
-def _headers(
-    address: Address, body: bytes = b"", request_id: str = "", rank: int | None = None
-) -> dict[str, str]:
-    headers = {"Connection": "close"}
-    if rank is not None:
-        headers["X-data-parallel-rank"] = str(rank)
-    if request_id:
-        headers["X-Request-Id"] = request_id
-    if body:
-        headers["Content-Type"] = "application/json"
-    if address.authorization:
-        headers["Authorization"] = address.authorization
-    return headers
+    def ask(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = _NO_HEADERS
+    ) -> None:
+        """Sends a request, with the key that the server requires."""
+        key = {"Authorization": self._address.authorization} if self._address.authorization else {}
+        self.request(method, path, body, {"Connection": "close", **key, **headers})
 
 
 def _text(data: bytes) -> str:

@@ -178,11 +178,7 @@ def collect(here: Path, rules: Rules, objects: ObjectStore) -> Collected:
             left_out[path] = _VOLATILE
         else:
             paths.append(path)
-    if len(paths) > MAX_FILES:
-        raise CaptureError(
-            f"the server left {len(paths)} files in its caches, at most {MAX_FILES} are captured"
-        )
-    _require_names(paths)
+    require_capturable(paths)
     needles = _Needles(rules)
     rows = in_threads(lambda path: _take(here, path, rules, needles, objects), paths)
     places: Counter[str] = Counter()
@@ -216,7 +212,12 @@ def _is_volatile(here: Path, path: str) -> bool:
     return stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
 
 
-def _require_names(paths: Iterable[str]) -> None:
+def require_capturable(paths: Sequence[str]) -> None:
+    """Raises CaptureError for too many files, and for a path that no capture can hold."""
+    if len(paths) > MAX_FILES:
+        raise CaptureError(
+            f"the server left {len(paths)} files in its caches, at most {MAX_FILES} are captured"
+        )
     try:
         for path in paths:
             require_captured_path(path)

@@ -1,19 +1,17 @@
 """Reads why two starts of a plain vLLM did not share a compile cache, from what vLLM wrote down there.
 
-A cache is a folder ``torch_compile_cache/HASH``. Its ``rank_R_D/PREFIX/cache_key_factors.json`` holds what HASH is made of:
-the variables, and digests of the configuration, the traced sources and the compiler (``vllm/compilation/backends.py`` of
-0.32.0, `VllmBackend.__call__`). We read that file alone, as JSON. The others are code.
+``torch_compile_cache/HASH/rank_R_D/PREFIX/cache_key_factors.json`` holds what HASH is made of: the variables, and digests of
+the configuration, the traced sources and the compiler (``vllm/compilation/backends.py`` of 0.32.0, `VllmBackend.__call__`).
+A server's first model decides HASH. We read its file alone, as JSON. The other files of a cache are code.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aotgaudi.commands.variables import is_secret, without_credentials
 from aotgaudi.digest import differing
@@ -22,57 +20,39 @@ from aotgaudi.files import read_regular
 from aotgaudi.wrap.launch_comparison import Difference
 
 FACTORS_NAME = "cache_key_factors.json"
-_RANKS = [f"{above}rank_*/{below}" for above in ("", "*/", "torch_compile_cache/*/") for below in ("", "*/")]
-_PLACES = ("", "*/", *_RANKS)
-"""Where the file lies below the folder of a rank, of a hash, of all hashes, or vLLM's own."""
-_MAX_BYTES = 4 << 20
+_MAX_BYTES, _MAX_DEPTH = 4 << 20, 4
 
 
-@dataclass(frozen=True, slots=True)
-class CompileCache:
-    """The cache in `path`, when vLLM made it (UTC), and what it hashed: dotted name -> value.
-
-    A factor that differs between ranks, or between the models of a server, is there once more, by the place of its file.
-    """
+class CompileCache(NamedTuple):
+    """A cache's folder, when vLLM made it (UTC), and what its hash is made of: dotted name -> value, with secrets."""
 
     path: Path
     made: str
     factors: Mapping[str, str]
 
-    def differences(self, older: CompileCache) -> tuple[Difference, ...]:
+    def differences(self, older: CompileCache) -> list[Difference]:
         """Returns the factors that differ, without secrets; those of `older` come first."""
         rows = differing(older.factors, self.factors)
-        return tuple(Difference(name, *(_public(name, value) for value in values)) for name, *values in rows)
+        return [Difference(name, *(_public(name, value) for value in values)) for name, *values in rows]
 
 
-def find_compile_caches(folder: Path) -> tuple[CompileCache, ...]:
-    """Returns vLLM's caches in `folder`, newest first; () if no factors lie there. Raises SpecError for other content."""
-    files: dict[Path, list[Path]] = {}
-    found = {path.absolute() for place in _PLACES for path in folder.glob(place + FACTORS_NAME)}
-    for path in filter(Path.exists, sorted(found)):
-        above_ranks = (up.parent for up in path.parents if up.name.startswith("rank_"))
-        files.setdefault(next(above_ranks, path.parent), []).append(path)
-    newest = sorted(files.items(), key=lambda item: -os.lstat(item[1][0]).st_mtime)
-    return tuple(_read(home, paths) for home, paths in newest)
+def find_compile_caches(folder: Path) -> list[CompileCache]:
+    """Returns vLLM's caches in `folder`, newest first. Raises SpecError for other content."""
+    places = ("*/" * depth + FACTORS_NAME for depth in range(_MAX_DEPTH + 1))
+    files = {path for place in places for path in folder.absolute().glob(place) if path.is_file()}
+    first = {[*path.parents][:3][-1]: path for path in sorted(files, reverse=True)}
+    found = []
+    for home, path in sorted(first.items(), key=lambda item: -item[1].stat().st_mtime):
+        made = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+        table = load_foreign_object(read_regular(path, _MAX_BYTES), str(path))
+        found.append(CompileCache(home, f"{made:%Y-%m-%d %H:%M} UTC", dict(_flat(table))))
+    return found
 
 
-def _read(home: Path, files: list[Path]) -> CompileCache:
-    factors: dict[str, str] = {}
-    for path in files:
-        data = read_regular(path, _MAX_BYTES)
-        for name, value in _flat(load_foreign_object(data, str(path)), ""):
-            if factors.setdefault(name, value) != value:
-                factors[f"{path.parent.relative_to(home).as_posix()}.{name}"] = value
-    made = datetime.fromtimestamp(os.lstat(files[0]).st_mtime, timezone.utc)
-    return CompileCache(home, f"{made:%Y-%m-%d %H:%M} UTC", factors)
-
-
-def _flat(table: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, str]]:
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{_printable(name)}.")
-        else:
-            yield prefix + _printable(name), _printable(value)
+        here = prefix + _printable(name)
+        yield from _flat(value, f"{here}.") if isinstance(value, dict) else [(here, _printable(value))]
 
 
 def _printable(value: Any) -> str:

@@ -80,7 +80,7 @@ class ProcessLog:
     @property
     def role(self) -> str:
         """The role that the process reported; empty before its ``hello``."""
-        return next((event.text("role") for event in self.events if event.kind == "hello"), "")
+        return self._said("role")
 
     @property
     def replica(self) -> str:
@@ -88,17 +88,17 @@ class ProcessLog:
 
         vLLM names an engine ``EngineCore_DP1``, and its workers by their ranks below it (vllm/v1/engine/utils.py).
         """
-        hello = next((event for event in self.events if event.kind == "hello"), None)
-        names = () if hello is None else (hello.text("name"), hello.text("of"))
-        found = next(filter(None, map(_ENGINE.fullmatch, names)), None)
+        found = _ENGINE.fullmatch(self._said("name")) or _ENGINE.fullmatch(self._said("of"))
         return "" if found is None else f"data-parallel rank {found[1]}"
 
     @property
     def title(self) -> str:
         """Role, process id and ranks: ``Worker 4711 (VllmWorker-1)``, ``EngineCore 4712 (data-parallel rank 1)``."""
-        name = next((event.text("name") for event in self.events if event.kind == "hello"), "")
-        ranks = ", ".join(filter(None, (name if self.role == "Worker" else "", self.replica)))
+        ranks = ", ".join(filter(None, (self._said("name") if self.role == "Worker" else "", self.replica)))
         return f"{self.role or 'process'} {self.pid}{f' ({ranks})' if ranks else ''}"
+
+    def _said(self, name: str) -> str:
+        return next((event.text(name) for event in self.events if event.kind == "hello"), "")
 
     @property
     def hooks(self) -> Mapping[str, object]:

@@ -123,11 +123,6 @@ class FileChanges:
     is_compared: bool = False
     is_watched: bool = False
 
-    @property
-    def is_clean(self) -> bool:
-        """Whether nothing changed."""
-        return not (self.added or self.changed or self.missing)
-
     def __or__(self, other: FileChanges) -> FileChanges:
         """The union of both changes. It is compared if either was, and watched if both were."""
         return FileChanges(

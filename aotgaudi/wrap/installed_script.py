@@ -184,12 +184,6 @@ def _sources(paths: list[str], packages: list[str]) -> dict[str, str]:
     return found
 
 
-def _is_there(name: str, paths: list[str], names: list[str]) -> bool:
-    """Returns whether a package is installed, or could be imported. Finders of editable installs are asked."""
-    is_named = any(one.startswith(normalised(name)) for one in names)
-    return is_named or bool(PathFinder.find_spec(name, paths) or importlib.util.find_spec(name))
-
-
 def _user_site(home: str) -> list[str]:
     """Returns the user's site, which an interpreter outside a virtual environment searches."""
     if not home or sys.prefix != sys.base_prefix:
@@ -222,7 +216,12 @@ def answer(question: dict[str, object]) -> dict[str, object]:
         "site_packages": sysconfig.get_path("purelib"),
         "distributions": {**found, **_sources(ahead, packages), **_startup(paths, sites)},
         "names": names,
-        "missing": [name for name in packages if not _is_there(name, paths, names)],
+        "missing": [
+            name
+            for name in packages
+            if not any(one.startswith(normalised(name)) for one in names)
+            and not (PathFinder.find_spec(name, paths) or importlib.util.find_spec(name))
+        ],
     }
 
 

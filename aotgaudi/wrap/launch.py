@@ -34,7 +34,7 @@ from aotgaudi.bundle.launch import (
     WarmUpRequest,
     world,
 )
-from aotgaudi.commands.starts import assignments, plain_command
+from aotgaudi.commands.starts import assignments, has_one_api_server, plain_command
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
@@ -245,7 +245,7 @@ def describe(
             **installed.distributions,
         },
         target=target,
-        world=world({**flags.world, API_SERVERS: adapter.api_servers(found.words, flags)}),
+        world=world({**flags.world, API_SERVERS: 1} if has_one_api_server(found.words) else flags.world),
         place=Place(
             root=root,
             prefix=installed.prefix,
@@ -364,15 +364,11 @@ def _keyed_files(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
         if path.name.startswith(".") or path.name == "__pycache__":
             continue
         if path.suffix in (".json", ".py") and path.is_file():
-            if path.suffix == ".py" or _is_configuration(path.name):
+            is_keyed = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in KEYED_FILES)
+            if path.suffix == ".py" or (is_keyed and not path.name.startswith("tokenizer")):
                 yield path
         elif depth and path.is_dir():
             yield from _keyed_files(path, depth - 1)
-
-
-def _is_configuration(name: str) -> bool:
-    patterns = [pattern for pattern in KEYED_FILES if fnmatch.fnmatchcase(name, pattern)]
-    return bool(patterns) and not name.startswith("tokenizer")
 
 
 def _hub_caches(flags: Flags, environ: Mapping[str, str]) -> Iterator[Path]:

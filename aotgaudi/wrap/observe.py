@@ -60,13 +60,10 @@ class Observer:
         """Returns the findings since the last call."""
         events = self._session.log.take_new()
         rules, files = self._session.plan.rules, self._session.files()
-        replicas = {one.pid: one.replica for one in self._session.log.processes.values()}
-        told = [
-            (replicas.get(event.pid), finding_of(event, rules, is_watched=files.is_watched))
-            for event in events
-        ]
-        made = [*(_named(one, replica) for replica, one in told if one is not None), *self._unreported()]
-        findings = [one for one in made if one.phase not in self._left_out]
+        told = [(event.pid, finding_of(event, rules, is_watched=files.is_watched)) for event in events]
+        ranks = {one.pid: f"{one.replica}: " for one in self._session.log.processes.values() if one.replica}
+        made = [replace(one, text=ranks.get(pid, "") + one.text) for pid, one in told if one is not None]
+        findings = [one for one in (*made, *self._unreported()) if one.phase not in self._left_out]
         findings += [*self._of_files(files), *self._of_unreadable()]
         self._is_new = bool(events or findings)
         self.counts.update(one.what for one in findings)
@@ -124,11 +121,6 @@ class Observer:
     @property
     def _phase(self) -> FindingPhase:
         return PHASES.get(self._session.phase, "live")
-
-
-def _named(finding: Finding, replica: str | None) -> Finding:
-    """Returns a finding that names the data-parallel rank, if there are several."""
-    return replace(finding, text=f"{replica}: {finding.text}") if replica else finding
 
 
 def _new(now: Sequence[str], before: Sequence[str]) -> list[str]:

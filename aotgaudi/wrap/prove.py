@@ -21,21 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from aotgaudi.bundle.capture_receipt import (
-    MAX_FILES,
-    CapturedFile,
-    CaptureReceipt,
-    Expected,
-    Proof,
-    require_distinct,
-)
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Expected, Proof
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.store.cas import ObjectStore
 from aotgaudi.wrap.adapters.base import Phase
 from aotgaudi.wrap.capture_records import UnprovenRow, builder_versions
 from aotgaudi.wrap.client import WrappedServerError
-from aotgaudi.wrap.collect import Rules, collect
+from aotgaudi.wrap.collect import Rules, collect, require_capturable
 from aotgaudi.wrap.events import ProcessLog, hashed_factors
 from aotgaudi.wrap.exercise import in_order_of_proof, not_exercised, start_cost
 from aotgaudi.wrap.file_watch import FileChanges, compare
@@ -371,14 +364,7 @@ def _added(context: BuildContext, ran: RunResult, sandbox: Sandbox) -> tuple[Cap
 
 def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[CapturedFile, ...]:
     files = tuple(sorted((*held, *added), key=lambda file: file.path))
-    if len(files) > MAX_FILES:
-        raise CaptureError(
-            f"the server left {len(files)} files in its caches, at most {MAX_FILES} are captured"
-        )
-    try:
-        require_distinct(file.path for file in files)
-    except ValueError as error:
-        raise CaptureError(f"a file that the server added cannot be captured: its path {error}") from error
+    require_capturable([file.path for file in files])
     return files
 
 

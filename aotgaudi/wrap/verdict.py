@@ -189,9 +189,6 @@ _READERS: Mapping[str, Callable[[Event, FileRules], Finding | None]] = MappingPr
 )
 
 
-_MAX_NAMED = 5
-
-
 class AnswerDigests(NamedTuple):
     """The digests of an answer to a warm-up request. A receipt holds only `status`, because weights may differ.
 
@@ -399,7 +396,7 @@ def _absent(logs: Sequence[ProcessLog], expected: Expected) -> Iterator[str]:
     for log in _workers(logs, expected):
         waiting = [hook for hook in expected.hooks if log.hooks.get(hook) is not True]
         if waiting:
-            yield f"{log.title} to watch {_named(waiting)}"
+            yield f"{log.title} to watch {', '.join(waiting)}"
 
 
 def _workers(logs: Sequence[ProcessLog], expected: Expected) -> list[ProcessLog]:
@@ -456,9 +453,3 @@ def _of_answers(seen: Observation, expected: Expected) -> Iterator[Reason]:
 
 def _times(number: int) -> str:
     return {0: "not loaded", 1: "loaded once"}.get(number, f"loaded {number} times")
-
-
-def _named(names: Iterable[str]) -> str:
-    listed = list(names)
-    more = f" and {len(listed) - _MAX_NAMED} more" if len(listed) > _MAX_NAMED else ""
-    return ", ".join(listed[:_MAX_NAMED]) + more

@@ -7,6 +7,7 @@ the value expects. Another server takes an adapter, a row of `starts.SERVERS`, a
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from pydantic import JsonValue
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
 from aotgaudi.bundle.launch import GuestName, Launch, WarmUpRequest
-from aotgaudi.commands.flags import NOT_WRAPPED
+from aotgaudi.commands.flags import NEUTRAL_KEYS, NOT_WRAPPED
 from aotgaudi.commands.variables import VariableRules, hugging_face_home
 from aotgaudi.commands.words import CommandReader
 from aotgaudi.document import Sha256, Value
@@ -79,7 +80,7 @@ class Flags:
         revision: of the model on the hub.
         download_dir: where the server keeps models from the hub.
         address: where the server listens.
-        world: number of ranks by the names of `launch.WORLD`; absent names mean 1.
+        world: number of ranks, and of API servers, by the names that `launch.world` takes; absent names mean 1.
         room: how long a sequence may be, and how many the server takes.
     """
 
@@ -178,8 +179,6 @@ class ServerKind:
         features: returns what to ask a launch of a model with a configuration, so that it compiles everything that it
             serves.
         residuals: returns what the server does at every start, whatever its caches hold, in sentences for people.
-        api_servers: returns how many API servers a complete command with these flags starts.
-        neutral_keys: flags that count -> keys of their tables that change no code.
         variant: returns the kind that an installation of this server is, such as vLLM with a plugin; None for this one.
         build_steps: returns commands to run before the cold run, in its environment: compilers that come with the server.
         settle: puts the caches below a root in order, after the server has ended and before the capture. Raises
@@ -211,8 +210,6 @@ class ServerKind:
     roles: Callable[[Launch], dict[str, int]]
     features: Callable[[Flags, Mapping[str, JsonValue], Device], tuple[Feature, ...]]
     residuals: Callable[[Launch], tuple[str, ...]]
-    api_servers: Callable[[Sequence[str], Flags], int] = lambda words, flags: 1
-    neutral_keys: Mapping[str, frozenset[str]] = field(default_factory=dict)
     variant: Callable[[Installed], GuestName | None] = lambda _: None
     build_steps: Callable[[Launch], tuple[tuple[str, ...], ...]] = nothing
     settle: Callable[[Path], object] = nothing
@@ -267,7 +264,7 @@ class ServerKind:
         """Returns the flags that are part of a launch's key, without what of their tables changes no code."""
         defaults = self.defaults(backend)
         return {
-            name: _without(value, self.neutral_keys.get(name, frozenset()))
+            name: _without(value, NEUTRAL_KEYS[name]) if name in NEUTRAL_KEYS else value
             for name, value in flags.values.items()
             if name not in self.neutral_flags and not (name in defaults and value == defaults[name])
         }
@@ -312,9 +309,11 @@ class ServerKind:
 
 def _without(value: JsonValue, keys: frozenset[str]) -> JsonValue:
     """Returns a table without these keys, at any depth."""
-    if isinstance(value, dict):
-        return {name: _without(inner, keys) for name, inner in value.items() if name not in keys}
-    return [_without(inner, keys) for inner in value] if isinstance(value, list) else value
+    text = json.dumps(value)
+    kept: JsonValue = json.loads(
+        text, object_hook=lambda row: {n: v for n, v in row.items() if n not in keys}
+    )
+    return kept
 
 
 def with_agent(variable: str, plugins: str) -> dict[str, str | None]:

@@ -16,11 +16,10 @@ from aotgaudi.commands.flags import (
     FLAGS,
     MEMORY_FLAGS,
     NEUTRAL_FLAGS,
-    NEUTRAL_KEYS,
     NEUTRAL_VARIABLES,
     SHORT_FLAGS,
 )
-from aotgaudi.commands.starts import find_vllm, has_one_api_server
+from aotgaudi.commands.starts import find_vllm
 from aotgaudi.commands.variables import VariableRules
 from aotgaudi.commands.words import CommandReader, CommandWords, one_integer, one_text, parse_tokens
 from aotgaudi.errors import SpecError, shown
@@ -169,6 +168,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
             "pipeline_parallel": one_integer(flags, "pipeline-parallel-size", 1),
             "data_parallel": ranks,
             "nodes": one_integer(flags, "nnodes", 1),
+            API_SERVERS: one_integer(flags, "api-server-count", ranks),  # vllm/entrypoints/cli/serve.py
         },
         room=ServerLimits(
             max_model_len=_tokens(flags, "max-model-len"),
@@ -200,7 +200,7 @@ def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> 
         found.append(Feature("images", requests_of("images"), "sizes other than 56 x 56 and 224 x 112"))
     found += [Feature(name, gap=_OWN) for key, name in _NOT_ASKED.items() if key in config and not is_text]
     has_inputs = "vision_config" in config or not _NOT_ASKED.keys().isdisjoint(config)
-    if has_inputs and not is_text and _num_servers(flags) > 1:
+    if has_inputs and not is_text and flags.world[API_SERVERS] > 1:
         found.append(Feature("images and sounds on each API server", gap=_SERVER_IS_CHOSEN))
     found += [Feature(name, gap=_OWN) for flag, name in _NOT_ASKED_FLAGS.items() if _is_on(values, flag)]
     return tuple(found)
@@ -219,22 +219,9 @@ def refuse(flags: Flags, environ: Mapping[str, str]) -> None:
     if here != ranks:
         remedy = f"{ranks}, as --data-parallel-size: ranks on other machines cannot be watched from here"
         raise SpecError("--data-parallel-size-local", f"is {here}", remedy)
-    _num_servers(flags)
     if one_text(flags.values, "ssl-cert-reqs", "0") == _CERTIFICATE_REQUIRED:
         remedy = "0 or 1: the exercise and the health probe have no certificate of a client"
         raise SpecError("--ssl-cert-reqs", f"is {_CERTIFICATE_REQUIRED}", remedy)
-
-
-def api_servers(words: Sequence[str], flags: Flags) -> int:
-    """Returns how many API servers a command starts: by default one for each data-parallel rank.
-
-    Source: ``ServeSubcommand.cmd`` in vllm/entrypoints/cli/serve.py.
-    """
-    return 1 if has_one_api_server(words) else _num_servers(flags)
-
-
-def _num_servers(flags: Flags) -> int:
-    return one_integer(flags.values, "api-server-count", flags.world["data_parallel"])
 
 
 def settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -305,8 +292,6 @@ VLLM = ServerKind(
     roles=_roles,
     features=_features,
     residuals=captures_graphs("enforce-eager"),
-    api_servers=api_servers,
-    neutral_keys=NEUTRAL_KEYS,
     variant=_variant,
 )
 """vLLM with its own devices: a CPU, CUDA or ROCm."""

@@ -239,7 +239,7 @@ def test_a_server_gets_each_request_on_each_rank_and_one_without_ranks_no_header
     assert server.ranks[6:] == [None, None]
 
     server.status = 500
-    with pytest.raises(WrappedServerError, match=r"with 500 \(data-parallel rank 0\)"):
+    with pytest.raises(WrappedServerError, match=r"'many' \(data-parallel rank 0\) with 500"):
         ask(replace(server.address, ranks=3), request)
 
 
@@ -259,11 +259,11 @@ def test_streamed_copies_run_at_the_same_time(either: FakeServer) -> None:
     assert len(either.asked) == 3
 
 
-def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_a_problem(server: FakeServer) -> None:
+def test_streamed_copies_that_only_seem_to_run_at_the_same_time_are_a_problem(either: FakeServer) -> None:
     """The first is over before the second begins, but nobody has read it by then."""
-    server.streams.turn, server.streams.pause_seconds = threading.Lock(), 0
+    either.streams.turn, either.streams.pause_seconds = threading.Lock(), 0
 
-    answer = ask(server.address, batch(2))
+    answer = ask(either.address, batch(2), lambda: time.sleep(0.3))
 
     assert answer.problem
 
@@ -319,6 +319,23 @@ def test_nobody_waits_for_a_server_that_is_silent_after_the_handshake(
     with pytest.raises(WrappedServerError):
         ask(server.address, completion("waits", stream=True), turn)
     assert max(after - before for before, after in itertools.pairwise(since)) < 0.4
+
+
+def test_others_have_their_turn_while_a_handshake_is_waited_for(certificate: Certificate) -> None:
+    turns: list[float] = []
+
+    def turn() -> None:
+        turns.append(time.monotonic())
+        if len(turns) == 3:
+            raise KeyboardInterrupt
+
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(KeyboardInterrupt):
+        ask(
+            Address(port=silent.getsockname()[1], certificate=str(certificate.certfile)),
+            completion("a"),
+            turn,
+        )
+    assert turns[-1] - turns[0] < 5
 
 
 def test_an_answer_that_is_cut_off_is_an_error(either: FakeServer) -> None:

@@ -108,18 +108,14 @@ def test_a_cache_is_found_from_vllms_own_folder_down_to_that_of_a_model(place: s
     assert len(cache.factors) == 252
 
 
-def test_ranks_that_hashed_the_same_count_once_and_a_second_model_by_its_place(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        write(tmp_path / "aaaaaaaaaa", WRITTEN, place=f"rank_{rank}_0/backbone")
+def test_the_first_model_on_the_first_rank_counts_since_it_decides_the_hash(tmp_path: Path) -> None:
+    for rank in (1, 0):
         write(tmp_path / "aaaaaaaaaa", changed(code_hash=CODE), place=f"rank_{rank}_0/eagle_head")
+        write(tmp_path / "aaaaaaaaaa", changed(env={"VLLM_RANK": rank}), place=f"rank_{rank}_0/backbone")
 
     (cache,) = find_compile_caches(tmp_path)
 
-    assert {name: value for name, value in cache.factors.items() if "code_hash" in name} == {
-        "code_hash": WRITTEN["code_hash"],
-        "rank_0_0/eagle_head.code_hash": CODE,
-        "rank_1_0/eagle_head.code_hash": CODE,
-    }
+    assert (cache.factors["env.VLLM_RANK"], cache.factors["code_hash"]) == ("0", WRITTEN["code_hash"])
 
 
 def test_the_newest_comes_first(tmp_path: Path) -> None:
@@ -167,18 +163,17 @@ def test_a_link_is_followed_to_a_file_alone(tmp_path: Path) -> None:
     assert len(find_compile_caches(tmp_path / "caches")[0].factors) == 252
 
     (tmp_path / "elsewhere").unlink()
-    assert find_compile_caches(tmp_path / "caches") == ()
+    assert find_compile_caches(tmp_path / "caches") == []
     file.unlink()
     file.symlink_to("/dev/zero")
-    with pytest.raises(SpecError, match="a device"):
-        find_compile_caches(tmp_path / "caches")
+    assert find_compile_caches(tmp_path / "caches") == []
 
 
 def test_a_folder_without_factors_has_no_caches(tmp_path: Path) -> None:
     (tmp_path / "torch_aot_compile" / "aa" / "rank_0_0").mkdir(parents=True)
 
-    assert find_compile_caches(tmp_path) == ()
-    assert find_compile_caches(tmp_path / "absent") == ()
+    assert find_compile_caches(tmp_path) == []
+    assert find_compile_caches(tmp_path / "absent") == []
 
 
 values = st.recursive(

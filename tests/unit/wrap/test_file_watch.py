@@ -117,7 +117,7 @@ def test_what_was_undone_was_seen_all_the_same(here: Path, watcher: Watcher) -> 
     path.write_bytes(b"modeL")
     path.write_bytes(b"model")
 
-    assert compare(here, RULES).is_clean
+    assert compare(here, RULES) == FileChanges(is_compared=True, is_watched=True)
     assert watcher.read().changed == ("cache/a/model",)
 
 
@@ -138,8 +138,8 @@ def test_what_is_left_out_and_what_is_read_is_no_finding(here: Path, watcher: Wa
     (here / "home/.bash_history").write_text("not ours")
     (here / "cache/a/model").read_bytes()
 
-    assert watcher.read().is_clean
-    assert compare(here, RULES).is_clean
+    assert watcher.read() == FileChanges(is_watched=True)
+    assert compare(here, RULES) == FileChanges(is_compared=True, is_watched=True)
 
 
 def test_where_there_is_no_inotify_the_sight_says_so(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +147,13 @@ def test_where_there_is_no_inotify_the_sight_says_so(here: Path, monkeypatch: py
     watcher = Watcher(here, RULES)
     add(here)
 
-    assert not watcher.read().is_watched
-    assert watcher.read().is_clean
+    assert watcher.read() == FileChanges(is_watched=False)
 
 
 def test_what_is_sealed_is_never_left_out(here: Path) -> None:
     rules = FileRules(PLACE, RULES.sealed, ("home/*", "*.so"))
 
-    assert compare(here, rules).is_clean
+    assert compare(here, rules) == FileChanges(is_compared=True, is_watched=True)
     flip(here)
     remove(here)
     assert compare(here, rules).missing == ("cache/a/b/kernel.so",)
@@ -184,7 +183,7 @@ def test_a_folder_that_was_replaced_for_a_moment_was_gone(here: Path, watcher: W
     away.rename(folder)
 
     assert set(watcher.read().missing) >= {path for path in SEALED if path.startswith(("cache", moved[1:]))}
-    assert compare(here, RULES).is_clean
+    assert compare(here, RULES) == FileChanges(is_compared=True, is_watched=True)
 
 
 @pytest.mark.parametrize("name", ["sitecustomize.py", "usercustomize.pyc", "x.lock", "site/vllm.py"])
