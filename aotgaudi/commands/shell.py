@@ -187,7 +187,8 @@ class _Splitter:
         known = self.known or {}
         if not _WHOLE.fullmatch(text):
             raise SpecError(self.where, f"has {shown(text)}, which a shell would expand", _REMEDY)
-        if found not in known or found in dict(assignments(self.words)):
+        is_known = found in known and not isinstance(known[found], Unread)
+        if not is_known or found in dict(assignments(self.words)):
             self.part = self.part or text
             self._add(text, "x")
             return
