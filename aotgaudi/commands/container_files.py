@@ -7,16 +7,18 @@ the Compose file.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from aotgaudi.commands.env_file import parse_env_file
 from aotgaudi.commands.forms import NoServerError, entered, is_needed, mounts, read_form, read_text, read_yaml
 from aotgaudi.commands.shell import Unread, require_read, split_string
 from aotgaudi.commands.starts import PlainCommand, find_vllm
 from aotgaudi.errors import SpecError, shown
+
+_Value = TypeVar("_Value", bound="dict[Any, Any] | list[Any] | str")
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _VARIABLE = re.compile(
@@ -26,16 +28,13 @@ _VARIABLE = re.compile(
 )
 
 
-def read_pod(
-    path: Path, container: str | None, given: Mapping[str, str], flags: Container[str] | None = None
-) -> PlainCommand:
+def read_pod(path: Path, container: str | None, given: Mapping[str, str]) -> PlainCommand:
     """Returns the command of the container in a file of manifests that starts vLLM, or that is called `container`.
 
     Args:
         path: the file. Every pod template in it counts, whatever kind of object it belongs to.
         container: the container's name, or ``OWNER/NAME``.
         given: the values of variables that come from elsewhere: of secrets, say.
-        flags: see `forms.read_form`.
 
     Raises:
         SpecError: names the file, or the containers among which to choose.
@@ -46,14 +45,12 @@ def read_pod(
         _Pod(f"{owner}/{one.get('name')}", one, path, given, maps)
         for owner, pod in owners
         if isinstance(pod.get("containers"), list)
-        for one in _rows(pod, "containers", str(path))
+        for one in _each(pod, "containers", dict, str(path))
     ]
-    return _chosen(path, found, container, "container", flags)
+    return _chosen(path, found, container, "container")
 
 
-def read_compose(
-    path: Path, service: str | None, caller: Mapping[str, str], flags: Container[str] | None = None
-) -> PlainCommand:
+def read_compose(path: Path, service: str | None, caller: Mapping[str, str]) -> PlainCommand:
     """Returns the command of the service in a Compose file that starts vLLM, or that is called `service`.
 
     Raises:
@@ -67,14 +64,12 @@ def read_compose(
     environ, beside = dict(caller), path.parent / ".env"
     if beside.exists():
         environ = {**parse_env_file(read_text(beside), str(beside), caller, "compose").values, **caller}
-    services = {name: _table(file["services"], name, str(path)) for name in file["services"]}
-    found = [_Service(str(name), one, path, environ) for name, one in services.items()]
-    return _chosen(path, found, service, "service", flags)
+    services = file["services"]
+    found = [_Service(str(name), _get(services, name, dict, str(path)), path, environ) for name in services]
+    return _chosen(path, found, service, "service")
 
 
-def _chosen(
-    path: Path, found: Sequence[_Kept], name: str | None, what: str, flags: Container[str] | None
-) -> PlainCommand:
+def _chosen(path: Path, found: Sequence[_Kept], name: str | None, what: str) -> PlainCommand:
     """Returns the command that is asked for, or the only one that starts vLLM. Raises SpecError."""
     labels = ", ".join(one.label for one in found) or "none"
     if name is not None:
@@ -84,7 +79,7 @@ def _chosen(
     else:
         likely = [one for one in found if one.names_vllm()] or list(found)
         if len(likely) > 1:
-            likely = [one for one in likely if one.may_start_vllm(flags)]
+            likely = [one for one in likely if one.may_start_vllm()]
         names = ", ".join(one.label for one in likely)
         problem = f"{len(likely)} {what}s may start vLLM: {names}"
         if not likely:
@@ -92,7 +87,7 @@ def _chosen(
         remedy = f"--{what} NAME"
     if len(likely) != 1:
         raise SpecError(str(path), problem, remedy)
-    return likely[0].read(flags)
+    return likely[0].read()
 
 
 @dataclass
@@ -112,15 +107,15 @@ class _Kept:
         """Returns the command, and what the table sets for it. Raises SpecError."""
         raise NotImplementedError
 
-    def read(self, flags: Container[str] | None) -> PlainCommand:
-        return read_form(self.command(), {}, self.path.parent, flags)
+    def read(self) -> PlainCommand:
+        return read_form(self.command(), {}, self.path.parent)
 
     def names_vllm(self) -> bool:
         return "vllm" in str([self.table.get(name) for name in ("image", "entrypoint", "command", "args")])
 
-    def may_start_vllm(self, flags: Container[str] | None) -> bool:
+    def may_start_vllm(self) -> bool:
         try:
-            return find_vllm(self.read(flags).words) is not None
+            return find_vllm(self.read().words) is not None
         except SpecError as error:
             return not isinstance(error, NoServerError)
 
@@ -134,30 +129,30 @@ class _Pod(_Kept):
 
     def command(self) -> PlainCommand:
         one, where = self.table, self.where
-        for source in _rows(one, "envFrom", where):
+        for source in _each(one, "envFrom", dict, where):
             self.variables |= self._all(source)
-        for row in _rows(one, "env", where):
-            name = _member(row, "name", f"{where}: env")
+        for row in _each(one, "env", dict, where):
+            name = _get(row, "name", str, f"{where}: env")
             value = self._value(name, row)
             if isinstance(value, Unread):
                 value = self.environ.get(name, value)
             if value is not None:
                 self.variables[name] = _known(value, f"{where}: {name}") if is_needed(name) else value
         command, arguments = (
-            [_known(self._expanded(word), where) for word in _words(one, part, where)]
+            [_known(self._expanded(word), where) for word in _each(one, part, str, where)]
             for part in ("command", "args")
         )
         return PlainCommand(
             words=entered(str(one.get("image")), command or None, arguments, where),
             variables=self.variables,
             is_contained=True,
-            folder=_member(one, "workingDir", where),
+            folder=_get(one, "workingDir", str, where),
         )
 
     def _all(self, source: dict[str, Any]) -> dict[str, str]:
         """Returns the variables of a row of envFrom; none of a secret."""
-        wanted = _table(source, "configMapRef", self.where)
-        name, prefix = _member(wanted, "name", self.where), _member(source, "prefix", self.where)
+        wanted = _get(source, "configMapRef", dict, self.where)
+        name, prefix = _get(wanted, "name", str, self.where), _get(source, "prefix", str, self.where)
         if wanted and name not in self.maps and not wanted.get("optional") and not self.environ:
             problem = f"the ConfigMap {shown(name)} is not in the file"
             raise SpecError(self.where, problem, "add it, or --env-file")
@@ -165,11 +160,12 @@ class _Pod(_Kept):
 
     def _value(self, name: str, row: dict[str, Any]) -> str | None:
         """Returns a variable's value, `Unread` if it is elsewhere; None if it need not be."""
-        source = _table(row, "valueFrom", self.where)
+        source = _get(row, "valueFrom", dict, self.where)
         if not source:
-            return self._expanded(_member(row, "value", f"{self.where}: {name}"))
-        wanted = _table(source, "configMapKeyRef", self.where)
-        found = self._data(_member(wanted, "name", self.where)).get(_member(wanted, "key", self.where))
+            return self._expanded(_get(row, "value", str, f"{self.where}: {name}"))
+        wanted = _get(source, "configMapKeyRef", dict, self.where)
+        name, key = _get(wanted, "name", str, self.where), _get(wanted, "key", str, self.where)
+        found = self._data(name).get(key)
         if found is None and not wanted.get("optional"):
             return Unread("", f"its value from {', '.join(map(str, source))}")
         return found
@@ -187,8 +183,8 @@ class _Pod(_Kept):
     def _data(self, name: str) -> dict[str, str]:
         """Returns the texts of a ConfigMap; nothing if it is not in the file."""
         where = f"{self.where}: the ConfigMap {name}"
-        found = _table(self.maps.get(name, {}), "data", where)
-        return {str(key): _text(text, f"{where}: {key}") for key, text in found.items()}
+        data = _get(self.maps.get(name, {}), "data", dict, where)
+        return {str(key): _get(data, key, str, where) for key in data}
 
 
 @dataclass
@@ -204,33 +200,33 @@ class _Service(_Kept):
             words=entered(str(one.get("image")), entrypoint, self._split(one, "command") or (), self.where),
             variables=self._variables(one),
             is_contained=True,
-            folder=_member(one, "working_dir", self.where),
-            mounts=dict(mounts(map(_as_option, _list(one, "volumes", self.where)), self.path.parent)),
+            folder=_get(one, "working_dir", str, self.where),
+            mounts=dict(mounts(map(_as_option, _get(one, "volumes", list, self.where)), self.path.parent)),
         )
 
-    def _split(self, one: dict[str, Any], name: str) -> tuple[str, ...] | None:
+    def _split(self, one: dict[str, Any], name: str) -> Sequence[str] | None:
         """Returns the words of a command; None for the image's own."""
         value = one.get(name)
         if isinstance(value, str):
             return split_string(value, f"{self.where}: {name}")
-        return None if value is None else _words(one, name, self.where)
+        return None if value is None else _each(one, name, str, self.where)
 
     def _variables(self, one: dict[str, Any]) -> dict[str, str]:
         found: dict[str, str] = {}
         files = one.get("env_file") or []
         for row in files if isinstance(files, list) else [files]:
             options = row if isinstance(row, dict) else {"path": row}
-            file = self.path.parent / _text(options.get("path"), f"{self.where}: env_file")
+            file = self.path.parent / _get(options, "path", str, f"{self.where}: env_file")
             if options.get("required", True) or file.exists():
                 found |= parse_env_file(read_text(file), str(file), self.environ, "compose").values
         own = one.get("environment") or {}
         if not isinstance(own, dict):
-            rows = [row.partition("=") for row in _words(one, "environment", self.where)]
+            rows = [row.partition("=") for row in _each(one, "environment", str, self.where)]
             own = {name: value if is_given else None for name, is_given, value in rows}
         for name, value in own.items():
             if value is not None:
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                found[str(name)] = str(value) if is_number else _text(value, f"{self.where}: {name}")
+                found[str(name)] = str(value) if is_number else _get(own, name, str, self.where)
             elif name in self.environ:
                 found[name] = self.environ[name]
         return found
@@ -274,40 +270,21 @@ def _known(text: str, where: str) -> str:
     return text
 
 
-def _table(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    value = table.get(name) or {}
-    if not isinstance(value, dict):
-        raise SpecError(f"{where}: {name}", "is no table", "a table")
-    return value
-
-
-def _rows(table: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    value = _list(table, name, where)
-    if not all(isinstance(row, dict) for row in value):
-        raise SpecError(f"{where}: {name}", "is no list of tables", "a list of tables")
-    return value
-
-
-def _words(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    return tuple(_text(word, f"{where}: {name}") for word in _list(table, name, where))
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise SpecError(where, f"has a value of type {type(value).__name__}", "a text, in quotes")
-    return value
-
-
-def _member(table: Mapping[str, Any], name: str, where: str) -> str:
-    """Returns a text of a table; empty if it is not there."""
+def _get(table: Mapping[Any, Any], name: object, kind: type[_Value], where: str) -> _Value:
+    """Returns a value of a table; an empty one if it is not there."""
     value = table.get(name)
-    return "" if value is None else _text(value, f"{where}: {name}")
+    return kind() if value is None else _typed(value, kind, f"{where}: {name}")
 
 
-def _list(table: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    value = table.get(name) or []
-    if not isinstance(value, list):
-        raise SpecError(f"{where}: {name}", "is no list", "a list")
+def _each(table: Mapping[str, Any], name: str, kind: type[_Value], where: str) -> list[_Value]:
+    """Returns the values of a list in a table."""
+    return [_typed(one, kind, f"{where}: {name}") for one in _get(table, name, list, where)]
+
+
+def _typed(value: object, kind: type[_Value], where: str) -> _Value:
+    if not isinstance(value, kind):
+        remedy = "a text, in quotes" if kind is str else "a list" if kind is list else "a table"
+        raise SpecError(where, f"has a value of type {type(value).__name__}", remedy)
     return value
 
 

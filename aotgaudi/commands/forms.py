@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import dropwhile, islice
 from pathlib import Path
@@ -82,21 +82,13 @@ def _error(problem: str, remedy: str) -> SpecError:
     return SpecError(WHERE, problem, remedy)
 
 
-def read_form(
-    kept: PlainCommand,
-    caller: Mapping[str, str],
-    cwd: Path,
-    flags: Container[str] | None = None,
-    where: str = WHERE,
-) -> PlainCommand:
+def read_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
     """Returns a command without what stands around it.
 
     Args:
         kept: the words as they are kept, and what is known of their container.
         caller: the environment of the caller.
         cwd: the directory of relative paths.
-        flags: the flags that a file may have; None for any.
-        where: the command's name in errors.
 
     Raises:
         SpecError: a form that is not read, or that has something that cannot be read.
@@ -107,9 +99,9 @@ def read_form(
         if inner is None:
             break
         kept = inner
-    require_read(kept.words, where)
+    require_read(kept.words, WHERE)
     known = {name: text for name, text in kept.variables.items() if not isinstance(text, Unread)}
-    read = _with_config(replace(kept, variables=known), cwd, flags)
+    read = _with_config(replace(kept, variables=known), cwd)
     return read if read.words == given else replace(read, notes=(*read.notes, f"read as {_public(read)}"))
 
 
@@ -180,7 +172,7 @@ def _without_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> P
     inner = _unassigned(script.words)
     leading = script.words[: len(script.words) - len(inner)]
     require_read(leading, WHERE)
-    exported = {**variables, **script.exported, **dict(assignments(leading))}
+    exported = {**variables, **script.variables, **dict(assignments(leading))}
     return replace(kept, words=(*head, *inner), variables=exported)
 
 
@@ -305,7 +297,7 @@ def mounts(options: Iterable[tuple[str, str]], cwd: Path) -> Iterator[tuple[str,
 # Files of flags
 
 
-def _with_config(kept: PlainCommand, cwd: Path, flags: Container[str] | None) -> PlainCommand:
+def _with_config(kept: PlainCommand, cwd: Path) -> PlainCommand:
     """Returns a command with the flags of its file of flags in the place where vLLM puts them."""
     found = find_vllm(kept.words)
     if found is None:
@@ -325,7 +317,7 @@ def _with_config(kept: PlainCommand, cwd: Path, flags: Container[str] | None) ->
     if is_serve:
         words = _model_first(words)
     num_ahead = 0 if words[0].startswith("-") else 1
-    read, more = _flags_of(kept, _cut(words, "--config"), cwd, flags, is_serve=is_serve)
+    read, more = _flags_of(kept, _cut(words, "--config"), cwd, is_serve=is_serve)
     words[num_ahead:num_ahead] = read
     if is_serve and "--model" not in read and not num_ahead:
         raise _error("names no model", "with --config: right after serve, or in the file")
@@ -356,9 +348,7 @@ def _model_first(words: Sequence[str]) -> list[str]:
     return list(words)
 
 
-def _flags_of(
-    kept: PlainCommand, path: str, cwd: Path, flags: Container[str] | None, *, is_serve: bool
-) -> tuple[list[str], list[str]]:
+def _flags_of(kept: PlainCommand, path: str, cwd: Path, *, is_serve: bool) -> tuple[list[str], list[str]]:
     """Returns the words of a file of flags, and notes."""
     if not path.endswith((".yaml", ".yml")):
         raise SpecError(path, "is no file that vLLM reads as --config", "a name that ends in .yaml or .yml")
@@ -368,10 +358,8 @@ def _flags_of(
     words: list[str] = []
     unset = []
     for key, value in documents[0].items():
-        name = str(key).replace("_", "-").removeprefix("no-")
-        if not isinstance(key, str) or (flags is not None and name not in flags):
-            remedy = "leave it out if it changes no graph"
-            raise SpecError(f"{path}: {key}", "is a flag that is not known", remedy)
+        if not isinstance(key, str):
+            raise SpecError(f"{path}: {key}", "is no flag", "lines of FLAG: VALUE")
         if value is not False:
             words += _words_of(path, key, value)
         elif is_serve:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotgaudi.commands.starts import assignments
+from aotgaudi.commands.starts import PlainCommand, assignments
 from aotgaudi.errors import SpecError, shown
 
 LONGEST = 100_000
@@ -48,21 +48,10 @@ class Unread(str):
         return word
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A script of one command.
+def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand:
+    """Returns the command of a script, with the variables that it exports. Words may be `Unread`.
 
-    Attributes:
-        words: the command's words. Some may be `Unread`.
-        exported: the variables that the script exports before it runs the command.
-    """
-
-    words: tuple[str, ...]
-    exported: Mapping[str, str]
-
-
-def read_script(text: str, where: str, known: Mapping[str, str]) -> Script:
-    """Returns the command of a script. Lines before it may be blank, comments, assignments, ``export`` and ``set -e``.
+    Lines before the command may be blank, comments, assignments, ``export`` and ``set -e``.
 
     Args:
         text: the script.
@@ -89,7 +78,7 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> Script:
             command = words
     if command and command[0] in _RESERVED:
         raise SpecError(where, f"has {shown(command[0])}, which a shell would read", _REMEDY)
-    return Script(tuple(command), exported)
+    return PlainCommand(words=tuple(command), variables=exported)
 
 
 def split_string(text: str, where: str) -> tuple[str, ...]:

@@ -146,7 +146,7 @@ def test_what_is_not_known_is_kept_as_a_word_that_is_not_read(text: str, part: s
 def test_lines_before_the_command_assign_and_export() -> None:
     script = read_script("#!/bin/sh\nset -e\nC=1\nexport D=2 A=3\nrun $C $D\n\n# end", "T", KNOWN)
 
-    assert (script.words, script.exported) == (("run", "1", "2"), {"D": "2", "A": "3"})
+    assert (script.words, script.variables) == (("run", "1", "2"), {"D": "2", "A": "3"})
 
 
 @pytest.mark.parametrize(
