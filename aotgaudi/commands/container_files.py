@@ -74,17 +74,17 @@ def _chosen(path: Path, found: Sequence[_Kept], name: str | None, what: str) -> 
     labels = ", ".join(one.label for one in found) or "none"
     if name is not None:
         likely = [one for one in found if name in (one.label, one.label.rpartition("/")[2])]
-        problem = f"has {len(likely)} {what}s called {shown(name)}"
-        remedy = f"one of: {labels}"
+        problem, remedy = f"has {len(likely)} {what}s called {shown(name)}", f"one of: {labels}"
     else:
         likely = [one for one in found if one.names_vllm()] or list(found)
         if len(likely) > 1:
             likely = [one for one in likely if one.may_start_vllm()]
         names = ", ".join(one.label for one in likely)
-        problem = f"{len(likely)} {what}s may start vLLM: {names}"
-        if not likely:
-            problem = f"no {what} starts vLLM (of {labels})"
-        remedy = f"--{what} NAME"
+        several, none = (
+            f"{len(likely)} {what}s may start vLLM: {names}",
+            f"no {what} starts vLLM (of {labels})",
+        )
+        problem, remedy = several if likely else none, f"--{what} NAME"
     if len(likely) != 1:
         raise SpecError(str(path), problem, remedy)
     return likely[0].read()
@@ -129,6 +129,7 @@ class _Pod(_Kept):
 
     def command(self) -> PlainCommand:
         one, where = self.table, self.where
+        self.variables = {}
         for source in _each(one, "envFrom", dict, where):
             self.variables |= self._all(source)
         for row in _each(one, "env", dict, where):

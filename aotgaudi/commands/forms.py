@@ -38,7 +38,6 @@ WHERE = "the command"
 
 _LARGEST_BYTES = 1 << 20
 _MOST_PIECES = 100_000
-_MOST_FORMS = 8
 
 _READER = CommandReader({name: flag.arity for name, flag in FLAGS.items()}, SHORT_FLAGS)
 _PROGRAM = re.compile("|".join((r"python[\d.]*", "vllm", "sglang", *FORMS, *WRAPPERS)))
@@ -94,10 +93,7 @@ def read_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> Plain
         SpecError: a form that is not read, or that has something that cannot be read.
     """
     given = kept.words
-    for _ in range(_MOST_FORMS):
-        inner = _without_form(kept, caller, cwd)
-        if inner is None:
-            break
+    while (inner := _without_form(kept, caller, cwd)) is not None:
         kept = inner
     require_read(kept.words, WHERE)
     known = {name: text for name, text in kept.variables.items() if not isinstance(text, Unread)}

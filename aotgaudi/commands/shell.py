@@ -33,7 +33,6 @@ _WHOLE = re.compile(r"\$[A-Za-z_]\w*|\$[({].*[)}]|`.+`", re.DOTALL | re.ASCII)
 _PATTERN = re.compile(r"[*?]|\[.+\]|\{.*(,|\.\.).*\}", re.DOTALL)
 _SPLIT_AGAIN = re.compile(r"[ \t\n*?\[]")
 _SETTING = re.compile(r"[-+][eux]*o?|pipefail")
-_RESERVED = "! { } if then else elif fi while until do done for case esac function select [[ ]]".split()  # noqa: SIM905
 
 
 class Unread(str):
@@ -76,8 +75,6 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand
             exported.update({n: v for n, v in given.items() if is_export or n in exported or n in known})
         elif words[0] != "set" or not all(map(_SETTING.fullmatch, words[1:])):
             command = words
-    if command and command[0] in _RESERVED:
-        raise SpecError(where, f"has {shown(command[0])}, which a shell would read", _REMEDY)
     return PlainCommand(words=tuple(command), variables=exported)
 
 

@@ -272,6 +272,14 @@ def test_a_name_that_is_not_there_and_options_that_do_not_go_together(folder: Pa
         assert build(*options).exit_code == 2
 
 
+def test_a_reference_to_a_later_variable_stays_however_often_a_pod_is_read(folder: Path) -> None:
+    env = "env: [{name: A, value: $(B)}, {name: B, value: x}]"
+    pod = POD.format(f"args: [m, --served-model-name, $(A)], {env}")
+    written(folder, {"pod.yaml": f"{pod}---\n{POD.format('command: [vllm-router]')}"})
+
+    assert read_pod(Path("pod.yaml"), None, {}).words[2:] == ("m", "--served-model-name", "$(B)")
+
+
 def test_variables_from_elsewhere_are_given_in_a_file_of_ours(folder: Path) -> None:
     env = "{name: VLLM_CONTIGUOUS_PA, valueFrom: {secretKeyRef: {name: s, key: k}}}"
     words = json.dumps(PLAIN.split()[2:])

@@ -108,7 +108,6 @@ def test_what_is_accepted_is_what_the_shell_makes_of_it(shell: str, text: str, f
         ("a [bc]", "'['"),
         ("a {b,c}", "'{'"),
         ('a {"b":1,"c":2}', "'{'"),
-        ("if a", "'if'"),
         ("a\nb", "a second command, 'b'"),
         ("a $B", "$B, whose value a shell would split or expand"),
         ("a 'b", "no closing quotation"),
