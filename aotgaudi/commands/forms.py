@@ -110,7 +110,7 @@ def entered(
     first = arguments[0] if arguments else ""
     if _PROGRAM.fullmatch(_name(first)) or any(assignments([first])):
         return tuple(arguments)
-    if first.startswith("-") or "vllm" in image.lower():
+    if "vllm" in image.lower() or any(word.partition("=")[0] == "--model" for word in arguments):
         return ("vllm", "serve", *arguments)
     remedy = "give its entrypoint, or the command"
     raise NoServerError(where, f"the entrypoint of the image {shown(image)} is not known", remedy)
