@@ -221,14 +221,12 @@ def _contained(words: Sequence[str], caller: Mapping[str, str], cwd: Path) -> Pl
     last = dict(options)
     entrypoint, folder = last.get("entrypoint"), last.get("workdir", "")
     require_read([rest[0], entrypoint or "", folder], WHERE)
-    variables, notes = _variables(options, caller, cwd)
     return PlainCommand(
         words=entered(rest[0], None if entrypoint is None else [entrypoint][: bool(entrypoint)], rest[1:]),
-        variables=variables,
+        variables=_variables(options, caller, cwd),
         is_contained=True,
         folder=folder,
         mounts=dict(mounts(options, cwd)),
-        notes=notes,
     )
 
 
@@ -256,17 +254,12 @@ def _options(words: Sequence[str], where: str) -> tuple[list[tuple[str, str]], l
     return found, rest
 
 
-def _variables(
-    options: Sequence[tuple[str, str]], caller: Mapping[str, str], cwd: Path
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Returns the variables of a container, those of its files and then its own, and notes."""
+def _variables(options: Sequence[tuple[str, str]], caller: Mapping[str, str], cwd: Path) -> dict[str, str]:
+    """Returns the variables of a container: those of its files, then its own."""
     found: dict[str, str] = {}
-    notes: list[str] = []
     for path in (value for name, value in options if name == "env-file"):
         require_read([path], WHERE)
-        file = parse_env_file(read_text(cwd / path), path, caller)
-        found |= file.values
-        notes += file.notes
+        found |= parse_env_file(read_text(cwd / path), path, caller).values
     for text in (value for name, value in options if name == "env"):
         name, is_given, value = text.partition("=")
         if isinstance(text, Unread):
@@ -274,7 +267,7 @@ def _variables(
             found[name] = Unread(value, text.part)
         elif is_given or name in caller:
             found[name] = value if is_given else caller[name]
-    return found, tuple(notes)
+    return found
 
 
 def mounts(options: Iterable[tuple[str, str]], cwd: Path) -> Iterator[tuple[str, str]]:
