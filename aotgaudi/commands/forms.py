@@ -188,7 +188,10 @@ def _form_at(words: Sequence[str]) -> int | None:
 
 def _unassigned(words: Sequence[str]) -> tuple[str, ...]:
     """Returns the words without those in front that only assign: ``A=1``, ``exec``, ``env A=1``."""
-    return tuple(dropwhile(lambda word: word in ("exec", "env") or any(assignments([word])), words))
+    rest = tuple(dropwhile(lambda word: word in ("exec", "env") or any(assignments([word])), words))
+    if rest and rest[0].startswith("-") and "env" in words[: -len(rest)]:
+        raise _error("has options of env, which change what is read here", "env NAME=VALUE ... alone")
+    return rest
 
 
 def _script_of(words: Sequence[str]) -> str:
