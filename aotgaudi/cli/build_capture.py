@@ -26,6 +26,7 @@ from aotgaudi.cli.options import (
 )
 from aotgaudi.cli.progress import CaptureDisplay
 from aotgaudi.cli.show import first_lines
+from aotgaudi.commands.starts import PlainCommand
 from aotgaudi.errors import counted
 from aotgaudi.gaudi.live_graphs import not_closed
 from aotgaudi.share.remote_cache import Sharing
@@ -139,18 +140,19 @@ def capture(
     With --shards N, N servers warm up a part of the buckets each, and a last one, from what they compiled, gets all
     requests.
     """
-    plain = kept.read(os.environ)
-    if bool(words) is (plain is not None):
+    of_file = kept.read(os.environ)
+    plain = of_file or PlainCommand(words=words)
+    if bool(words) is (of_file is not None):
         raise click.UsageError(
-            "Missing argument '-- COMMAND...'." if plain is None else "Give COMMAND or a file with it."
+            "Give COMMAND or a file with it." if words else "Missing argument '-- COMMAND...'."
         )
     settings.check(output is not None)
     if output is not None:
         refuse_foreign(output)
     display = CaptureDisplay(is_quiet=as_json)
     spec = None if settings.shapes is None else load_spec(settings.shapes)
-    environ = {**os.environ, **(plain.variables if plain else {})}
-    shaped = shaped_command(plain.words if plain else words, environ, spec, settings.sandbox_root)
+    environ = {**os.environ, **plain.variables}
+    shaped = shaped_command(plain.words, environ, spec, settings.sandbox_root)
     found = shaped.found
     launch = describe(
         found,
@@ -159,7 +161,7 @@ def capture(
         repairs=() if settings.no_repairs else None,
         manifest_id=shaped.manifest_id,
     )
-    for note in (*(plain.notes if plain else ()), *found.notes):
+    for note in (*plain.notes, *found.notes):
         display.line("command", note)
     display.line("launch", _launch_line(found, launch))
     store = place.open()

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import shlex
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -62,14 +62,14 @@ class KeptFile:
         metavar="NAME",
     )
 
-    def read(self, given: Mapping[str, str], flags: Container[str] | None = None) -> PlainCommand | None:
+    def read(self, given: Mapping[str, str]) -> PlainCommand | None:
         """Returns the command in the file; None if no file is given. See `commands.container_files`."""
         from aotgaudi.commands.container_files import read_compose, read_pod
 
         if self.from_vllm_pod is not None:
-            return read_pod(self.from_vllm_pod, self.container, given, flags)
+            return read_pod(self.from_vllm_pod, self.container, given)
         if self.from_vllm_compose is not None:
-            return read_compose(self.from_vllm_compose, self.container, os.environ, flags)
+            return read_compose(self.from_vllm_compose, self.container, os.environ)
         return None
 
 
@@ -166,9 +166,7 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
         SpecError: see `from_vllm.spec`; or a file or the config cannot be read.
         StoreError: the spec cannot be written.
     """
-    from aotgaudi.from_vllm.command import (
-        VllmCommand,  # Only here: other commands need not wait for it.
-    )
+    from aotgaudi.from_vllm.command import VllmCommand, read_kept  # Only here: others need not wait for it.
     from aotgaudi.from_vllm.limits import Pin
     from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
     from aotgaudi.spec.parse import write_spec
@@ -176,7 +174,8 @@ def spec_of_options(options: VllmOptions) -> BuildSpec:
     environment = _environment(options)
     for note in environment.notes:  # Before anything in the file can be refused.
         click.echo(f"note: {note}", err=True)
-    kept = _kept(options, environment.values if options.env_file is not None else {})
+    given = environment.values if options.env_file is not None else {}
+    kept = options.read(given) or read_kept(options.command or "", os.environ, Path())
     command = VllmCommand.of(kept.words)
     is_alone = kept.is_contained and options.env_file is None
     spec, report = spec_from_vllm(
@@ -201,13 +200,6 @@ def manifest_name(spec: BuildSpec) -> str:
     """Returns the name of a manifest's file, from the last part of the model's name (``meta-llama/Llama-3.1-8B``)."""
     last = re.sub(r"[^\w.-]", "_", spec.model.name.rstrip("/").rpartition("/")[2])
     return f"{last.strip('.') or 'model'}.manifest.json"
-
-
-def _kept(options: VllmOptions, given: Mapping[str, str]) -> PlainCommand:
-    """Returns the command, in whatever form it is kept. `given`: the variables of --env-file."""
-    from aotgaudi.from_vllm.command import KNOWN, read_kept
-
-    return options.read(given, KNOWN) or read_kept(options.command or "", os.environ, Path())
 
 
 def _environment(options: VllmOptions) -> EnvFile:

@@ -6,18 +6,19 @@ the Compose file.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 from aotgaudi.commands.env_file import parse_env_file
 from aotgaudi.commands.forms import NoServerError, entered, is_needed, mounts, read_form, read_text, read_yaml
-from aotgaudi.commands.shell import split_string
+from aotgaudi.commands.shell import Unread, require_read, split_string
 from aotgaudi.commands.starts import PlainCommand, find_vllm
 from aotgaudi.errors import SpecError, shown
+
+_Value = TypeVar("_Value", bound="dict[Any, Any] | list[Any] | str")
 
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _VARIABLE = re.compile(
@@ -25,286 +26,208 @@ _VARIABLE = re.compile(
     r"|\{(?P<braced>[A-Za-z_]\w*)(?:(?P<how>:?[-?+])(?P<word>(?:[^{}]|\{[^{}]*\})*))?\}|)",
     re.ASCII | re.DOTALL,
 )
-_MENTIONED = re.compile(r"\$[({]?([A-Za-z_]\w*)", re.ASCII)
 
 
-class _Candidate(NamedTuple):
-    """A container or a service: its name, what its image and command say, and what reads it."""
-
-    label: str
-    parts: Sequence[object]
-    read: Callable[[], PlainCommand]
-
-
-def read_pod(
-    path: Path, container: str | None, given: Mapping[str, str], flags: Container[str] | None = None
-) -> PlainCommand:
+def read_pod(path: Path, container: str | None, given: Mapping[str, str]) -> PlainCommand:
     """Returns the command of the container in a file of manifests that starts vLLM, or that is called `container`.
 
     Args:
         path: the file. Every pod template in it counts, whatever kind of object it belongs to.
         container: the container's name, or ``OWNER/NAME``.
         given: the values of variables that come from elsewhere: of secrets, say.
-        flags: see `forms.read_form`.
 
     Raises:
         SpecError: names the file, or the containers among which to choose.
     """
     owners = list(_owners(read_yaml(read_text(path), str(path)), ""))
     maps = {name: one for name, one in owners if one.get("kind") == "ConfigMap"}
-    found = []
-    for owner, pod in owners:
-        for one in _rows(pod, "containers", str(path)) if isinstance(pod.get("containers"), list) else ():
-            label, parts = (
-                f"{owner}/{one.get('name')}",
-                (one.get("image"), one.get("command"), one.get("args")),
-            )
-            reading = _Pod(f"{path}: {label}", pod, one, maps, given)
-            found.append(_Candidate(label, parts, _reader(reading, path.parent, flags)))
-    return _chosen(str(path), found, container, "container")
+    found = [
+        _Pod(f"{owner}/{one.get('name')}", one, path, given, maps)
+        for owner, pod in owners
+        if isinstance(pod.get("containers"), list)
+        for one in _each(pod, "containers", dict, str(path))
+    ]
+    return _chosen(path, found, container, "container")
 
 
-def read_compose(
-    path: Path, service: str | None, caller: Mapping[str, str], flags: Container[str] | None = None
-) -> PlainCommand:
+def read_compose(path: Path, service: str | None, caller: Mapping[str, str]) -> PlainCommand:
     """Returns the command of the service in a Compose file that starts vLLM, or that is called `service`.
 
     Raises:
         SpecError: names the file, or the services among which to choose.
     """
-    text = read_text(path)
-    file = (*read_yaml(text, str(path)), None)[0]
+    file = (*read_yaml(read_text(path), str(path)), None)[0]
     if not isinstance(file, dict) or not isinstance(file.get("services"), dict):
         raise SpecError(str(path), "has no services", "a file of Docker Compose")
     if "include" in file:
         raise SpecError(str(path), "has include, which is not read", "the file that has the service")
-    mentioned = frozenset(_MENTIONED.findall(text))
     environ, beside = dict(caller), path.parent / ".env"
     if beside.exists():
-        ours = parse_env_file(read_text(beside), str(beside), caller, "compose", mentioned.__contains__)
-        environ = {**ours.values, **caller}
-    found = []
-    for name in file["services"]:
-        one = _table(file["services"], name, str(path))
-        parts = (one.get("image"), one.get("entrypoint"), one.get("command"))
-        reading = _Service(f"{path}: {name}", one, path.parent, environ, mentioned)
-        found.append(_Candidate(str(name), parts, _reader(reading, path.parent, flags)))
-    return _chosen(str(path), found, service, "service")
+        environ = {**parse_env_file(read_text(beside), str(beside), caller, "compose").values, **caller}
+    services = file["services"]
+    found = [_Service(str(name), _get(services, name, dict, str(path)), path, environ) for name in services]
+    return _chosen(path, found, service, "service")
 
 
-def _reader(
-    reading: _Pod | _Service, folder: Path, flags: Container[str] | None
-) -> Callable[[], PlainCommand]:
-    return lambda: read_form(reading.command(), {}, folder, flags)
-
-
-def _chosen(where: str, found: Sequence[_Candidate], name: str | None, what: str) -> PlainCommand:
+def _chosen(path: Path, found: Sequence[_Kept], name: str | None, what: str) -> PlainCommand:
     """Returns the command that is asked for, or the only one that starts vLLM. Raises SpecError."""
     labels = ", ".join(one.label for one in found) or "none"
     if name is not None:
-        named = [one for one in found if name in (one.label, one.label.rpartition("/")[2])]
-        if len(named) != 1:
-            raise SpecError(where, f"has {len(named)} {what}s called {shown(name)}", f"one of: {labels}")
-        return named[0].read()
-    possible: list[tuple[_Candidate, PlainCommand | SpecError]] = []
-    for one in found:
-        try:
-            command = one.read()
-            if find_vllm(command.words):
-                possible.append((one, command))
-        except SpecError as error:
-            if len(found) == 1 or not isinstance(error, NoServerError):
-                possible.append((one, error))
-    likely = [row for row in possible if "vllm" in str(row[0].parts)] or possible
-    if len(likely) != 1:
-        names = ", ".join(one.label for one, _ in likely)
-        problem = (
-            f"{len(likely)} {what}s may start vLLM: {names}"
-            if likely
-            else f"no {what} starts vLLM (of {labels})"
+        likely = [one for one in found if name in (one.label, one.label.rpartition("/")[2])]
+        problem, remedy = f"has {len(likely)} {what}s called {shown(name)}", f"one of: {labels}"
+    else:
+        likely = [one for one in found if one.names_vllm()] or list(found)
+        if len(likely) > 1:
+            likely = [one for one in likely if one.may_start_vllm()]
+        names = ", ".join(one.label for one in likely)
+        several, none = (
+            f"{len(likely)} {what}s may start vLLM: {names}",
+            f"no {what} starts vLLM (of {labels})",
         )
-        raise SpecError(where, problem, f"--{what} NAME")
-    chosen = likely[0][1]
-    if isinstance(chosen, SpecError):
-        raise chosen
-    return chosen
+        problem, remedy = several if likely else none, f"--{what} NAME"
+    if len(likely) != 1:
+        raise SpecError(str(path), problem, remedy)
+    return likely[0].read()
 
 
 @dataclass
-class _Pod:
-    """A container of a pod template."""
+class _Kept:
+    """A container or a service: its name, its table in a file, and the variables that it may name."""
 
-    where: str
-    pod: dict[str, Any]
-    container: dict[str, Any]
-    maps: Mapping[str, dict[str, Any]]
-    given: Mapping[str, str]
-    variables: dict[str, str] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)  # Variable -> where its value is.
-    notes: list[str] = field(default_factory=list)
+    label: str
+    table: dict[str, Any]
+    path: Path
+    environ: Mapping[str, str]
+
+    @property
+    def where(self) -> str:
+        return f"{self.path}: {self.label}"
 
     def command(self) -> PlainCommand:
-        """Returns the command, and what the container sets for it."""
-        one, where = self.container, self.where
-        for source in _rows(one, "envFrom", where):
-            self._take_all(source)
-        for row in _rows(one, "env", where):
-            self._take(row)
-        entrypoint = [self._expanded(word) for word in _words(one, "command", where)]
-        arguments = [self._expanded(word) for word in _words(one, "args", where)]
-        mounted, files = self._mounted()
+        """Returns the command, and what the table sets for it. Raises SpecError."""
+        raise NotImplementedError
+
+    def read(self) -> PlainCommand:
+        return read_form(self.command(), {}, self.path.parent)
+
+    def names_vllm(self) -> bool:
+        return "vllm" in str([self.table.get(name) for name in ("image", "entrypoint", "command", "args")])
+
+    def may_start_vllm(self) -> bool:
+        try:
+            return find_vllm(self.read().words) is not None
+        except SpecError as error:
+            return not isinstance(error, NoServerError)
+
+
+@dataclass
+class _Pod(_Kept):
+    """A container of a pod template. `environ`: the variables that come from elsewhere."""
+
+    maps: Mapping[str, dict[str, Any]]
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def command(self) -> PlainCommand:
+        one, where = self.table, self.where
+        self.variables = {}
+        for source in _each(one, "envFrom", dict, where):
+            self.variables |= self._all(source)
+        for row in _each(one, "env", dict, where):
+            name = _get(row, "name", str, f"{where}: env")
+            value = self._value(name, row)
+            if isinstance(value, Unread):
+                value = self.environ.get(name, value)
+            if value is not None:
+                self.variables[name] = _known(value, f"{where}: {name}") if is_needed(name) else value
+        command, arguments = (
+            [_known(self._expanded(word), where) for word in _each(one, part, str, where)]
+            for part in ("command", "args")
+        )
         return PlainCommand(
-            words=entered(str(one.get("image")), entrypoint or None, arguments, where),
+            words=entered(str(one.get("image")), command or None, arguments, where),
             variables=self.variables,
             is_contained=True,
-            folder=_text(one.get("workingDir", ""), f"{where}: workingDir"),
-            mounts=mounted,
-            files=files,
-            notes=tuple(self.notes),
+            folder=_get(one, "workingDir", str, where),
         )
 
-    def _take(self, row: dict[str, Any]) -> None:
-        name = _member(row, "name", f"{self.where}: env")
-        source = _table(row, "valueFrom", self.where)
-        self.unknown.pop(name, None)
+    def _all(self, source: dict[str, Any]) -> dict[str, str]:
+        """Returns the variables of a row of envFrom; none of a secret."""
+        wanted = _get(source, "configMapRef", dict, self.where)
+        name, prefix = _get(wanted, "name", str, self.where), _get(source, "prefix", str, self.where)
+        if wanted and name not in self.maps and not wanted.get("optional") and not self.environ:
+            problem = f"the ConfigMap {shown(name)} is not in the file"
+            raise SpecError(self.where, problem, "add it, or --env-file")
+        return {f"{prefix}{key}": text for key, text in self._data(name).items()}
+
+    def _value(self, name: str, row: dict[str, Any]) -> str | None:
+        """Returns a variable's value, `Unread` if it is elsewhere; None if it need not be."""
+        source = _get(row, "valueFrom", dict, self.where)
         if not source:
-            value = row.get("value")
-            text = "" if value is None else _text(value, f"{self.where}: {name}")
-            missing = [self.unknown[found] for found in _REFERENCE.findall(text) if found in self.unknown]
-            if missing:
-                self._miss(name, missing[0])
-            else:
-                self.variables[name] = self._expanded(text)
-            return
-        wanted = _table(source, "configMapKeyRef", self.where)
-        key, data = _member(wanted, "key", self.where), self._data(wanted)
-        if key in data:
-            self.variables[name] = data[key]
-        elif not (wanted and wanted.get("optional")):
-            self._miss(name, ", ".join(map(str, source)))
-
-    def _take_all(self, source: dict[str, Any]) -> None:
-        wanted = _table(source, "configMapRef", self.where)
-        name, prefix = _member(wanted, "name", self.where), _member(source, "prefix", self.where)
-        if name in self.maps:
-            self.variables |= {f"{prefix}{key}": text for key, text in self._data(wanted).items()}
-        elif wanted and not wanted.get("optional") and not self.given:
-            raise SpecError(
-                self.where, f"the ConfigMap {shown(name)} is not in the file", "add it, or --env-file"
-            )
-        else:
-            self.notes.append(f"{self.where}: skipped the variables of {', '.join(map(str, source))}")
-
-    def _miss(self, name: str, source: str) -> None:
-        """Notes a variable whose value is elsewhere. Raises SpecError if it must be known."""
-        self.variables.pop(name, None)
-        if name in self.given:
-            self.variables[name] = self.given[name]
-        elif is_needed(name):
-            raise SpecError(
-                f"{self.where}: {name}", f"has its value from {source}", "its value, in --env-file FILE"
-            )
-        else:
-            self.unknown[name] = source
-            self.notes.append(f"{self.where}: skipped {name}, which has its value from {source}")
+            return self._expanded(_get(row, "value", str, f"{self.where}: {name}"))
+        wanted = _get(source, "configMapKeyRef", dict, self.where)
+        name, key = _get(wanted, "name", str, self.where), _get(wanted, "key", str, self.where)
+        found = self._data(name).get(key)
+        if found is None and not wanted.get("optional"):
+            return Unread("", f"its value from {', '.join(map(str, source))}")
+        return found
 
     def _expanded(self, text: str) -> str:
         """Returns a text with the variables that it names as ``$(NAME)``. A name that is not set stays as it is."""
+        for found in _REFERENCE.finditer(text):
+            value = self.variables.get(found[1])
+            if isinstance(value, Unread):
+                return Unread(text, f"{found[0]}, which has {value.part}")
+        return _REFERENCE.sub(
+            lambda found: "$" if found[1] is None else self.variables.get(found[1], found[0]), text
+        )
 
-        def value(found: re.Match[str]) -> str:
-            if found[1] in self.unknown:
-                problem = f"has {found[0]}, whose value is from {self.unknown[found[1]]}"
-                raise SpecError(self.where, problem, "its value, in --env-file FILE")
-            return "$" if found[1] is None else self.variables.get(found[1], found[0])
-
-        return _REFERENCE.sub(value, text)
-
-    def _data(self, wanted: Mapping[str, Any]) -> dict[str, str]:
-        """Returns the texts of the ConfigMap that a table names; nothing if it is not in the file."""
-        name = _member(wanted, "name", self.where)
+    def _data(self, name: str) -> dict[str, str]:
+        """Returns the texts of a ConfigMap; nothing if it is not in the file."""
         where = f"{self.where}: the ConfigMap {name}"
-        found = _table(self.maps.get(name, {}), "data", where)
-        return {str(key): _text(text, f"{where}: {key}") for key, text in found.items()}
-
-    def _mounted(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Returns the directories of this machine and the files of ConfigMaps that the container sees, by its paths."""
-        volumes = {_member(one, "name", self.where): one for one in _rows(self.pod, "volumes", self.where)}
-        mounted, files = {}, {}
-        for mount in _rows(self.container, "volumeMounts", self.where):
-            name, path, part = (_member(mount, key, self.where) for key in ("name", "mountPath", "subPath"))
-            volume = volumes.get(name, {})
-            host = _member(_table(volume, "hostPath", self.where), "path", self.where)
-            if host:
-                mounted[path] = os.path.join(host, part)
-            source = _table(volume, "configMap", self.where)
-            data, items = self._data(source), _rows(source, "items", self.where)
-            given = {_member(one, "path", self.where): _member(one, "key", self.where) for one in items}
-            for target, key in (given or {key: key for key in data}).items():
-                if key in data and part in ("", target):
-                    files[os.path.normpath(path if part else os.path.join(path, target))] = data[key]
-        return mounted, files
+        data = _get(self.maps.get(name, {}), "data", dict, where)
+        return {str(key): _get(data, key, str, where) for key in data}
 
 
 @dataclass
-class _Service:
-    """A service of a Compose file."""
-
-    where: str
-    service: dict[str, Any]
-    folder: Path
-    environ: Mapping[str, str]
-    mentioned: frozenset[str]
-    notes: list[str] = field(default_factory=list)
+class _Service(_Kept):
+    """A service of a Compose file. `environ`: the variables that Compose itself has."""
 
     def command(self) -> PlainCommand:
-        """Returns the command, and what the service sets for it."""
-        if "extends" in self.service:
+        if "extends" in self.table:
             raise SpecError(self.where, "has extends, which is not read", "the whole service")
-        one = {name: self._interpolated(value) for name, value in self.service.items()}
-        entrypoint = self._split(one.get("entrypoint"), "entrypoint")
-        arguments = self._split(one.get("command"), "command") or ()
-        variables = self._variables(one)
-        volumes = [row for row in _list(one, "volumes", self.where) if isinstance(row, (str, dict))]
+        one = {name: self._interpolated(value) for name, value in self.table.items()}
+        entrypoint = self._split(one, "entrypoint")
         return PlainCommand(
-            words=entered(str(one.get("image")), entrypoint, arguments, self.where),
-            variables=variables,
+            words=entered(str(one.get("image")), entrypoint, self._split(one, "command") or (), self.where),
+            variables=self._variables(one),
             is_contained=True,
-            folder=_text(one.get("working_dir", ""), f"{self.where}: working_dir"),
-            mounts=dict(mounts(map(_as_option, volumes), self.folder)),
-            notes=tuple(self.notes),
+            folder=_get(one, "working_dir", str, self.where),
+            mounts=dict(mounts(map(_as_option, _get(one, "volumes", list, self.where)), self.path.parent)),
         )
 
-    def _split(self, value: object, name: str) -> tuple[str, ...] | None:
+    def _split(self, one: dict[str, Any], name: str) -> Sequence[str] | None:
         """Returns the words of a command; None for the image's own."""
-        if value is None:
-            return None
-        where = f"{self.where}: {name}"
-        return (
-            split_string(value, where) if isinstance(value, str) else _words({name: value}, name, self.where)
-        )
+        value = one.get(name)
+        if isinstance(value, str):
+            return split_string(value, f"{self.where}: {name}")
+        return None if value is None else _each(one, name, str, self.where)
 
     def _variables(self, one: dict[str, Any]) -> dict[str, str]:
         found: dict[str, str] = {}
         files = one.get("env_file") or []
         for row in files if isinstance(files, list) else [files]:
-            path, options = (row.get("path"), row) if isinstance(row, dict) else (row, {})
-            file = self.folder / _text(path, f"{self.where}: env_file")
+            options = row if isinstance(row, dict) else {"path": row}
+            file = self.path.parent / _get(options, "path", str, f"{self.where}: env_file")
             if options.get("required", True) or file.exists():
-                style = "docker" if options.get("format") == "raw" else "compose"
-                is_read = lambda name: is_needed(name) or name in self.mentioned  # noqa: E731
-                found |= parse_env_file(read_text(file), str(file), self.environ, style, is_read).values  # type: ignore[arg-type]
+                found |= parse_env_file(read_text(file), str(file), self.environ, "compose").values
         own = one.get("environment") or {}
-        where = f"{self.where}: environment"
-        listed = (
-            ()
-            if isinstance(own, dict)
-            else (_pair(row, where) for row in _list(one, "environment", self.where))
-        )
-        rows = own.items() if isinstance(own, dict) else listed
-        for name, value in rows:
+        if not isinstance(own, dict):
+            rows = [row.partition("=") for row in _each(one, "environment", str, self.where)]
+            own = {name: value if is_given else None for name, is_given, value in rows}
+        for name, value in own.items():
             if value is not None:
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                found[str(name)] = str(value) if is_number else _text(value, f"{self.where}: {name}")
+                found[str(name)] = str(value) if is_number else _get(own, name, str, self.where)
             elif name in self.environ:
                 found[name] = self.environ[name]
         return found
@@ -321,17 +244,15 @@ class _Service:
         if found["dollar"]:
             return "$"
         if name is None:
-            raise SpecError(
-                self.where, f"has {shown(found.string)}, which Compose cannot read", "$$ for a dollar sign"
-            )
-        is_set = bool(self.environ.get(name)) if how.startswith(":") else name in self.environ
+            problem = f"has {shown(found.string)}, which Compose cannot read"
+            raise SpecError(self.where, problem, "$$ for a dollar sign")
+        value = self.environ.get(name, "")
+        require_read([value], f"{self.where}: {name}")
+        is_set = bool(value) if how.startswith(":") else name in self.environ
         if how.endswith("?") and not is_set:
             raise SpecError(self.where, f"{name} is not set", self._interpolated(word) or f"{name}=...")
-        if how.endswith("+") or (how.endswith("-") and not is_set):
-            return str(self._interpolated(word)) if how.endswith("-") or is_set else ""
-        if not is_set and not how:
-            self.notes.append(f"{self.where}: {name} is not set, and is read as nothing")
-        return self.environ.get(name, "")
+        is_replaced = how.endswith("+") if is_set else how.endswith("-")
+        return str(self._interpolated(word)) if is_replaced else "" if how.endswith("+") else value
 
 
 def _owners(value: Any, owner: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -344,49 +265,30 @@ def _owners(value: Any, owner: str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield from _owners(inner, owner)
 
 
-def _table(table: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
-    value = table.get(name) or {}
-    if not isinstance(value, dict):
-        raise SpecError(f"{where}: {name}", "is no table", "a table")
+def _known(text: str, where: str) -> str:
+    if isinstance(text, Unread):
+        raise SpecError(where, f"has {text.part}", "its value, in --env-file FILE")
+    return text
+
+
+def _get(table: Mapping[Any, Any], name: object, kind: type[_Value], where: str) -> _Value:
+    """Returns a value of a table; an empty one if it is not there."""
+    value = table.get(name)
+    return kind() if value is None else _typed(value, kind, f"{where}: {name}")
+
+
+def _each(table: Mapping[str, Any], name: str, kind: type[_Value], where: str) -> list[_Value]:
+    """Returns the values of a list in a table."""
+    return [_typed(one, kind, f"{where}: {name}") for one in _get(table, name, list, where)]
+
+
+def _typed(value: object, kind: type[_Value], where: str) -> _Value:
+    if not isinstance(value, kind):
+        remedy = "a text, in quotes" if kind is str else "a list" if kind is list else "a table"
+        raise SpecError(where, f"has a value of type {type(value).__name__}", remedy)
     return value
 
 
-def _rows(table: Mapping[str, Any], name: str, where: str) -> list[dict[str, Any]]:
-    value = _list(table, name, where)
-    if not all(isinstance(row, dict) for row in value):
-        raise SpecError(f"{where}: {name}", "is no list of tables", "a list of tables")
-    return value
-
-
-def _words(table: Mapping[str, Any], name: str, where: str) -> tuple[str, ...]:
-    return tuple(_text(word, f"{where}: {name}") for word in _list(table, name, where))
-
-
-def _text(value: object, where: str) -> str:
-    if not isinstance(value, str):
-        raise SpecError(where, f"has a value of type {type(value).__name__}", "a text, in quotes")
-    return value
-
-
-def _member(table: Mapping[str, Any], name: str, where: str) -> str:
-    """Returns a text of a table; empty if it is not there."""
-    return _text(table.get(name, ""), f"{where}: {name}")
-
-
-def _list(table: Mapping[str, Any], name: str, where: str) -> list[Any]:
-    value = table.get(name) or []
-    if not isinstance(value, list):
-        raise SpecError(f"{where}: {name}", "is no list", "a list")
-    return value
-
-
-def _pair(row: object, where: str) -> tuple[str, str | None]:
-    name, is_given, value = _text(row, where).partition("=")
-    return name, value if is_given else None
-
-
-def _as_option(row: str | dict[str, Any]) -> tuple[str, str]:
-    """Returns a volume of Compose as the option of docker that says the same."""
-    if isinstance(row, str):
-        return "volume", row
-    return "mount", f"source={row.get('source')},target={row.get('target')}"
+def _as_option(row: Any) -> tuple[str, str]:
+    """Returns a volume of Compose as docker's --volume."""
+    return "volume", f"{row.get('source')}:{row.get('target')}" if isinstance(row, dict) else str(row)

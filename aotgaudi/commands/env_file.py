@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from aotgaudi.commands.flags import is_looked_at
+from aotgaudi.commands.shell import Unread
 from aotgaudi.errors import SpecError, shown
 
 _BLANK = re.compile(r"[ \t]")
@@ -32,11 +33,7 @@ class EnvFile:
 
 
 def parse_env_file(
-    text: str,
-    where: str,
-    caller: Mapping[str, str],
-    style: EnvFileStyle = "docker",
-    is_read: Callable[[str], bool] = is_looked_at,
+    text: str, where: str, caller: Mapping[str, str], style: EnvFileStyle = "docker"
 ) -> EnvFile:
     """Returns the variables of an environment file. The last line for a name counts.
 
@@ -47,7 +44,7 @@ def parse_env_file(
     configmap --from-env-file`` (kubernetes/kubectl, pkg/cmd/util/env_file.go) read them. Everything after ``=`` is the
     value, with its quotes, `` #`` and blanks. ``compose``: as env_file of Docker Compose (docs.docker.com, "Syntax for
     environment files"). ``export`` is allowed, quotes are removed, and a ``#`` after a blank begins a comment. Nothing is
-    expanded, and values that are not read (`is_read`) stay as they are.
+    expanded: a value that Compose would expand is refused, or `Unread` if nobody here looks at its variable.
 
     Raises:
         SpecError: a line has another form. Names its number.
@@ -57,7 +54,7 @@ def parse_env_file(
     for number, line in enumerate(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}").split("\n"), start=1):
         stripped = line.removesuffix("\r").lstrip()
         if stripped and not stripped.startswith("#"):
-            name, value = _assignment(stripped, f"{where}:{number}", style, is_read)
+            name, value = _assignment(stripped, f"{where}:{number}", style)
             value = caller.get(name) if value is None else value
             if value is None:
                 unset.append(name)
@@ -66,9 +63,7 @@ def parse_env_file(
     return EnvFile(found, tuple(_env_file_notes(found, unset, where, style)))
 
 
-def _assignment(
-    line: str, where: str, style: EnvFileStyle, is_read: Callable[[str], bool]
-) -> tuple[str, str | None]:
+def _assignment(line: str, where: str, style: EnvFileStyle) -> tuple[str, str | None]:
     """Returns the name and the value of a line; None for a name alone."""
     if style == "docker":
         name, equals, value = line.partition("=")
@@ -79,7 +74,12 @@ def _assignment(
     if match is None:
         raise SpecError(where, "is no assignment", "NAME=VALUE")
     name, value = match.groups()
-    return name, _compose_value(value, where) if value is not None and is_read(name) else value
+    try:
+        return name, None if value is None else _compose_value(value, where)
+    except SpecError:
+        if is_looked_at(name):
+            raise
+        return name, Unread(value, value)
 
 
 def _compose_value(text: str, where: str) -> str:

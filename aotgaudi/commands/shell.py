@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotgaudi.commands.starts import assignments
+from aotgaudi.commands.starts import PlainCommand, assignments
 from aotgaudi.errors import SpecError, shown
 
 LONGEST = 100_000
@@ -33,7 +33,6 @@ _WHOLE = re.compile(r"\$[A-Za-z_]\w*|\$[({].*[)}]|`.+`", re.DOTALL | re.ASCII)
 _PATTERN = re.compile(r"[*?]|\[.+\]|\{.*(,|\.\.).*\}", re.DOTALL)
 _SPLIT_AGAIN = re.compile(r"[ \t\n*?\[]")
 _SETTING = re.compile(r"[-+][eux]*o?|pipefail")
-_RESERVED = "! { } if then else elif fi while until do done for case esac function select [[ ]]".split()  # noqa: SIM905
 
 
 class Unread(str):
@@ -48,21 +47,10 @@ class Unread(str):
         return word
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A script of one command.
+def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand:
+    """Returns the command of a script, with the variables that it exports. Words may be `Unread`.
 
-    Attributes:
-        words: the command's words. Some may be `Unread`.
-        exported: the variables that the script exports before it runs the command.
-    """
-
-    words: tuple[str, ...]
-    exported: Mapping[str, str]
-
-
-def read_script(text: str, where: str, known: Mapping[str, str]) -> Script:
-    """Returns the command of a script. Lines before it may be blank, comments, assignments, ``export`` and ``set -e``.
+    Lines before the command may be blank, comments, assignments, ``export`` and ``set -e``.
 
     Args:
         text: the script.
@@ -87,9 +75,7 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> Script:
             exported.update({n: v for n, v in given.items() if is_export or n in exported or n in known})
         elif words[0] != "set" or not all(map(_SETTING.fullmatch, words[1:])):
             command = words
-    if command and command[0] in _RESERVED:
-        raise SpecError(where, f"has {shown(command[0])}, which a shell would read", _REMEDY)
-    return Script(tuple(command), exported)
+    return PlainCommand(words=tuple(command), variables=exported)
 
 
 def split_string(text: str, where: str) -> tuple[str, ...]:
@@ -187,7 +173,8 @@ class _Splitter:
         known = self.known or {}
         if not _WHOLE.fullmatch(text):
             raise SpecError(self.where, f"has {shown(text)}, which a shell would expand", _REMEDY)
-        if found not in known or found in dict(assignments(self.words)):
+        is_known = found in known and not isinstance(known[found], Unread)
+        if not is_known or found in dict(assignments(self.words)):
             self.part = self.part or text
             self._add(text, "x")
             return

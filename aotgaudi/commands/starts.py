@@ -28,8 +28,8 @@ WRAPPERS = frozenset(
 
 SHELLS = frozenset({"sh", "bash", "dash", "ash"})
 ENGINES = frozenset({"docker", "podman", "nerdctl"})
-OURSELVES = "aotgaudi"
-_FORMS = SHELLS | ENGINES | {OURSELVES}
+FORMS = SHELLS | ENGINES | {"aotgaudi"}
+"""Programs that are given a command, in words or in a script."""
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
@@ -73,7 +73,6 @@ class PlainCommand:
         is_contained: whether it is a container's: it then has only these variables, not those of the caller.
         folder: where relative paths begin, if the container says so.
         mounts: path in the container -> path on this machine.
-        files: path in the container -> text of a file that was kept with the command.
         notes: what its user should know, one sentence each.
     """
 
@@ -82,7 +81,6 @@ class PlainCommand:
     is_contained: bool = False
     folder: str = ""
     mounts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def on_this_machine(self, path: str) -> str:
@@ -102,7 +100,7 @@ def plain_command(words: Sequence[str], caller: Mapping[str, str], cwd: Path) ->
         caller: the environment of the caller.
         cwd: the directory of relative paths.
     """
-    if not any(word.rpartition("/")[2] in _FORMS or word.partition("=")[0] == "--config" for word in words):
+    if not any(word.rpartition("/")[2] in FORMS or word.partition("=")[0] == "--config" for word in words):
         return PlainCommand(words=tuple(words))
     from aotgaudi.commands.forms import read_form  # Only here: it loads the tables of flags.
 

@@ -119,9 +119,7 @@ def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
     Raises:
         SpecError: something of it cannot be read.
     """
-    script = read_script(text.replace("\r\n", "\n"), WHERE, {})
-    kept = PlainCommand(words=script.words, variables=script.exported)
-    return read_form(kept, caller, cwd, KNOWN, WHERE)
+    return read_form(read_script(text.replace("\r\n", "\n"), WHERE, {}), caller, cwd)
 
 
 def _require_known(read: CommandWords) -> dict[str, FlagValue]:

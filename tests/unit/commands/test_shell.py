@@ -108,7 +108,6 @@ def test_what_is_accepted_is_what_the_shell_makes_of_it(shell: str, text: str, f
         ("a [bc]", "'['"),
         ("a {b,c}", "'{'"),
         ('a {"b":1,"c":2}', "'{'"),
-        ("if a", "'if'"),
         ("a\nb", "a second command, 'b'"),
         ("a $B", "$B, whose value a shell would split or expand"),
         ("a 'b", "no closing quotation"),
@@ -146,7 +145,7 @@ def test_what_is_not_known_is_kept_as_a_word_that_is_not_read(text: str, part: s
 def test_lines_before_the_command_assign_and_export() -> None:
     script = read_script("#!/bin/sh\nset -e\nC=1\nexport D=2 A=3\nrun $C $D\n\n# end", "T", KNOWN)
 
-    assert (script.words, script.exported) == (("run", "1", "2"), {"D": "2", "A": "3"})
+    assert (script.words, script.variables) == (("run", "1", "2"), {"D": "2", "A": "3"})
 
 
 @pytest.mark.parametrize(
