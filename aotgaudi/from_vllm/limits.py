@@ -13,8 +13,8 @@ The sizes of a step are those of `StepRules`, by release of vLLM. ``tests/golden
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from math import inf
 
 from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
 from aotgaudi.commands.flags import GAUDI_DEFAULTS, UTILIZATION
@@ -45,119 +45,136 @@ from aotgaudi.spec.model import POSITION_KEYS, STATE_KEYS, other_state
 
 _BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 _MODES = ("balanced", "interactivity", "throughput")
-_NOT_AHEAD = frozenset({"ngram", "[ngram]", "medusa", "mlp_speculator", "suffix"})
+_NOT_AHEAD = ("ngram", "[ngram]", "medusa", "mlp_speculator", "suffix")
 """Methods of speculation with which vLLM refuses --async-scheduling. Gaudi has the first and ``medusa``."""
+_FORK_IMAGE_TOKENS = 5120
 _VIDEO = (32, 70 + 2 + 6)
 """The most frames of a video, and the tokens of each, of Gemma 4 (vllm/model_executor/models/gemma4_mm.py)."""
+_THRESHOLD = "long-prefill-token-threshold"
+_Refusal = tuple[bool, str, str, str]
+"""Whether vLLM does not start with a flag, the flag, the problem, and the remedy."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepRules:
-    """What differs between releases in how an API server on Gaudi sizes its steps. The defaults are those of 0.32.
+    """How an API server on Gaudi sizes its steps in a `release` of vLLM.
 
     2,048 tokens and 256 sequences are the same everywhere: ``get_batch_defaults`` takes them for a device of unknown memory,
     as Gaudi's is, and V0 has them too. A is vllm/engine/arg_utils.py, S vllm/config/scheduler.py (the fork: vllm/config.py).
-
-    Attributes:
-        since: the first release with these rules.
-        chunking: when prompts are computed in chunks. ``default``: unless --no-enable-chunked-prefill. ``always``: even then
-            (A ``_set_default_args_v1``). ``asked``: with the flag (A ``_set_default_args_v0``).
-        caching: for which models prefix caching is the default: ``all``, those that keep no states (A ``get_chunked_prefill_
-            prefix_caching_defaults``, later ``_set_default_chunked_prefill_and_prefix_caching_args``), or ``none``.
-        bounds_tokens: the default is at most what `max_num_seqs` whole sequences have (A; the fork: S ``__post_init__``).
-        image_tokens: the least default of tokens for models with images (S ``MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``).
-            They have no prefix caching then (A ``_set_default_args_v0``).
-        latent_is_whole: multi-head latent attention computes whole prompts, in as many tokens as the longest takes, whatever
-            the flags say (vllm/platforms/hpu.py ``check_and_update_config``).
-        fits_items: an image or video that is attended to in both directions fits a step (A ``_get_min_mm_batched_tokens``).
-        has_modes: --performance-mode exists, and ``throughput`` doubles the defaults (A).
-        block_sizes: those that --block-size takes (``BlockSize`` in vllm/config/cache.py); none means all.
-        has_partial_prefills: several prompts may be in chunks at once; other releases refuse the flag, or do not know it
-            (A ``_check_feature_supported``, ``_is_v1_supported_oracle``).
-        bounds_threshold: --long-prefill-token-threshold is at most `max_model_len` (S ``verify_max_model_len``).
-        checks_drafts: with adapters, a step has room for all drafts (A ``create_engine_config``); --async-scheduling does
-            not go with some methods (vllm/config/vllm.py ``__post_init__``).
-        pipelines_ahead: --async-scheduling goes with several stages of a pipeline (likewise).
     """
 
-    since: tuple[int, ...]
-    chunking: Literal["default", "always", "asked"] = "default"
-    caching: Literal["all", "stateless", "none"] = "all"
-    bounds_tokens: bool = True
-    image_tokens: int = 0
-    latent_is_whole: bool = False
-    fits_items: bool = True
-    has_modes: bool = True
-    block_sizes: tuple[int, ...] = ()
-    has_partial_prefills: bool = False
-    bounds_threshold: bool = True
-    checks_drafts: bool = True
-    pipelines_ahead: bool = False
+    release: tuple[int, ...]
 
     @classmethod
     def of(cls, release: str) -> StepRules:
         """Returns the rules of a release."""
-        return next(one for one in _STEP_RULES if one.since <= release_numbers(release))
+        return cls(release_numbers(release))
+
+    def is_in(self, first: float, end: float = inf) -> bool:
+        """Returns whether the release is at least 0.`first` and below 0.`end`."""
+        return first <= self.release[1] < end
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether this is vllm-fork with its V0 engine."""
+        return self.is_in(0, 10)
+
+    @property
+    def bounds_tokens(self) -> bool:
+        """Whether the default is at most what `max_num_seqs` whole sequences have (A; the fork: S ``__post_init__``)."""
+        return self.is_in(9, 10) or self.is_in(11)
+
+    def is_whole(self, facts: ModelFacts) -> bool:
+        """Returns whether prompts are computed whole, in as many tokens as the longest takes, whatever the flags say.
+
+        So is multi-head latent attention (vllm/platforms/hpu.py ``check_and_update_config``).
+        """
+        return self.is_in(9, 10) and facts.text.get("kv_lora_rank") is not None
 
     def is_chunked(self, command: VllmCommand, facts: ModelFacts) -> bool:
-        """Returns whether prompts are computed in chunks."""
-        if self.chunking == "always":
+        """Returns whether prompts are computed in chunks (A ``_set_default_args_v0``, ``_set_default_args_v1``)."""
+        if self.is_in(10, 11):
             return True
-        if facts.is_encoder_decoder or (self.latent_is_whole and facts.has_latent_attention):
+        if facts.is_encoder_decoder or self.is_whole(facts):
             return False
-        return command.switches.get("enable-chunked-prefill", self.chunking == "default")
+        return command.switches.get("enable-chunked-prefill", not self.is_fork)
 
     def is_caching(self, command: VllmCommand, facts: ModelFacts) -> bool:
-        """Returns whether the engine caches prefixes, which the plugin may still switch off."""
-        if self.image_tokens and facts.has_vision:
+        """Returns whether the engine caches prefixes, which the plugin may still switch off.
+
+        Sources: A ``_set_default_args_v0``, ``get_chunked_prefill_prefix_caching_defaults``, later
+        ``_set_default_chunked_prefill_and_prefix_caching_args``.
+        """
+        if self.is_fork and facts.has_vision:
             return False
-        by_default = self.caching == "all" or (self.caching == "stateless" and not facts.keeps_states)
-        return command.switches.get("enable-prefix-caching", by_default and not facts.is_encoder_decoder)
+        is_off = self.is_fork or facts.is_encoder_decoder or (self.is_in(11, 28) and facts.keeps_states)
+        return command.switches.get("enable-prefix-caching", not is_off)
 
     def least_tokens(self, command: VllmCommand, facts: ModelFacts) -> int:
-        """Returns the least default of tokens for what else than text a prompt may have; 0 for none."""
-        if not facts.has_vision:
+        """Returns the least default of tokens for what else than text a prompt may have; 0 for none.
+
+        Sources: S ``MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``, A ``_get_min_mm_batched_tokens``.
+        """
+        if not facts.has_vision or not (self.is_fork or (self.is_in(22) and facts.sees_both_ways)):
             return 0
-        if not (self.fits_items and facts.sees_both_ways):
-            return self.image_tokens
+        if self.is_fork:
+            return _FORK_IMAGE_TOKENS
         frames, tokens = _VIDEO
         given = command.values.get("limit-mm-per-prompt", "")
         video = parse_table("limit-mm-per-prompt", given).get("video") if given.startswith("{") else None
         asked = video.get("num_frames") if isinstance(video, dict) else None
         return (min(frames, asked) if type(asked) is int and asked > 0 else frames) * tokens
 
+    def refusals(self, command: VllmCommand, step: _Step, max_model_len: int) -> Iterator[_Refusal]:
+        """Yields what this release may not start with."""
+        tokens, seqs = step.tokens, step.max_num_seqs
+        remedy = "at most as many: vLLM refuses to start otherwise"
+        yield seqs > tokens, "max-num-seqs", f"is {seqs}, more than --max-num-batched-tokens {tokens}", remedy
+        count = parse_integer(f"--{_THRESHOLD}", command.values.get(_THRESHOLD, "0"))
+        problem = f"is {count}, more than --max-model-len {max_model_len}"
+        yield (
+            self.is_in(27) and count > max_model_len,
+            _THRESHOLD,
+            problem,
+            remedy,
+        )  # S ``verify_max_model_len``.
+        name = f"vLLM 0.{self.release[1]}"
+        # A ``_check_feature_supported``, ``_is_v1_supported_oracle``.
+        for flag in ("max-num-partial-prefills", "max-long-partial-prefills"):
+            is_wrong = not self.is_fork and _integer(command, flag) not in (None, 1)
+            yield is_wrong, flag, f"is not 1: {name} does not start with that", "leave it out"
+        # A ``performance_mode``; ``BlockSize`` in vllm/config/cache.py.
+        mode, modes = command.values.get("performance-mode"), _MODES if self.is_in(17) else ()
+        size, sizes = _integer(command, "block-size"), _BLOCK_SIZES[: 6 if self.is_in(10, 11) else None]
+        for flag, given, known in (
+            ("performance-mode", mode, modes),
+            ("block-size", size, sizes if self.is_in(0, 18) else (size,)),
+        ):
+            remedy = f"one of {', '.join(map(str, known))}" if known else "leave it out"
+            problem = f"is {shown(str(given))}, which {name} does not take"
+            yield given is not None and given not in known, flag, problem, remedy
+        if self.is_in(11):
+            yield from self._refused_drafts(command, step)
 
-_0_31 = StepRules(since=(0, 31))
-_0_28 = replace(_0_31, since=(0, 28), pipelines_ahead=True)
-_0_27 = replace(_0_28, since=(0, 27), caching="stateless")
-_0_22 = replace(_0_27, since=(0, 22), bounds_threshold=False)
-_0_18 = replace(_0_22, since=(0, 18), fits_items=False)
-_0_17 = replace(_0_18, since=(0, 17), block_sizes=_BLOCK_SIZES)
-_0_15 = replace(_0_17, since=(0, 15), has_modes=False)
-_0_11 = replace(_0_15, since=(0, 11), pipelines_ahead=False)
-_0_10 = replace(
-    _0_11,
-    since=(0, 10),
-    chunking="always",
-    caching="all",
-    bounds_tokens=False,
-    checks_drafts=False,
-    pipelines_ahead=True,
-    block_sizes=_BLOCK_SIZES[:-1],
-)
-_FORK_0_9 = replace(
-    _0_10,
-    since=(0, 9),
-    chunking="asked",
-    caching="none",
-    bounds_tokens=True,
-    image_tokens=5120,
-    latent_is_whole=True,
-    has_partial_prefills=True,
-    block_sizes=_BLOCK_SIZES,
-)
-_FORK_0_7 = replace(_FORK_0_9, since=(0,), bounds_tokens=False, latent_is_whole=False)
-_STEP_RULES = (_0_31, _0_28, _0_27, _0_22, _0_18, _0_17, _0_15, _0_11, _0_10, _FORK_0_9, _FORK_0_7)
+    def _refused_drafts(self, command: VllmCommand, step: _Step) -> Iterator[_Refusal]:
+        """Yields what goes with no drafts (A ``create_engine_config``, ``__post_init__`` in vllm/config/vllm.py)."""
+        drafts = num_speculative_tokens(command.values)
+        needed = (
+            step.max_num_seqs * (drafts + 1) if drafts and command.switches.get("enable-lora", False) else 0
+        )
+        problem = f"is {step.tokens}: with adapters, {drafts} drafts of each sequence must fit"
+        yield step.tokens < needed, "max-num-batched-tokens", problem, f"at least {needed}"
+        table = parse_table("speculative-config", command.values.get("speculative-config", "{}"))
+        method, stages = (
+            table.get("method") or table.get("model"),
+            _integer(command, "pipeline-parallel-size"),
+        )
+        is_staged = stages not in (None, 1) and not self.is_in(15, 31)
+        problem = (
+            f"does not go with {'several stages' if is_staged else f'speculation by {method}'} in this vLLM"
+        )
+        is_wrong = command.switches.get("async-scheduling", False) and (is_staged or method in _NOT_AHEAD)
+        yield is_wrong, "async-scheduling", problem, "leave it out: vLLM then leaves it off"
 
 
 # The limits
@@ -198,7 +215,7 @@ def read_limits(
     steps = StepRules.of(release)
     length = _Length.of(command, facts, serving, release, assumed)
     step = _Step.of(command, steps, facts, length.value, assumed)
-    for is_refused, flag, problem, remedy in _refusals(command, steps, release, step, length.value):
+    for is_refused, flag, problem, remedy in steps.refusals(command, step, length.value):
         if is_refused:
             raise SpecError(f"--{flag}", problem, remedy)
     tokens, max_num_seqs = step.tokens, step.max_num_seqs
@@ -334,62 +351,12 @@ class _Step:
             why = "an image or a video takes as many" if tokens == least else ""
         else:
             tokens, why = parse_tokens("--max-num-batched-tokens", text), ""
-        if steps.latent_is_whole and facts.has_latent_attention and whole <= tokens != max(whole, usual):
+        if steps.is_whole(facts) and whole <= tokens != max(whole, usual):
             tokens, why = max(whole, usual), "what the longest prompt takes with multi-head latent attention"
         if text is None:
             assumed.default("max-num-batched-tokens", tokens)
         seqs = assumed.default("max-num-seqs", min(seqs, tokens)) if given is None else seqs
         return cls(tokens, seqs, (f"max_num_batched_tokens {tokens:,}: {why}",) if why else ())
-
-
-_AT_MOST = "at most as many: vLLM refuses to start otherwise"
-_Refusal = tuple[bool, str, str, str]
-
-
-def _refusals(
-    command: VllmCommand, steps: StepRules, release: str, step: _Step, max_model_len: int
-) -> Iterator[_Refusal]:
-    """Yields what a release may not start with: whether it does not, the flag, the problem, and the remedy."""
-    tokens, seqs = step.tokens, step.max_num_seqs
-    problem = f"is {seqs}, more than --max-num-batched-tokens {tokens}"
-    # SchedulerConfig in vllm/config/scheduler.py, in every release since 0.7.
-    yield seqs > tokens, "max-num-seqs", problem, _AT_MOST
-    if steps.checks_drafts and command.switches.get("enable-lora", False):
-        drafts = num_speculative_tokens(command.values)
-        needed = seqs * (drafts + 1) if drafts else 0
-        problem = f"is {tokens}: with adapters, {drafts} drafts of each of {seqs} sequences must fit"
-        yield tokens < needed, "max-num-batched-tokens", problem, f"at least {needed}"
-    if command.switches.get("async-scheduling", False):
-        table = parse_table("speculative-config", command.values.get("speculative-config", "{}"))
-        method, stages = (
-            table.get("method") or table.get("model"),
-            _integer(command, "pipeline-parallel-size"),
-        )
-        for is_wrong, other in (
-            (steps.checks_drafts and method in _NOT_AHEAD, f"speculation by {method}"),
-            (not steps.pipelines_ahead and (stages or 1) > 1, f"{stages} stages of a pipeline"),
-        ):
-            problem = f"does not go with {other} in vLLM {release}"
-            yield is_wrong, "async-scheduling", problem, "leave it out: vLLM then leaves it off"
-    for name in ("max-num-partial-prefills", "max-long-partial-prefills"):
-        count = _integer(command, name)
-        is_wrong = not steps.has_partial_prefills and count not in (None, 1)
-        yield is_wrong, name, f"is {count}: vLLM {release} does not start with that", "leave it out"
-    text = command.values.get("long-prefill-token-threshold", "0")
-    is_wrong = parse_integer("--long-prefill-token-threshold", text) > max_model_len
-    problem = f"is {text}, more than --max-model-len {max_model_len}"
-    yield steps.bounds_threshold and is_wrong, "long-prefill-token-threshold", problem, _AT_MOST
-    mode, modes = command.values.get("performance-mode"), _MODES if steps.has_modes else ()
-    remedy = f"one of {', '.join(modes)}" if modes else f"leave it out: vLLM {release} does not know it"
-    yield mode is not None and mode not in modes, "performance-mode", f"is {shown(mode or '')}", remedy
-    size, sizes = _integer(command, "block-size"), steps.block_sizes
-    problem = f"is {size}, which vLLM {release} does not take"
-    yield (
-        bool(size and sizes and size not in sizes),
-        "block-size",
-        problem,
-        f"one of {', '.join(map(str, sizes))}",
-    )
 
 
 def _check_null_block(num_blocks: int, max_model_len: int, block_size: int) -> None:

@@ -299,11 +299,6 @@ class ModelFacts:
         return self.has_mamba or self.text.get("model_type") in _OTHER_STATES
 
     @property
-    def has_latent_attention(self) -> bool:
-        """Whether attention is multi-head latent attention (vLLM's ``is_deepseek_mla``)."""
-        return self.text.get("kv_lora_rank") is not None
-
-    @property
     def sees_both_ways(self) -> bool:
         """Whether the tokens of an image or a video that vLLM counts in advance attend to each other in both directions.
 
@@ -343,7 +338,7 @@ def _has_experts(text: Mapping[str, Any]) -> bool:
 def _has_mamba(text: Mapping[str, Any]) -> bool:
     layers = text.get("layers_block_type") or text.get("layer_types")
     if isinstance(layers, list):
-        return any(layer in _MAMBA_LAYERS for layer in layers)
+        return any(str(layer) in _MAMBA_LAYERS for layer in layers)
     if text.get("model_type") in _OTHER_STATES:
         return False
     kinds = layer_kinds(text)
