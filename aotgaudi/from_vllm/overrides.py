@@ -4,6 +4,7 @@ Sources: ``ModelConfig.__post_init__``, ``_apply_dict_overrides`` and ``_update_
 (vllm/config/__init__.py in 0.10, vllm/config.py before), ``get_config`` and ``patch_rope_parameters`` in
 vllm/transformers_utils/config.py, ``get_rope`` in vllm/model_executor/layers/rotary_embedding. From 0.11.2 on, objects are
 applied after vLLM has completed the config's RoPE, so nothing completes one that they bring: it must have all of its keys.
+From 0.13 on that RoPE is ``rope_parameters``, and an object replaces it under both names.
 ``tests/golden/vllm_overrides.py`` asks vLLM itself.
 """
 
@@ -14,11 +15,10 @@ from typing import Any
 
 from aotgaudi.commands.words import parse_table
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.from_vllm.model import release_numbers
+from aotgaudi.from_vllm.model import ORIGINAL, PARAMETERS, TRANSFORMERS_5, release_numbers
 
 _OVERRIDES, _SCALING, _THETA = "hf-overrides", "rope-scaling", "rope-theta"
 _ROPES = ("rope_scaling", "rope_parameters")
-_ORIGINAL = "original_max_position_embeddings"
 _NEED_ORIGINAL = ("yarn", "deepseek_yarn", "deepseek_llama_scaling", "llama3", "longrope")
 
 _PLAIN_OBJECTS = frozenset({"quantization_config", "compression_config", "speculators_config"})
@@ -29,10 +29,6 @@ _CLASS_KEYS = ("architectures", "model_type", "auto_map")
 
 _MERGING = (0, 11)
 """From here on an override of a part's config changes single keys. Before, it replaces the part's config."""
-_WITH_PARAMETERS = (0, 13)
-"""From here on ``rope_parameters`` is read, and objects replace both names."""
-_TRANSFORMERS_5 = (0, 19, 1)
-"""From here on ``rope_scaling`` is another name of ``rope_parameters``. From 0.13 on it is only read before overrides."""
 
 
 def overridden(
@@ -104,8 +100,8 @@ class _Overrides:
 
     def _set_rope(self, config: dict[str, Any], key: str, value: Any, where: str) -> None:
         """Sets the RoPE of a config. A part's has been completed, and keeps the keys that are not given."""
-        has_parameters, is_object = self._release >= _WITH_PARAMETERS, isinstance(value, dict)
-        if self._release < _TRANSFORMERS_5 and (
+        has_parameters, is_object = self._release >= PARAMETERS, isinstance(value, dict)
+        if self._release < TRANSFORMERS_5 and (
             key != (read := _ROPES[has_parameters]) or (has_parameters and not is_object)
         ):
             if has_parameters and (where or not is_object):  # It is read before vLLM completes the RoPE.
@@ -127,15 +123,15 @@ class _Overrides:
 
     def _check_rope(self, where: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Raises SpecError for a RoPE that vLLM would have to complete."""
-        name, outside = rope.get("rope_type"), config.get(_ORIGINAL)
+        name, outside = rope.get("rope_type"), config.get(ORIGINAL)
         missing = [] if isinstance(name, str) else ["rope_type"]
-        missing += [_ORIGINAL] if name in _NEED_ORIGINAL and _ORIGINAL not in rope else []
+        missing += [ORIGINAL] if name in _NEED_ORIGINAL and ORIGINAL not in rope else []
         missing += ["factor"] if rope.get("factor", 1) is None else []
         if missing:
             problem = f"has no {missing[0]}: vLLM {self._name} does not start with that"
             raise _refused(where, problem, "give it")
-        if name == "yarn" and outside not in (None, rope[_ORIGINAL]):
-            raise _refused(where, f"has another {_ORIGINAL} than the config", f"{outside}")
+        if name == "yarn" and outside not in (None, rope[ORIGINAL]):
+            raise _refused(where, f"has another {ORIGINAL} than the config", f"{outside}")
 
 
 def _refused(key: str, problem: str, remedy: str) -> SpecError:

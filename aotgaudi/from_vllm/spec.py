@@ -154,7 +154,7 @@ class _Parts:
     """The parts of a spec, before they are put together."""
 
     rules: EnvironmentRules
-    steps: StepRules
+    release: str
     bucketing: BucketingEnvironment
     serving: ServingEnvironment
     facts: ModelFacts
@@ -174,9 +174,9 @@ class _Parts:
         serving: ServingEnvironment,
         facts: ModelFacts,
     ) -> _Parts:
-        rules = find_version(bucketing.version).environment
+        rules, release = find_version(bucketing.version).environment, vllm_release(bucketing.version)
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
-        size, replicas = data_parallel_size(setup.command, rules, has_experts=facts.has_experts)
+        size, replicas = data_parallel_size(setup.command, release, has_experts=facts.has_experts)
         tables = {**parallel_table(setup.command), "data_parallel_size": size}
         parallel = _value(ParallelSpec, tables, "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
@@ -184,7 +184,7 @@ class _Parts:
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
         return cls(
             rules=rules,
-            steps=StepRules.of(vllm_release(bucketing.version)),
+            release=release,
             bucketing=bucketing,
             serving=serving,
             facts=facts,
@@ -218,8 +218,8 @@ class _Parts:
             "limits": dict(self.limits.table),
             "scheduler": {
                 "engine": "vllm",
-                "chunked_prefill": self.steps.is_chunked(setup.command, self.facts),
-                "kv_transfer": has_kv_transfer(setup.command, self.rules),
+                "chunked_prefill": StepRules.of(self.release).is_chunked(setup.command, self.facts),
+                "kv_transfer": has_kv_transfer(setup.command, self.release),
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),
             },
