@@ -125,9 +125,10 @@ class StepRules:
         asked = video.get("num_frames") if isinstance(video, dict) else None
         return (min(frames, asked) if type(asked) is int and asked > 0 else frames) * tokens
 
-    def refusals(self, command: VllmCommand, step: _Step, max_model_len: int) -> Iterator[_Refusal]:
+    def refusals(
+        self, command: VllmCommand, tokens: int, seqs: int, max_model_len: int
+    ) -> Iterator[_Refusal]:
         """Yields what this release may not start with."""
-        tokens, seqs = step.tokens, step.max_num_seqs
         remedy = "at most as many: vLLM refuses to start otherwise"
         yield seqs > tokens, "max-num-seqs", f"is {seqs}, more than --max-num-batched-tokens {tokens}", remedy
         count = parse_integer(f"--{_THRESHOLD}", command.values.get(_THRESHOLD, "0"))
@@ -154,26 +155,20 @@ class StepRules:
             problem = f"is {shown(str(given))}, which {name} does not take"
             yield given is not None and given not in known, flag, problem, remedy
         if self.is_in(11):
-            yield from self._refused_drafts(command, step)
+            yield from self._refused_drafts(command, tokens, seqs)
 
-    def _refused_drafts(self, command: VllmCommand, step: _Step) -> Iterator[_Refusal]:
+    def _refused_drafts(self, command: VllmCommand, tokens: int, seqs: int) -> Iterator[_Refusal]:
         """Yields what goes with no drafts (A ``create_engine_config``, ``__post_init__`` in vllm/config/vllm.py)."""
         drafts = num_speculative_tokens(command.values)
-        needed = (
-            step.max_num_seqs * (drafts + 1) if drafts and command.switches.get("enable-lora", False) else 0
-        )
-        problem = f"is {step.tokens}: with adapters, {drafts} drafts of each sequence must fit"
-        yield step.tokens < needed, "max-num-batched-tokens", problem, f"at least {needed}"
+        is_short = drafts and tokens < seqs * (drafts + 1) and command.switches.get("enable-lora", False)
+        problem = f"is {tokens}: with adapters, {drafts} drafts of each of {seqs} sequences must fit"
+        yield bool(is_short), "max-num-batched-tokens", problem, f"at least {seqs * (drafts + 1)}"
         table = parse_table("speculative-config", command.values.get("speculative-config", "{}"))
-        method, stages = (
-            table.get("method") or table.get("model"),
-            _integer(command, "pipeline-parallel-size"),
-        )
-        is_staged = stages not in (None, 1) and not self.is_in(15, 31)
-        problem = (
-            f"does not go with {'several stages' if is_staged else f'speculation by {method}'} in this vLLM"
-        )
+        method = table.get("method") or table.get("model")
+        is_staged = _integer(command, "pipeline-parallel-size") not in (None, 1) and not self.is_in(15, 31)
+        what = "several stages of a pipeline" if is_staged else f"speculation by {method}"
         is_wrong = command.switches.get("async-scheduling", False) and (is_staged or method in _NOT_AHEAD)
+        problem = f"does not go with {what} in this release"
         yield is_wrong, "async-scheduling", problem, "leave it out: vLLM then leaves it off"
 
 
@@ -213,31 +208,29 @@ def read_limits(
     version, assumed = find_version(bucketing.version), _Assumed()
     rules, release = version.environment, vllm_release(bucketing.version)
     steps = StepRules.of(release)
-    length = _Length.of(command, facts, serving, release, assumed)
-    step = _Step.of(command, steps, facts, length.value, assumed)
-    for is_refused, flag, problem, remedy in steps.refusals(command, step, length.value):
+    max_model_len, length_notes = _length(command, facts, serving, release, assumed)
+    tokens, max_num_seqs, step_notes = _step(command, steps, facts, max_model_len, assumed)
+    for is_refused, flag, problem, remedy in steps.refusals(command, tokens, max_num_seqs, max_model_len):
         if is_refused:
             raise SpecError(f"--{flag}", problem, remedy)
-    tokens, max_num_seqs = step.tokens, step.max_num_seqs
     block_size = _integer(command, "block-size")
-    if block_size is None:
-        block_size = assumed.default("block-size", GAUDI_DEFAULTS["block-size"])
+    block_size = block_size or assumed.default("block-size", GAUDI_DEFAULTS["block-size"])
     _check_mamba(facts, tokens, version)
     count = _Count(command, rules, serving, facts, block_size, device)
     num_blocks, notes = _pinned_blocks(pin, command, count)
     if not rules.is_extension:
-        _check_null_block(num_blocks, length.value, block_size)
+        _check_null_block(num_blocks, max_model_len, block_size)
     return Limits(
         {
-            **({"allow_long_max_model_len": True} if length.is_long else {}),
+            **({"allow_long_max_model_len": True} if _is_long(max_model_len, facts) else {}),
             "max_num_seqs": max_num_seqs,
             "max_num_prefill_seqs": _prefill_seqs(command, rules, bucketing, max_num_seqs),
             "max_num_batched_tokens": tokens,
-            "max_model_len": length.value,
+            "max_model_len": max_model_len,
             "block_size": block_size,
             "num_blocks": num_blocks,
         },
-        (*notes, *length.notes, *step.notes),
+        (*notes, *length_notes, *step_notes),
         tuple(assumed.texts),
     )
 
@@ -258,37 +251,23 @@ def _integer(command: VllmCommand, flag: str) -> int | None:
     return None if text is None else parse_integer(f"--{flag}", text, minimum=1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Length:
-    """--max-model-len, or what vLLM derives. `is_long`: it may exceed the positions that the config states."""
-
-    value: int
-    is_long: bool
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls,
-        command: VllmCommand,
-        facts: ModelFacts,
-        serving: ServingEnvironment,
-        release: str,
-        assumed: _Assumed,
-    ) -> _Length:
-        text = command.values.get("max-model-len")
-        served = served_length(facts.length_keys, release)
-        if served is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
-            why = other_state(str(facts.text.get("model_type")))
-            raise SpecError("the model's config.json: model_type", *why)
-        if text is not None:
-            value = _given_length(text)
-            return cls(value, _is_long(value, facts), tuple(_notes_on_length(value, served, facts, serving)))
-        if served is None:
-            problem = "is missing, and config.json has no max_position_embeddings"
-            raise SpecError("--max-model-len", problem, "give it")
-        value = assumed.default("max-model-len", served.by_default)
-        note = f"max_model_len {value:,}: {served.rule}, as vLLM {served.vllm}"
-        return cls(value, _is_long(value, facts), (note,))
+def _length(
+    command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, release: str, assumed: _Assumed
+) -> tuple[int, tuple[str, ...]]:
+    """Returns --max-model-len, or what vLLM derives, and notes."""
+    text = command.values.get("max-model-len")
+    served = served_length(facts.length_keys, release)
+    if served is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
+        why = other_state(str(facts.text.get("model_type")))
+        raise SpecError("the model's config.json: model_type", *why)
+    if text is not None:
+        value = _given_length(text)
+        return value, tuple(_notes_on_length(value, served, facts, serving))
+    if served is None:
+        problem = "is missing, and config.json has no max_position_embeddings"
+        raise SpecError("--max-model-len", problem, "give it")
+    value = assumed.default("max-model-len", served.by_default)
+    return value, (f"max_model_len {value:,}: {served.rule}, as vLLM {served.vllm}",)
 
 
 def _given_length(text: str) -> int:
@@ -322,41 +301,27 @@ def _notes_on_length(
         yield f"max_model_len {value:,}: at most {served.rule_of_most}, as vLLM {served.vllm}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """The most tokens and sequences of a step, and what a user may not expect of them."""
-
-    tokens: int
-    max_num_seqs: int
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls,
-        command: VllmCommand,
-        steps: StepRules,
-        facts: ModelFacts,
-        max_model_len: int,
-        assumed: _Assumed,
-    ) -> _Step:
-        """Returns what the command says, or what vLLM fills in."""
-        factor = 2 if command.values.get("performance-mode") == "throughput" else 1
-        usual, least = GAUDI_DEFAULTS["max-num-batched-tokens"], steps.least_tokens(command, facts)
-        given, text = _integer(command, "max-num-seqs"), command.values.get("max-num-batched-tokens")
-        seqs = GAUDI_DEFAULTS["max-num-seqs"] * factor if given is None else given
-        whole = 0 if steps.is_chunked(command, facts) else max_model_len
-        if text is None:
-            tokens = max(usual * factor, whole, least)
-            tokens = min(tokens, seqs * max_model_len) if steps.bounds_tokens else tokens
-            why = "an image or a video takes as many" if tokens == least else ""
-        else:
-            tokens, why = parse_tokens("--max-num-batched-tokens", text), ""
-        if steps.is_whole(facts) and whole <= tokens != max(whole, usual):
-            tokens, why = max(whole, usual), "what the longest prompt takes with multi-head latent attention"
-        if text is None:
-            assumed.default("max-num-batched-tokens", tokens)
-        seqs = assumed.default("max-num-seqs", min(seqs, tokens)) if given is None else seqs
-        return cls(tokens, seqs, (f"max_num_batched_tokens {tokens:,}: {why}",) if why else ())
+def _step(
+    command: VllmCommand, steps: StepRules, facts: ModelFacts, max_model_len: int, assumed: _Assumed
+) -> tuple[int, int, tuple[str, ...]]:
+    """Returns the most tokens and sequences of a step, given or as vLLM fills them in, and notes."""
+    factor = 2 if command.values.get("performance-mode") == "throughput" else 1
+    usual, least = GAUDI_DEFAULTS["max-num-batched-tokens"], steps.least_tokens(command, facts)
+    given, text = _integer(command, "max-num-seqs"), command.values.get("max-num-batched-tokens")
+    seqs = given or GAUDI_DEFAULTS["max-num-seqs"] * factor
+    whole, why = 0 if steps.is_chunked(command, facts) else max_model_len, ""
+    if text is not None:
+        tokens = parse_tokens("--max-num-batched-tokens", text)
+    else:
+        tokens = max(usual * factor, whole, least)
+        tokens = min(tokens, seqs * max_model_len) if steps.bounds_tokens else tokens
+        why = "an image or a video takes as many" if tokens == least else ""
+    if steps.is_whole(facts) and whole <= tokens != max(whole, usual):
+        tokens, why = max(whole, usual), "what the longest prompt takes with multi-head latent attention"
+    if text is None:
+        assumed.default("max-num-batched-tokens", tokens)
+    seqs = given or assumed.default("max-num-seqs", min(seqs, tokens))
+    return tokens, seqs, (f"max_num_batched_tokens {tokens:,}: {why}",) if why else ()
 
 
 def _check_null_block(num_blocks: int, max_model_len: int, block_size: int) -> None:
@@ -381,14 +346,11 @@ def _prefill_seqs(
         return max_num_seqs
     if rules.prefill == "environment":
         return bucketing.max_num_prefill_seqs or 1
-    given = _integer(command, _PREFILL_FLAG)
-    return max_num_seqs if given is None else _at_most(f"--{_PREFILL_FLAG}", given, max_num_seqs)
-
-
-def _at_most(where: str, value: int, max_num_seqs: int) -> int:
-    if value > max_num_seqs:
-        raise SpecError(where, f"is {value}, more than --max-num-seqs {max_num_seqs}", "at most as many")
-    return value
+    given = _integer(command, _PREFILL_FLAG) or max_num_seqs
+    if given > max_num_seqs:
+        problem = f"is {given}, more than --max-num-seqs {max_num_seqs}"
+        raise SpecError(f"--{_PREFILL_FLAG}", problem, "at most as many")
+    return given
 
 
 def _check_mamba(facts: ModelFacts, tokens: int, version: BucketingVersion) -> None:
@@ -447,8 +409,7 @@ def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, 
     Raises:
         SpecError: the number is not pinned (the error names the ways to pin it), or no block fits.
     """
-    text = command.values.get(_OVERRIDE)
-    override = None if text is None else parse_integer(f"--{_OVERRIDE}", text, minimum=1)
+    override = _integer(command, _OVERRIDE)
     shares = count.num_schedulers
     if pin.num_blocks is not None:
         total, source = pin.num_blocks * shares, ", from --num-blocks"
@@ -462,15 +423,13 @@ def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, 
             "is not pinned: upstream takes it from the memory that is free, so that two starts may differ",
             f"--{_OVERRIDE} N in the vLLM command, --num-blocks N, or --free-memory 92GiB as upstream's log shows",
         )
-    divided = f"{shares} schedulers, one for each stage, have {total // shares} of them each"
+    notes = [f"{total} KV blocks{source}"]
+    if shares > 1:
+        notes.append(f"{shares} schedulers, one for each stage, have {total // shares} of them each")
+    if total != override:
+        notes.append(f"add --{_OVERRIDE} {total} to the vLLM command: otherwise it counts its own")
     unused = () if source.startswith(":") else _without_effect(command, count.serving)
-    notes = (
-        f"{total} KV blocks{source}",
-        *([divided] if shares > 1 else []),
-        *_serve_with(total, override),
-        *unused,
-    )
-    return total // shares, notes
+    return total // shares, (*notes, *unused)
 
 
 def _utilization(command: VllmCommand) -> float | None:
@@ -478,11 +437,6 @@ def _utilization(command: VllmCommand) -> float | None:
     if text is None:
         return None
     return parse_fraction(f"--{_UTILIZATION}", text, includes_zero=False, includes_one=True)
-
-
-def _serve_with(num_blocks: int, override: int | None) -> Iterator[str]:
-    if num_blocks != override:
-        yield f"add --{_OVERRIDE} {num_blocks} to the vLLM command: otherwise it counts its own"
 
 
 def _without_effect(command: VllmCommand, serving: ServingEnvironment) -> Iterator[str]:

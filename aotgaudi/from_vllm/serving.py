@@ -205,13 +205,15 @@ def has_kv_transfer(command: VllmCommand, release: str) -> bool:
         problem = f"is {shown(str(table.get('kv_role')))}: vLLM does not start with that"
         raise SpecError(f"--{flag} kv_role", problem, "kv_producer, kv_consumer or kv_both")
     known = [name for name, since in _CONNECTORS.items() if since <= release_numbers(release)]
-    extra = table.get("kv_connector_extra_config")
-    parts = extra.get("connectors") if isinstance(extra, dict) else None
-    is_multi = table["kv_connector"] == "MultiConnector"
-    for part in (table, *(parts if isinstance(parts, list) and is_multi else [])):
-        one = part if isinstance(part, dict) else {}
-        name = one.get("kv_connector")
-        if name not in known or "kv_connector_module_path" in one or (is_multi and not parts):
+    connectors: list[Any] = [table]
+    if table["kv_connector"] == "MultiConnector":
+        extra = table.get("kv_connector_extra_config")
+        parts = extra.get("connectors") if isinstance(extra, dict) else None
+        connectors += parts if isinstance(parts, list) else [{}]
+    for one in connectors:
+        name = one.get("kv_connector") if isinstance(one, dict) else None
+        is_known = name in known and (one is table or name != "MultiConnector")
+        if not is_known or "kv_connector_module_path" in one:
             remedy = f"one of {', '.join(known)}" if known else "a version of the plugin from v0.11.2 on"
             problem = f"is {shown(str(name))}, whose steps are not known in this version"
             raise SpecError(f"--{flag} kv_connector", problem, remedy)
