@@ -113,12 +113,15 @@ class StepRules:
     def least_tokens(self, command: VllmCommand, facts: ModelFacts) -> int:
         """Returns the least default of tokens for what else than text a prompt may have; 0 for none.
 
-        Sources: S ``MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``, A ``_get_min_mm_batched_tokens``.
+        S ``MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``; A ``_get_min_mm_batched_tokens``: an image or a video fits a step.
         """
-        if not facts.has_vision or not (self.is_fork or (self.is_in(22) and facts.sees_both_ways)):
-            return 0
         if self.is_fork:
-            return _FORK_IMAGE_TOKENS
+            return _FORK_IMAGE_TOKENS if facts.has_vision else 0
+        # vllm/transformers_utils/model_arch_config_convertor.py ``Gemma4ModelArchConfigConvertor``
+        sees_both_ways = facts.text.get("use_bidirectional_attention") == "vision"
+        is_gemma = str(facts.text.get("model_type")).startswith("gemma4")
+        if not (self.is_in(22) and facts.has_vision and is_gemma and sees_both_ways):
+            return 0
         frames, tokens = _VIDEO
         given = command.values.get("limit-mm-per-prompt", "")
         video = parse_table("limit-mm-per-prompt", given).get("video") if given.startswith("{") else None
@@ -205,45 +208,31 @@ def read_limits(
     pin: Pin,
 ) -> Limits:
     """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
-    version, assumed = find_version(bucketing.version), _Assumed()
-    rules, release = version.environment, vllm_release(bucketing.version)
-    steps = StepRules.of(release)
-    max_model_len, length_notes = _length(command, facts, serving, release, assumed)
-    tokens, max_num_seqs, step_notes = _step(command, steps, facts, max_model_len, assumed)
+    version, release = find_version(bucketing.version), vllm_release(bucketing.version)
+    rules, steps = version.environment, StepRules.of(release)
+    max_model_len, length_notes = _length(command, facts, serving, release)
+    tokens, max_num_seqs, step_notes = _step(command, steps, facts, max_model_len)
     for is_refused, flag, problem, remedy in steps.refusals(command, tokens, max_num_seqs, max_model_len):
         if is_refused:
             raise SpecError(f"--{flag}", problem, remedy)
-    block_size = _integer(command, "block-size")
-    block_size = block_size or assumed.default("block-size", GAUDI_DEFAULTS["block-size"])
+    block_size = _integer(command, "block-size") or GAUDI_DEFAULTS["block-size"]
     _check_mamba(facts, tokens, version)
-    count = _Count(command, rules, serving, facts, block_size, device)
-    num_blocks, notes = _pinned_blocks(pin, command, count)
+    num_blocks, notes = _pinned_blocks(pin, command, rules, serving, facts, block_size, device)
     if not rules.is_extension:
         _check_null_block(num_blocks, max_model_len, block_size)
+    sizes = {"max_model_len": max_model_len, "max_num_batched_tokens": tokens}
+    sizes |= {"max_num_seqs": max_num_seqs, "block_size": block_size}
+    flags = {name.replace("_", "-"): size for name, size in sizes.items()}
     return Limits(
         {
+            **sizes,
             **({"allow_long_max_model_len": True} if _is_long(max_model_len, facts) else {}),
-            "max_num_seqs": max_num_seqs,
             "max_num_prefill_seqs": _prefill_seqs(command, rules, bucketing, max_num_seqs),
-            "max_num_batched_tokens": tokens,
-            "max_model_len": max_model_len,
-            "block_size": block_size,
             "num_blocks": num_blocks,
         },
         (*notes, *length_notes, *step_notes),
-        tuple(assumed.texts),
+        tuple(f"--{flag} {size}" for flag, size in flags.items() if flag not in command.values),
     )
-
-
-class _Assumed:
-    """Collects the defaults that are filled in."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def default(self, flag: str, value: int) -> int:
-        self.texts.append(f"--{flag} {value}")
-        return value
 
 
 def _integer(command: VllmCommand, flag: str) -> int | None:
@@ -252,7 +241,7 @@ def _integer(command: VllmCommand, flag: str) -> int | None:
 
 
 def _length(
-    command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, release: str, assumed: _Assumed
+    command: VllmCommand, facts: ModelFacts, serving: ServingEnvironment, release: str
 ) -> tuple[int, tuple[str, ...]]:
     """Returns --max-model-len, or what vLLM derives, and notes."""
     text = command.values.get("max-model-len")
@@ -261,19 +250,16 @@ def _length(
         why = other_state(str(facts.text.get("model_type")))
         raise SpecError("the model's config.json: model_type", *why)
     if text is not None:
-        value = _given_length(text)
+        if text.strip().lower() in ("-1", "auto"):
+            problem = f"is {text!r}: free memory would decide it"
+            raise SpecError("--max-model-len", problem, "a number of tokens")
+        value = parse_tokens("--max-model-len", text)
         return value, tuple(_notes_on_length(value, served, facts, serving))
     if served is None:
         problem = "is missing, and config.json has no max_position_embeddings"
         raise SpecError("--max-model-len", problem, "give it")
-    value = assumed.default("max-model-len", served.by_default)
-    return value, (f"max_model_len {value:,}: {served.rule}, as vLLM {served.vllm}",)
-
-
-def _given_length(text: str) -> int:
-    if text.strip().lower() in ("-1", "auto"):
-        raise SpecError("--max-model-len", f"is {text!r}: free memory would decide it", "a number of tokens")
-    return parse_tokens("--max-model-len", text)
+    note = f"max_model_len {served.by_default:,}: {served.rule}, as vLLM {served.vllm}"
+    return served.by_default, (note,)
 
 
 def _is_long(value: int, facts: ModelFacts) -> bool:
@@ -302,7 +288,7 @@ def _notes_on_length(
 
 
 def _step(
-    command: VllmCommand, steps: StepRules, facts: ModelFacts, max_model_len: int, assumed: _Assumed
+    command: VllmCommand, steps: StepRules, facts: ModelFacts, max_model_len: int
 ) -> tuple[int, int, tuple[str, ...]]:
     """Returns the most tokens and sequences of a step, given or as vLLM fills them in, and notes."""
     factor = 2 if command.values.get("performance-mode") == "throughput" else 1
@@ -318,10 +304,7 @@ def _step(
         why = "an image or a video takes as many" if tokens == least else ""
     if steps.is_whole(facts) and whole <= tokens != max(whole, usual):
         tokens, why = max(whole, usual), "what the longest prompt takes with multi-head latent attention"
-    if text is None:
-        assumed.default("max-num-batched-tokens", tokens)
-    seqs = given or assumed.default("max-num-seqs", min(seqs, tokens))
-    return tokens, seqs, (f"max_num_batched_tokens {tokens:,}: {why}",) if why else ()
+    return tokens, given or min(seqs, tokens), (f"max_num_batched_tokens {tokens:,}: {why}",) if why else ()
 
 
 def _check_null_block(num_blocks: int, max_model_len: int, block_size: int) -> None:
@@ -363,45 +346,41 @@ def _check_mamba(facts: ModelFacts, tokens: int, version: BucketingVersion) -> N
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Count:
-    """Computes how many KV blocks fit, as upstream does."""
-
-    command: VllmCommand
-    rules: EnvironmentRules
-    serving: ServingEnvironment
-    facts: ModelFacts
-    block_size: int
-    device: Device
-
-    @property
-    def num_schedulers(self) -> int:
-        """The number of schedulers that share the blocks. vllm-fork's V0 engine has one for each stage of a pipeline."""
-        return self.device.parallel.pipeline_parallel_size if self.rules.is_extension else 1
-
-    def of(self, free_bytes: int) -> tuple[int, str]:
-        """Returns the number of blocks, and the figures as text. Raises SpecError if no block fits."""
-        share = _utilization(self.command)
-        share = UTILIZATION if share is None else share
-        reserved = DEFAULT_RESERVED if self.serving.reserved is None else self.serving.reserved
-        reserved = 0.0 if self.command.switches.get("enforce-eager", False) else reserved
-        parallel = self.device.parallel
-        block_bytes = kv_block_bytes(self.facts, self.block_size, self.device)
-        num_dummies = int(self.rules.has_dummy_block)
-        cache = KvCache(block_bytes, fixed_bytes=num_dummies * block_bytes)
-        blocks = cache.blocks_in(free_bytes * share * (1 - reserved))
-        rank = f" on each of {parallel.world_size} devices" if parallel.world_size > 1 else ""
-        figures = (
-            f"{free_bytes} bytes free{rank} * {share} usable * {1 - reserved:g} not for graphs"
-            f" / {block_bytes} a block{', less one for padding' if num_dummies else ''}"
-        )
-        if blocks < 1:
-            remedy = "more, or --num-blocks N"
-            raise SpecError("--free-memory", f"leaves room for no KV block: {figures}", remedy)
-        return blocks, f": {figures}"
+def _blocks_in(
+    free_bytes: int,
+    command: VllmCommand,
+    rules: EnvironmentRules,
+    serving: ServingEnvironment,
+    block_bytes: int,
+    world_size: int,
+) -> tuple[int, str]:
+    """Returns how many KV blocks fit, as upstream counts, and the figures as text. Raises SpecError if none fits."""
+    share = _utilization(command) or UTILIZATION
+    reserved = DEFAULT_RESERVED if serving.reserved is None else serving.reserved
+    reserved = 0.0 if command.switches.get("enforce-eager", False) else reserved
+    num_dummies = int(rules.has_dummy_block)
+    cache = KvCache(block_bytes, fixed_bytes=num_dummies * block_bytes)
+    blocks = cache.blocks_in(free_bytes * share * (1 - reserved))
+    rank = f" on each of {world_size} devices" if world_size > 1 else ""
+    figures = (
+        f"{free_bytes} bytes free{rank} * {share} usable * {1 - reserved:g} not for graphs"
+        f" / {block_bytes} a block{', less one for padding' if num_dummies else ''}"
+    )
+    if blocks < 1:
+        remedy = "more, or --num-blocks N"
+        raise SpecError("--free-memory", f"leaves room for no KV block: {figures}", remedy)
+    return blocks, f": {figures}"
 
 
-def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, tuple[str, ...]]:
+def _pinned_blocks(
+    pin: Pin,
+    command: VllmCommand,
+    rules: EnvironmentRules,
+    serving: ServingEnvironment,
+    facts: ModelFacts,
+    block_size: int,
+    device: Device,
+) -> tuple[int, tuple[str, ...]]:
     """Returns the number of KV blocks, and notes on its origin.
 
     A number in `pin` takes precedence over --num-gpu-blocks-override, and that over free memory.
@@ -410,13 +389,15 @@ def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, 
         SpecError: the number is not pinned (the error names the ways to pin it), or no block fits.
     """
     override = _integer(command, _OVERRIDE)
-    shares = count.num_schedulers
+    # vllm-fork's V0 engine has a scheduler for each stage of a pipeline. They share the blocks.
+    shares = device.parallel.pipeline_parallel_size if rules.is_extension else 1
     if pin.num_blocks is not None:
         total, source = pin.num_blocks * shares, ", from --num-blocks"
     elif override is not None:
         total, source = override, f", from --{_OVERRIDE}"
     elif pin.free_bytes is not None:
-        total, source = count.of(pin.free_bytes)
+        block_bytes, world_size = kv_block_bytes(facts, block_size, device), device.parallel.world_size
+        total, source = _blocks_in(pin.free_bytes, command, rules, serving, block_bytes, world_size)
     else:
         raise SpecError(
             "the number of KV blocks",
@@ -428,7 +409,7 @@ def _pinned_blocks(pin: Pin, command: VllmCommand, count: _Count) -> tuple[int, 
         notes.append(f"{shares} schedulers, one for each stage, have {total // shares} of them each")
     if total != override:
         notes.append(f"add --{_OVERRIDE} {total} to the vLLM command: otherwise it counts its own")
-    unused = () if source.startswith(":") else _without_effect(command, count.serving)
+    unused = () if source.startswith(":") else _without_effect(command, serving)
     return total // shares, (*notes, *unused)
 
 

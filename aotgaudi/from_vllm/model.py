@@ -281,15 +281,6 @@ class ModelFacts:
         return self.has_mamba or self.text.get("model_type") in _OTHER_STATES
 
     @property
-    def sees_both_ways(self) -> bool:
-        """Whether the tokens of an image or a video that vLLM counts in advance attend to each other in both directions.
-
-        These are Gemma 4's (vllm/transformers_utils/model_arch_config_convertor.py ``Gemma4ModelArchConfigConvertor``).
-        """
-        is_gemma = str(self.text.get("model_type")).startswith("gemma4")
-        return is_gemma and self.text.get("use_bidirectional_attention") == "vision"
-
-    @property
     def is_encoder_decoder(self) -> bool:
         """Whether an encoder computes the prompt."""
         return self.text.get("is_encoder_decoder") is True

@@ -176,8 +176,10 @@ def parallel_table(command: VllmCommand) -> dict[str, Any]:
     return {**sizes, "expert_parallel": command.switches.get("enable-expert-parallel", False)}
 
 
-def data_parallel_size(command: VllmCommand, release: str, *, has_experts: bool) -> tuple[int, str]:
-    """Returns how many replicas run in lockstep, and a note on replicas. Raises SpecError.
+def data_parallel_size(
+    command: VllmCommand, release: str, *, has_experts: bool
+) -> tuple[int, tuple[str, ...]]:
+    """Returns how many replicas run in lockstep, and notes on replicas. Raises SpecError.
 
     From 0.14 on those of models without experts are independent (``run_engine_core`` in vllm/v1/engine/core.py). The plugin
     pads steps among replicas from v0.11.2 on.
@@ -185,14 +187,14 @@ def data_parallel_size(command: VllmCommand, release: str, *, has_experts: bool)
     flag = "data-parallel-size"
     size = parse_integer(f"--{flag}", command.values.get(flag, "1"), minimum=1)
     if size == 1:
-        return 1, ""
+        return 1, ()
     if release_numbers(release) < (0, 11):
         problem = f"is {size}, and this version does not say how replicas step together"
         raise SpecError(f"--{flag}", problem, "describe one replica")
     if release_numbers(release) >= (0, 14) and not has_experts:
         what = "a server of its own, and runs the same entries"
-        return 1, f"{size} replicas of a model without experts: each is {what}"
-    return size, f"{size} replicas in lockstep: each pads its steps to those of the others"
+        return 1, (f"{size} replicas of a model without experts: each is {what}",)
+    return size, (f"{size} replicas in lockstep: each pads its steps to those of the others",)
 
 
 def has_kv_transfer(command: VllmCommand, release: str) -> bool:
