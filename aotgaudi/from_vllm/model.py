@@ -211,12 +211,10 @@ DTYPES: Mapping[str, DtypeName] = {
 }
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-_MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
-_OTHER_STATES = frozenset({"falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma"})
+_MAMBA_LAYERS = ("mamba", "mamba2", "gdn_attention", "linear_attention")
+_OTHER_STATES = ("falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma")
 """Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
-_INTERLEAVED_TYPES = frozenset(
-    {"gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text"}
-)
+_INTERLEAVED_TYPES = ("gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text")
 _VLLM_CHUNK = 2048
 _GAUDI_CHUNK = 128
 
@@ -311,7 +309,7 @@ def _has_experts(text: Mapping[str, Any]) -> bool:
 def _has_mamba(text: Mapping[str, Any]) -> bool:
     layers = text.get("layers_block_type") or text.get("layer_types")
     if isinstance(layers, list):
-        return any(str(layer) in _MAMBA_LAYERS for layer in layers)
+        return any(layer in _MAMBA_LAYERS for layer in layers)
     if text.get("model_type") in _OTHER_STATES:
         return False
     kinds = layer_kinds(text)

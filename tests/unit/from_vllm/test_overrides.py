@@ -9,9 +9,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.overrides import overridden
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
-from tests.unit.from_vllm.test_from_vllm import LLAMA, mistake, read, spec
+from tests.unit.from_vllm.test_from_vllm import LINEAR, LLAMA, mistake, read, spec
 
-LINEAR = {"rope_type": "linear", "factor": 2.0}
 PARTS = {"model_type": "llava", "text_config": {**LLAMA, "rope_scaling": {**LINEAR, "type": "linear"}}}
 
 
