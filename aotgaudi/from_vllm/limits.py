@@ -47,7 +47,6 @@ _BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 _MODES = ("balanced", "interactivity", "throughput")
 _NOT_AHEAD = ("ngram", "[ngram]", "medusa", "mlp_speculator", "suffix")
 """Methods of speculation with which vLLM refuses --async-scheduling. Gaudi has the first and ``medusa``."""
-_FORK_IMAGE_TOKENS = 5120
 _VIDEO = (32, 70 + 2 + 6)
 """The most frames of a video, and the tokens of each, of Gemma 4 (vllm/model_executor/models/gemma4_mm.py)."""
 _THRESHOLD = "long-prefill-token-threshold"
@@ -63,26 +62,16 @@ class StepRules:
     as Gaudi's is, and V0 has them too. A is vllm/engine/arg_utils.py, S vllm/config/scheduler.py (the fork: vllm/config.py).
     """
 
-    release: tuple[int, ...]
-
-    @classmethod
-    def of(cls, release: str) -> StepRules:
-        """Returns the rules of a release."""
-        return cls(release_numbers(release))
+    release: str
 
     def is_in(self, first: float, end: float = inf) -> bool:
         """Returns whether the release is at least 0.`first` and below 0.`end`."""
-        return first <= self.release[1] < end
+        return first <= release_numbers(self.release)[1] < end
 
     @property
     def is_fork(self) -> bool:
         """Whether this is vllm-fork with its V0 engine."""
         return self.is_in(0, 10)
-
-    @property
-    def bounds_tokens(self) -> bool:
-        """Whether the default is at most what `max_num_seqs` whole sequences have (A; the fork: S ``__post_init__``)."""
-        return self.is_in(9, 10) or self.is_in(11)
 
     def is_whole(self, facts: ModelFacts) -> bool:
         """Returns whether prompts are computed whole, in as many tokens as the longest takes, whatever the flags say.
@@ -116,14 +105,14 @@ class StepRules:
         S ``MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``; A ``_get_min_mm_batched_tokens``: an image or a video fits a step.
         """
         if self.is_fork:
-            return _FORK_IMAGE_TOKENS if facts.has_vision else 0
+            return 5120 if facts.has_vision else 0
         # vllm/transformers_utils/model_arch_config_convertor.py ``Gemma4ModelArchConfigConvertor``
         sees_both_ways = facts.text.get("use_bidirectional_attention") == "vision"
         is_gemma = str(facts.text.get("model_type")).startswith("gemma4")
         if not (self.is_in(22) and facts.has_vision and is_gemma and sees_both_ways):
             return 0
         frames, tokens = _VIDEO
-        given = command.values.get("limit-mm-per-prompt", "")
+        given = command.values.get("limit-mm-per-prompt", "").strip()
         video = parse_table("limit-mm-per-prompt", given).get("video") if given.startswith("{") else None
         asked = video.get("num_frames") if isinstance(video, dict) else None
         return (min(frames, asked) if type(asked) is int and asked > 0 else frames) * tokens
@@ -136,13 +125,9 @@ class StepRules:
         yield seqs > tokens, "max-num-seqs", f"is {seqs}, more than --max-num-batched-tokens {tokens}", remedy
         count = parse_integer(f"--{_THRESHOLD}", command.values.get(_THRESHOLD, "0"))
         problem = f"is {count}, more than --max-model-len {max_model_len}"
-        yield (
-            self.is_in(27) and count > max_model_len,
-            _THRESHOLD,
-            problem,
-            remedy,
-        )  # S ``verify_max_model_len``.
-        name = f"vLLM 0.{self.release[1]}"
+        # S ``verify_max_model_len``.
+        yield self.is_in(27) and count > max_model_len, _THRESHOLD, problem, remedy
+        name = f"vLLM {self.release}"
         # A ``_check_feature_supported``, ``_is_v1_supported_oracle``.
         for flag in ("max-num-partial-prefills", "max-long-partial-prefills"):
             is_wrong = not self.is_fork and _integer(command, flag) not in (None, 1)
@@ -171,7 +156,7 @@ class StepRules:
         is_staged = _integer(command, "pipeline-parallel-size") not in (None, 1) and not self.is_in(15, 31)
         what = "several stages of a pipeline" if is_staged else f"speculation by {method}"
         is_wrong = command.switches.get("async-scheduling", False) and (is_staged or method in _NOT_AHEAD)
-        problem = f"does not go with {what} in this release"
+        problem = f"does not go with {what} in vLLM {self.release}"
         yield is_wrong, "async-scheduling", problem, "leave it out: vLLM then leaves it off"
 
 
@@ -209,7 +194,7 @@ def read_limits(
 ) -> Limits:
     """Returns the limits of a server. Raises SpecError, naming the flag or the variable."""
     version, release = find_version(bucketing.version), vllm_release(bucketing.version)
-    rules, steps = version.environment, StepRules.of(release)
+    rules, steps = version.environment, StepRules(release)
     max_model_len, length_notes = _length(command, facts, serving, release)
     tokens, max_num_seqs, step_notes = _step(command, steps, facts, max_model_len)
     for is_refused, flag, problem, remedy in steps.refusals(command, tokens, max_num_seqs, max_model_len):
@@ -300,7 +285,8 @@ def _step(
         tokens = parse_tokens("--max-num-batched-tokens", text)
     else:
         tokens = max(usual * factor, whole, least)
-        tokens = min(tokens, seqs * max_model_len) if steps.bounds_tokens else tokens
+        if steps.is_in(9, 10) or steps.is_in(11):  # A; the fork: S ``__post_init__``.
+            tokens = min(tokens, seqs * max_model_len)
         why = "an image or a video takes as many" if tokens == least else ""
     if steps.is_whole(facts) and whole <= tokens != max(whole, usual):
         tokens, why = max(whole, usual), "what the longest prompt takes with multi-head latent attention"

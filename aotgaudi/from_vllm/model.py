@@ -209,6 +209,7 @@ DTYPES: Mapping[str, DtypeName] = {
     "float32": "float32",
     "fp32": "float32",
 }
+_ONE_OF_DTYPES = f"one of {', '.join(sorted(DTYPES))}"
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
 _MAMBA_LAYERS = ("mamba", "mamba2", "gdn_attention", "linear_attention")
@@ -240,7 +241,6 @@ class ModelFacts:
         mamba_chunk_size: 0 without such layers.
         has_vision: whether the model takes images.
         is_quantized: whether the checkpoint's weights are quantized.
-        has_experts: whether some layers consist of experts.
     """
 
     text: Mapping[str, Any]
@@ -251,7 +251,6 @@ class ModelFacts:
     mamba_chunk_size_is_explicit: bool
     has_vision: bool
     is_quantized: bool
-    has_experts: bool
 
     @classmethod
     def of(cls, config: Mapping[str, Any], rules: EnvironmentRules) -> ModelFacts:
@@ -270,13 +269,19 @@ class ModelFacts:
             mamba_chunk_size_is_explicit=is_explicit,
             has_vision=isinstance(config.get("vision_config"), dict),
             is_quantized="quantization_config" in config or "quantization_config" in text,
-            has_experts=_has_experts(text),
         )
 
     @property
     def keeps_states(self) -> bool:
         """Whether vLLM counts the model as hybrid. `has_mamba` is what the plugin counts."""
         return self.has_mamba or self.text.get("model_type") in _OTHER_STATES
+
+    @property
+    def has_experts(self) -> bool:
+        """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
+        blocks = self.text.get("block_configs")
+        parts = (self.text, *(blocks if isinstance(blocks, list) else []))
+        return any(part.get(name) for part in parts if isinstance(part, Mapping) for name in _EXPERT_KEYS)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -291,19 +296,8 @@ class ModelFacts:
             return None
         name = str(value).removeprefix("torch.")
         if name not in DTYPES:
-            raise SpecError(
-                CONFIG,
-                f"has the dtype {shown(name)}",
-                f"one of {', '.join(sorted(DTYPES))}",
-            )
+            raise SpecError(CONFIG, f"has the dtype {shown(name)}", _ONE_OF_DTYPES)
         return DTYPES[name]
-
-
-def _has_experts(text: Mapping[str, Any]) -> bool:
-    """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
-    blocks = text.get("block_configs")
-    parts = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
-    return any(part.get(name) for part in (text, *parts) for name in _EXPERT_KEYS)
 
 
 def _has_mamba(text: Mapping[str, Any]) -> bool:
@@ -346,17 +340,13 @@ def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple
         SpecError: a dtype that vLLM does not have.
     """
     if text != "auto" and text not in DTYPES:
-        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or one of {', '.join(sorted(DTYPES))}")
+        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or {_ONE_OF_DTYPES}")
     asked = (facts.dtype or "float32") if text == "auto" else DTYPES[text]
     if asked == "bfloat16" or (asked == "float32" and rules.is_extension):
         return asked, ()
-    origin = (
-        "--dtype"
-        if text != "auto"
-        else "config.json"
-        if facts.dtype
-        else "vLLM, where config.json says none,"
-    )
+    origin = "--dtype" if text != "auto" else "config.json"
+    if text == "auto" and not facts.dtype:
+        origin = "vLLM, where config.json says none,"
     return "bfloat16", (f"{origin} asks for {asked}; Gaudi serves bfloat16 in its place",)
 
 

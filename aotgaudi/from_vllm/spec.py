@@ -122,7 +122,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     config, config_notes = overridden(setup.config, setup.command.values, vllm_release(version))
     setup = replace(setup, config=config)
     facts = ModelFacts.of(config, find_version(version).environment)
-    caching = StepRules.of(vllm_release(version)).is_caching(setup.command, facts)
+    caching = StepRules(vllm_release(version)).is_caching(setup.command, facts)
     bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
     serving = ServingEnvironment.parse(environment, version)
     if not bucketing.is_enabled:
@@ -215,7 +215,7 @@ class _Parts:
             "limits": dict(self.limits.table),
             "scheduler": {
                 "engine": "vllm",
-                "chunked_prefill": StepRules.of(release).is_chunked(setup.command, self.facts),
+                "chunked_prefill": StepRules(release).is_chunked(setup.command, self.facts),
                 "kv_transfer": has_kv_transfer(setup.command, release),
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),
