@@ -29,9 +29,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 
 def padded_shapes(table: BucketTable) -> tuple[PromptEntry | DecodeEntry, ...]:
     """Returns the shapes that replicas with `table` run and that are no entries: ascending prompts, then decodes."""
-    prompts = padded_prompts(
-        (entry.batch_size, entry.query_len, entry.num_ctx_blocks) for entry in table.prompt
-    )
+    prompts = padded_prompts((one.batch_size, one.query_len, one.num_ctx_blocks) for one in table.prompt)
     decodes = padded_decodes((entry.batch_size, entry.num_blocks) for entry in table.decode)
     return (*starmap(PromptEntry, prompts), *(DecodeEntry(size, 1, blocks) for size, blocks in decodes))
 

@@ -16,13 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from aotgaudi.bucketing.versions import BucketingVersion, EnvironmentRules, GaudiVersion, find_version
+from aotgaudi.bucketing.versions import EnvironmentRules, GaudiVersion, find_version
 from aotgaudi.commands.flags import GAUDI_DEFAULTS, UTILIZATION
 from aotgaudi.commands.words import parse_fraction, parse_integer, parse_table, parse_tokens
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.from_vllm.buckets import BucketingEnvironment
 from aotgaudi.from_vllm.command import VllmCommand
 from aotgaudi.from_vllm.model import (
+    CONFIG,
     Device,
     ModelFacts,
     ServedLength,
@@ -74,10 +75,8 @@ class StepRules:
         return self.is_in(0, 10)
 
     def is_whole(self, facts: ModelFacts) -> bool:
-        """Returns whether prompts are computed whole, in as many tokens as the longest takes, whatever the flags say.
-
-        So is multi-head latent attention (vllm/platforms/hpu.py ``check_and_update_config``).
-        """
+        """Returns whether prompts are computed whole, in as many tokens as the longest takes, whatever the flags say."""
+        # Multi-head latent attention: vllm/platforms/hpu.py ``check_and_update_config``.
         return self.is_in(9, 10) and facts.text.get("kv_lora_rank") is not None
 
     def is_chunked(self, command: VllmCommand, facts: ModelFacts) -> bool:
@@ -201,7 +200,10 @@ def read_limits(
         if is_refused:
             raise SpecError(f"--{flag}", problem, remedy)
     block_size = _integer(command, "block-size") or GAUDI_DEFAULTS["block-size"]
-    _check_mamba(facts, tokens, version)
+    chunk = facts.mamba_chunk_size
+    if chunk and tokens % chunk and isinstance(version, GaudiVersion) and version.product.mamba_divides_step:
+        remedy = f"a multiple of the model's mamba chunk size {chunk}"  # extension/bucketing/common.py 98
+        raise SpecError("--max-num-batched-tokens", f"is {tokens}", remedy)
     num_blocks, notes = _pinned_blocks(pin, command, rules, serving, facts, block_size, device)
     if not rules.is_extension:
         _check_null_block(num_blocks, max_model_len, block_size)
@@ -232,8 +234,7 @@ def _length(
     text = command.values.get("max-model-len")
     served = served_length(facts.length_keys, release)
     if served is None and any(facts.text.get(name) is not None for name in STATE_KEYS):
-        why = other_state(str(facts.text.get("model_type")))
-        raise SpecError("the model's config.json: model_type", *why)
+        raise SpecError(f"{CONFIG}: model_type", *other_state(str(facts.text.get("model_type"))))
     if text is not None:
         if text.strip().lower() in ("-1", "auto"):
             problem = f"is {text!r}: free memory would decide it"
@@ -259,15 +260,12 @@ def _notes_on_length(
     """Yields what to know about a given --max-model-len. Raises SpecError if this vLLM does not take it."""
     if served is None:
         yield f"config.json tells no length: aotgaudi does not check that the model supports --max-model-len {value}"
-    elif value > served.most and not serving.allows_long:
-        problem = f"is {value}, more than the model's {served.most:.0f} positions"
-        rule = f"{served.rule_of_most}, as vLLM {served.vllm}"
-        raise SpecError("--max-model-len", f"{problem} ({rule})", f"at most that, or {LONG_VARIABLE}=1")
     elif value > served.most:
-        yield (
-            f"{LONG_VARIABLE}: --max-model-len {value} is more than the model's"
-            f" {served.most:.0f} positions; aotgaudi does not check that it supports that"
-        )
+        more = f"more than the model's {served.most:.0f} positions"
+        if not serving.allows_long:
+            problem = f"is {value}, {more} ({served.rule_of_most}, as vLLM {served.vllm})"
+            raise SpecError("--max-model-len", problem, f"at most that, or {LONG_VARIABLE}=1")
+        yield f"{LONG_VARIABLE}: --max-model-len {value} is {more}; aotgaudi does not check that it supports that"
     elif _is_long(value, facts):
         yield f"max_model_len {value:,}: at most {served.rule_of_most}, as vLLM {served.vllm}"
 
@@ -320,16 +318,6 @@ def _prefill_seqs(
         problem = f"is {given}, more than --max-num-seqs {max_num_seqs}"
         raise SpecError(f"--{_PREFILL_FLAG}", problem, "at most as many")
     return given
-
-
-def _check_mamba(facts: ModelFacts, tokens: int, version: BucketingVersion) -> None:
-    """Raises SpecError like upstream's own check (extension/bucketing/common.py 98), from v0.17.1 on."""
-    chunk = facts.mamba_chunk_size
-    is_checked = isinstance(version, GaudiVersion) and version.product.mamba_divides_step
-    if chunk and tokens % chunk and is_checked:
-        raise SpecError(
-            "--max-num-batched-tokens", f"is {tokens}", f"a multiple of the model's mamba chunk size {chunk}"
-        )
 
 
 def _blocks_in(
@@ -395,8 +383,11 @@ def _pinned_blocks(
         notes.append(f"{shares} schedulers, one for each stage, have {total // shares} of them each")
     if total != override:
         notes.append(f"add --{_OVERRIDE} {total} to the vLLM command: otherwise it counts its own")
-    unused = () if source.startswith(":") else _without_effect(command, serving)
-    return total // shares, (*notes, *unused)
+    unused = [f"--{_UTILIZATION}"] if _utilization(command) is not None else []
+    unused += [RESERVED_VARIABLE] if serving.reserved is not None else []
+    if unused and not source.startswith(":"):
+        notes.append(f"{' and '.join(unused)}: no effect, as the number of KV blocks is given")
+    return total // shares, tuple(notes)
 
 
 def _utilization(command: VllmCommand) -> float | None:
@@ -404,10 +395,3 @@ def _utilization(command: VllmCommand) -> float | None:
     if text is None:
         return None
     return parse_fraction(f"--{_UTILIZATION}", text, includes_zero=False, includes_one=True)
-
-
-def _without_effect(command: VllmCommand, serving: ServingEnvironment) -> Iterator[str]:
-    given = [f"--{_UTILIZATION}"] if _utilization(command) is not None else []
-    given += [RESERVED_VARIABLE] if serving.reserved is not None else []
-    if given:
-        yield f"{' and '.join(given)}: no effect, as the number of KV blocks is given"

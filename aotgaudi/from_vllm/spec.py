@@ -165,11 +165,7 @@ class _Parts:
 
     @classmethod
     def of(
-        cls,
-        setup: VllmSetup,
-        bucketing: BucketingEnvironment,
-        serving: ServingEnvironment,
-        facts: ModelFacts,
+        cls, setup: VllmSetup, bucketing: BucketingEnvironment, serving: ServingEnvironment, facts: ModelFacts
     ) -> _Parts:
         rules = find_version(bucketing.version).environment
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)

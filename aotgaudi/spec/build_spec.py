@@ -20,9 +20,7 @@ from aotgaudi.spec.vision import VisionSpec
 LARGEST_WORLD = 4096
 """More devices than any server has; a larger number is a mistake."""
 
-
-_DUMMY_TOKENS = 128
-"""What a replica computes that has no prompt while another has one."""
+_DUMMY_TOKENS = 128  # What a replica computes that has no prompt while another has one.
 
 
 class ParallelSpec(SpecValue):
