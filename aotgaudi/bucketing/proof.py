@@ -48,7 +48,7 @@ rows with holes after one `PromptHole`'s contexts are an interval, so the search
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Union
@@ -86,15 +86,20 @@ class ReachableSteps:
     ) -> ReachableSteps:
         """Returns what `scheduler` can form. Our own does not speculate, and has no replicas in lockstep."""
         decodes = ReachableDecodes(limits, bucketing.contiguous_pa)
-        speculates = scheduler.engine == "vllm"
+        is_vllm = scheduler.engine == "vllm"
         return cls(
             prompts=ReachablePrompts.of(limits, bucketing, scheduler),
             decodes=decodes,
             speculative=SpeculativeDecodes.of(limits, bucketing)
-            if speculates
+            if is_vllm
             else SpeculativeDecodes(decodes, 1),
-            in_lockstep=scheduler.engine == "vllm" and parallel.data_parallel_size > 1,
+            in_lockstep=is_vllm and parallel.data_parallel_size > 1,
         )
+
+    def padded_holes(self, table: BucketTable) -> Iterator[PaddedHole]:
+        """Yields what replicas pad their steps to and `table` lacks."""
+        shapes = padded_shapes(table) if self.in_lockstep else ()
+        return (PaddedHole(entry, self.prompts.limits.block_size) for entry in shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +184,15 @@ class DecodeHole:
 class PaddedHole:
     """A shape that is no entry, and that replicas pad their steps to (``bucketing.replicas``)."""
 
-    limits: ServingLimits
     entry: PromptEntry | DecodeEntry
+    block_size: int
 
     @property
     def smallest(self) -> Counterexample:
         """The shape itself, with its padding."""
-        entry = self.entry
-        blocks = entry.num_ctx_blocks if isinstance(entry, PromptEntry) else entry.num_blocks
-        num_tokens = entry.num_tokens + blocks * self.limits.block_size
-        return Counterexample(num_tokens, "replicas", (entry.batch_size, entry.query_len, blocks), str(self))
+        batch_size, query_len, blocks = shape = astuple(self.entry)
+        num_tokens = batch_size * query_len + blocks * self.block_size
+        return Counterexample(num_tokens, "replicas", shape, str(self))
 
     def __str__(self) -> str:
         return f"{self.entry}, to which replicas pad steps of each other"
@@ -252,12 +256,11 @@ def prove_steps(steps: ReachableSteps, table: BucketTable) -> Coverage:
     if steps.speculative.num_steps:
         num_uncovered = sum(run.num_steps for run in speculative)
         phases.append(PhaseCoverage("speculative", "steps", steps.speculative.num_steps, num_uncovered))
-    padded = padded_shapes(table) if steps.in_lockstep else ()
+    padded = tuple(steps.padded_holes(table))
     if steps.in_lockstep:
         num_shapes = len(table.prompt) + len(table.decode) + len(padded)
         phases.append(PhaseCoverage("replicas", "shapes", num_shapes, len(padded)))
-    padded_holes = (PaddedHole(steps.prompts.limits, entry) for entry in padded)
-    holes: tuple[Hole, ...] = (*prompt, *decode, *speculative, *padded_holes)
+    holes: tuple[Hole, ...] = (*prompt, *decode, *speculative, *padded)
     return Coverage(tuple(phases), min((hole.smallest for hole in holes), default=None))
 
 
@@ -266,8 +269,7 @@ def uncovered(steps: ReachableSteps, table: BucketTable) -> Iterator[Hole]:
     yield from prompt_holes(steps.prompts, table)
     yield from decode_holes(steps.decodes, table)
     yield from steps.speculative.holes(table.decode)
-    if steps.in_lockstep:
-        yield from (PaddedHole(steps.prompts.limits, entry) for entry in padded_shapes(table))
+    yield from steps.padded_holes(table)
 
 
 def prompt_holes(reachable: ReachablePrompts, table: BucketTable) -> Iterator[PromptHole]:
@@ -337,8 +339,8 @@ def closing_entries(
     added = tuple(addition.entry for addition in close(steps, bucketing.max_padding, table))
     prompts = (*table.prompt, *(entry for entry in added if isinstance(entry, PromptEntry)))
     decodes = (*table.decode, *(entry for entry in added if isinstance(entry, DecodeEntry)))
-    padded = padded_shapes(BucketTable(prompts, decodes)) if steps.in_lockstep else ()
-    return (*added, *padded, *steps.speculative.closing_entries(decodes))
+    padded = steps.padded_holes(BucketTable(prompts, decodes))
+    return (*added, *(hole.entry for hole in padded), *steps.speculative.closing_entries(decodes))
 
 
 def close(steps: ReachableSteps, max_padding: float, table: BucketTable) -> tuple[Addition, ...]:

@@ -18,10 +18,8 @@ hpu_dp_utils.py for the collectives.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from itertools import groupby, starmap
+from itertools import groupby, product, starmap
 from operator import itemgetter
 
 from aotgaudi.bucketing.lookup import BucketTable
@@ -31,9 +29,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 
 def padded_shapes(table: BucketTable) -> tuple[PromptEntry | DecodeEntry, ...]:
     """Returns the shapes that replicas with `table` run and that are no entries: ascending prompts, then decodes."""
-    prompts = padded_prompts(
-        (entry.batch_size, entry.query_len, entry.num_ctx_blocks) for entry in table.prompt
-    )
+    prompts = padded_prompts((one.batch_size, one.query_len, one.num_ctx_blocks) for one in table.prompt)
     decodes = padded_decodes((entry.batch_size, entry.num_blocks) for entry in table.decode)
     return (*starmap(PromptEntry, prompts), *(DecodeEntry(size, 1, blocks) for size, blocks in decodes))
 
@@ -44,36 +40,27 @@ def padded_prompts(table: Iterable[Bucket]) -> Iterator[Bucket]:
     least_context: dict[int, int] = {}  # By query; `least_query` by context. Of batches that are not larger.
     least_query: dict[int, int] = {}
     for batch_size, rows in groupby(sorted(buckets), itemgetter(0)):
-        own: dict[int, int] = {}
-        for _, query, context in rows:
-            own.setdefault(query, context)
+        own = [(query, context) for _, query, context in rows]
+        for query, context in own:
             least_context[query] = min(context, least_context.get(query, context))
             least_query[context] = min(query, least_query.get(context, query))
-        contexts = sorted(least_query)
-        least = contexts[-1]
-        for query in sorted(query for query in least_context if query >= min(own)):
-            least = min(least, own.get(query, least))
-            for context in contexts[bisect_left(contexts, max(least, least_context[query])) :]:
-                shape = batch_size, query, context
-                if query >= least_query[context] and shape not in buckets:
-                    yield shape
+        for query, context in product(sorted(least_context), sorted(least_query)):
+            has_both = context >= least_context[query] and query >= least_query[context]
+            shape = batch_size, query, context
+            if has_both and shape not in buckets and any(q <= query and c <= context for q, c in own):
+                yield shape
 
 
 def padded_decodes(table: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yields the decode shapes (batch size, blocks) that are no buckets of `table`, ascending."""
-    rows: dict[int, list[int]] = defaultdict(list)
-    for batch_size, num_blocks in sorted(table):
-        rows[batch_size].append(num_blocks)
+    buckets = sorted(table)
     reach = 0
-    for batch_size, row in rows.items():
-        most = row[-1]
+    for batch_size, row in groupby(buckets, itemgetter(0)):
+        most = max(blocks for _, blocks in row)
         reach = max(reach, most)
-        larger = (blocks for size, other in rows.items() if size > batch_size for blocks in other)
-        for blocks in larger:
-            if most >= reach:
-                break
-            if blocks > most:
+        if most == reach:
+            continue
+        for blocks in (*(blocks for size, blocks in buckets if size > batch_size), reach):
+            if most < min(blocks, reach):
                 most = blocks
                 yield batch_size, most
-        if most < reach:
-            yield batch_size, reach

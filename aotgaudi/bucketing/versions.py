@@ -55,8 +55,6 @@ from aotgaudi.bucketing.upstream import LookupRules, UpstreamLookup
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import BucketingSpec, VersionName
 
-_FIRST_CONNECTORS = ("NixlConnector", "LMCacheConnectorV1")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRules:
@@ -83,11 +81,6 @@ class EnvironmentRules:
         mamba: how the chunk size of mamba layers is found (v1/worker/hpu_model_runner.py). ``none``: not at all.
             ``model``: the model's or vLLM's 2048. ``explicit``: the model's or 128.
         lora_extra_vocab_size: how many tokens adapters may add to the vocabulary by default; 0 for none.
-        replicas: which models' replicas run in lockstep under --data-parallel-size; those of others are independent.
-            ``experts``: models with experts (``run_engine_core`` in vllm/v1/engine/core.py, from 0.14 on). ``all``. None:
-            the version does not pad steps among replicas.
-        kv_connectors: the connectors for KV transfers whose steps are known (v1/worker/hpu_model_runner.py
-            ``_get_prompts_and_decodes`` tells their requests apart).
         is_extension: whether this is the out-of-tree extension, with vllm-fork's engine.
     """
 
@@ -107,8 +100,6 @@ class EnvironmentRules:
     has_dummy_block: bool = True
     mamba: Literal["none", "model", "explicit"] = "explicit"
     lora_extra_vocab_size: int = 0
-    replicas: Literal["experts", "all"] | None = "experts"
-    kv_connectors: tuple[str, ...] = (*_FIRST_CONNECTORS, "OffloadingConnector", "MultiConnector")
     is_extension: bool = False
 
 
@@ -285,9 +276,7 @@ _V0_14_1 = replace(
     commit="c4ecd716a0fa",
     date="2026-02-04",
     product=replace(_V0_16_0.product, edge="unbounded"),
-    environment=replace(
-        _V0_16_0.environment, has_context_edge=False, sampler=0, kv_connectors=_FIRST_CONNECTORS
-    ),
+    environment=replace(_V0_16_0.environment, has_context_edge=False, sampler=0),
 )
 
 _V0_13_0 = replace(
@@ -302,7 +291,7 @@ _V0_13_0 = replace(
         shortens_long_contexts=False,
         decode_max=sequences_within_cache,
     ),
-    environment=replace(_V0_14_1.environment, mamba="none", replicas="all"),
+    environment=replace(_V0_14_1.environment, mamba="none"),
     lookup=replace(_V0_14_1.lookup, caps_batch=False, batches="all"),
 )
 
@@ -317,12 +306,7 @@ _V0_11_2 = replace(
         points=RangeRule(special_minima=frozenset({0}), clips_last=False, knows_long_context=True),
         heeds_query_min=False,
     ),
-    environment=replace(
-        _V0_13_0.environment,
-        has_query_min_one=False,
-        lora_extra_vocab_size=256,
-        kv_connectors=_FIRST_CONNECTORS[:1],
-    ),
+    environment=replace(_V0_13_0.environment, has_query_min_one=False, lora_extra_vocab_size=256),
     lookup=replace(_V0_13_0.lookup, has_seeds=False),
 )
 
@@ -344,8 +328,6 @@ _V0_10_1 = ExtensionVersion(
         has_context_edge=False,
         prefill="one",
         defrag=None,
-        replicas=None,
-        kv_connectors=(),
         sampler=None,
         mamba="none",
         lora_extra_vocab_size=256,

@@ -9,8 +9,10 @@ pooling models alone (since 0.10.1), and a sliding window only under --disable-s
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal, TypeGuard
 
 from aotgaudi.bucketing.versions import EnvironmentRules
@@ -25,37 +27,19 @@ from aotgaudi.spec.quantization import QuantizationSpec
 
 CONFIG = "the model's config.json"
 
-# Lengths
+# Releases
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthRules:
-    """What differs between releases. The defaults are those of the newest.
-
-    Attributes:
-        since: the first release with these rules.
-        yarn_multiplies: yarn's length is ``original_max_position_embeddings * factor``. Since vLLM's PR 56446 the config's
-            own count is taken to be scaled already.
-        longrope_shortens: without --max-model-len, longrope serves ``original_max_position_embeddings`` of the config.
-        reads_parameters: ``rope_parameters`` counts where ``rope_scaling`` is not given, and an original count beside it
-            replaces the one in it.
-        standardizes: transformers 5: parameters may be given for each type of layer, a type that is not given is
-            ``default``, and yarn's original count that of the config. (A factor of null is 1 in the same releases.)
-    """
-
-    since: tuple[int, ...]
-    yarn_multiplies: bool = False
-    longrope_shortens: bool = True
-    reads_parameters: bool = True
-    standardizes: bool = True
-
-
-_NEWEST = LengthRules(since=(0, 30))
-_0_19_1 = replace(_NEWEST, since=(0, 19, 1), yarn_multiplies=True)
-_0_13 = replace(_0_19_1, since=(0, 13), standardizes=False)
-_0_11_2 = replace(_0_13, since=(0, 11, 2), reads_parameters=False)
-_0_9 = replace(_0_11_2, since=(0,), longrope_shortens=False)
-_RULES = (_NEWEST, _0_19_1, _0_13, _0_11_2, _0_9)
+_LONGROPE_SHORTENS = (0, 11, 2)
+"""From here on longrope serves ``original_max_position_embeddings`` of the config without --max-model-len."""
+PARAMETERS = (0, 13)
+"""From here on ``rope_parameters`` counts where ``rope_scaling`` is not given, and an original count beside it replaces the
+one in it."""
+TRANSFORMERS_5 = (0, 19, 1)
+"""From here on parameters may be given for each type of layer, a type that is not given is ``default``, a factor of null is
+1, yarn's original count is that of the config, and ``rope_scaling`` is another name of ``rope_parameters``."""
+_YARN_IS_SCALED = (0, 30)
+"""From here on (PR 56446) a config's own count is taken to be scaled by yarn already. Before, yarn's length is
+``original_max_position_embeddings * factor``."""
 
 _RELEASES: Mapping[str, str] = {
     "vllm-gaudi@091bbad": "0.27.1",
@@ -69,17 +53,24 @@ Gaudi 1.21 require the last two (requirements-hpu.txt)."""
 _FORK = "0.9.0.1"
 """The vLLM of vllm-fork's release for Gaudi 1.22, taken for all other versions of the extension."""
 
-_UNSCALED = frozenset({"longrope", "llama3"})
-_UNSCALED_SINCE_0_30 = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling"})
+_UNSCALED, _YARNS = ("longrope", "llama3"), ("yarn", "deepseek_yarn", "deepseek_llama_scaling")
 _LEGACY = {"su": "longrope", "mrope": "default", "telechat3-yarn": "yarn"}
 _NEEDED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("linear", "dynamic", "yarn"), ("factor",)),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-_ORIGINAL = "original_max_position_embeddings"
+ORIGINAL = "original_max_position_embeddings"
 _ORIGINAL_BY_DEFAULT = {"phi3": 4096}
 """What transformers fills in for a model type."""
+
+
+def release_numbers(release: str) -> tuple[int, ...]:
+    """Returns the numbers of a release, which order releases."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:4])
+
+
+# Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,20 +108,20 @@ def served_length(text: Mapping[str, Any], release: str) -> ServedLength | None:
     if found is None:
         return None
     key, positions = found
-    rules = next(one for one in _RULES if one.since <= release_numbers(release))
-    rope_type, rope = _rope(text, rules, release)
+    numbers = release_numbers(release)
+    rope_type, rope = _rope(text, release)
     what, base, factor = key, positions, 1.0
-    if not (rope_type in _UNSCALED or (not rules.yarn_multiplies and rope_type in _UNSCALED_SINCE_0_30)):
-        factor = _factor(rope, rules, release)
+    if rope_type not in (_UNSCALED if numbers < _YARN_IS_SCALED else _UNSCALED + _YARNS):
+        factor = _factor(rope, release)
         if rope_type == "yarn":
-            what, base = _ORIGINAL, _yarn_original(text, rope, rules, positions, release)
-    most = base * factor
+            what, base = ORIGINAL, _yarn_original(text, rope, positions, release)
+    most = min(base * factor, sys.maxsize)  # The product may be infinite.
     rule = f"{what} {base:,}" + (f" x factor {factor:g} ({rope_type})" if factor != 1 else "")
     limit = text.get("model_max_length")
     taken = max(most, limit) if _is_length(limit) else most
-    original = text.get(_ORIGINAL, _ORIGINAL_BY_DEFAULT.get(str(text.get("model_type"))))
-    if rope_type == "longrope" and rules.longrope_shortens and _is_length(original):
-        return ServedLength(release, int(original), taken, f"{_ORIGINAL} {original:,} (longrope)", rule)
+    original = text.get(ORIGINAL, _ORIGINAL_BY_DEFAULT.get(str(text.get("model_type"))))
+    if rope_type == "longrope" and numbers >= _LONGROPE_SHORTENS and _is_length(original):
+        return ServedLength(release, int(original), taken, f"{ORIGINAL} {original:,} (longrope)", rule)
     return ServedLength(release, int(most), taken, rule, rule)
 
 
@@ -143,60 +134,56 @@ def _positions(text: Mapping[str, Any]) -> tuple[str, float] | None:
     return key, known[key]
 
 
-def _rope(text: Mapping[str, Any], rules: LengthRules, release: str) -> tuple[str, Mapping[str, Any]]:
+def _rope(text: Mapping[str, Any], release: str) -> tuple[str, Mapping[str, Any]]:
     """Returns the type and the parameters of a config's RoPE. One that is given for each type of layer scales nothing."""
-    names = ("rope_scaling", "rope_parameters") if rules.reads_parameters else ("rope_scaling",)
+    numbers = release_numbers(release)
+    names = ("rope_scaling", "rope_parameters") if numbers >= PARAMETERS else ("rope_scaling",)
     where = next((name for name in names if text.get(name)), "")
     given = text.get(where)
     if not isinstance(given, dict) or "gemma3" in str(text.get("model_type")):
         return "default", {}
     if all(value is None or isinstance(value, dict) for value in given.values()):
-        if not rules.standardizes:
+        if numbers < TRANSFORMERS_5:
             raise _refused(where, "is given for each type of layer", release, "one set of parameters")
         return "default", {}
-    return _type(given, where, rules, release), given
+    return _type(given, where, release), given
 
 
-def _factor(rope: Mapping[str, Any], rules: LengthRules, release: str) -> float:
+def _factor(rope: Mapping[str, Any], release: str) -> float:
     factor = rope.get("factor", 1.0)
-    if factor is None and rules.standardizes:
+    if factor is None and release_numbers(release) >= TRANSFORMERS_5:
         return 1.0
     if not _is_length(factor):
         raise _refused("rope_scaling", f"has the factor {shown(str(factor))}", release, "a number")
     return factor
 
 
-def _type(rope: Mapping[str, Any], where: str, rules: LengthRules, release: str) -> str:
+def _type(rope: Mapping[str, Any], where: str, release: str) -> str:
     """Returns the type of a RoPE. Raises SpecError if there is none, two, or one whose parameters are missing."""
-    modern, legacy = rope.get("rope_type"), rope.get("type")
-    if (
-        rules.standardizes
-        and legacy
-        and modern
-        and _LEGACY.get(legacy, legacy) != _LEGACY.get(modern, modern)
-    ):
-        raise _refused(
-            where, f"has rope_type {shown(str(modern))} and type {shown(str(legacy))}", release, "one of them"
-        )
-    name = (modern or legacy) if rules.standardizes else (legacy or modern)
-    if name is None and not rules.standardizes:
+    standardizes = release_numbers(release) >= TRANSFORMERS_5
+    modern, legacy = (
+        None if rope.get(key) is None else _LEGACY.get(str(rope[key]), str(rope[key]))
+        for key in ("rope_type", "type")
+    )
+    if standardizes and legacy and modern and legacy != modern:
+        problem = f"has rope_type {shown(modern)} and type {shown(legacy)}"
+        raise _refused(where, problem, release, "one of them")
+    name = (modern or legacy) if standardizes else (legacy or modern)
+    if name is None and not standardizes:
         raise _refused(where, "has no rope_type", release, "one of linear, dynamic, yarn, longrope, llama3")
-    name = _LEGACY.get(str(name), str(name)) if name is not None else "default"
-    missing = [key for key in _NEEDED.get(name, ()) if key not in rope]
+    missing = [key for key in _NEEDED.get(name or "", ()) if key not in rope]
     if missing:
         raise _refused(where, f"has no {missing[0]}, which {name} needs", release, "give it")
-    return name
+    return name or "default"
 
 
-def _yarn_original(
-    text: Mapping[str, Any], rope: Mapping[str, Any], rules: LengthRules, positions: float, release: str
-) -> float:
-    outside = text.get(_ORIGINAL) if rules.reads_parameters else None
-    original = rope.get(_ORIGINAL) if outside is None else outside
-    if original is None and rules.standardizes:
+def _yarn_original(text: Mapping[str, Any], rope: Mapping[str, Any], positions: float, release: str) -> float:
+    outside = text.get(ORIGINAL) if release_numbers(release) >= PARAMETERS else None
+    original = rope.get(ORIGINAL) if outside is None else outside
+    if original is None and release_numbers(release) >= TRANSFORMERS_5:
         original = text.get("max_position_embeddings", positions)
     if not _is_length(original):
-        raise _refused("rope_scaling", f"has no {_ORIGINAL}, which yarn needs", release, "give it")
+        raise _refused("rope_scaling", f"has no {ORIGINAL}, which yarn needs", release, "give it")
     return original
 
 
@@ -205,12 +192,7 @@ def _refused(where: str, problem: str, release: str, remedy: str) -> SpecError:
 
 
 def _is_length(value: Any) -> TypeGuard[float]:
-    return type(value) in (int, float) and value > 0
-
-
-def release_numbers(release: str) -> tuple[int, ...]:
-    """Returns the numbers of a release, which order releases."""
-    return tuple(int(number) for number in re.findall(r"\d+", release)[:4])
+    return type(value) in (int, float) and 0 < value < inf
 
 
 # Layers, dtype, and the bytes of a block
@@ -227,14 +209,13 @@ DTYPES: Mapping[str, DtypeName] = {
     "float32": "float32",
     "fp32": "float32",
 }
+_ONE_OF_DTYPES = f"one of {', '.join(sorted(DTYPES))}"
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
-_MAMBA_LAYERS = frozenset({"mamba", "mamba2", "gdn_attention", "linear_attention"})
-_OTHER_STATES = frozenset({"falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma"})
+_MAMBA_LAYERS = ("mamba", "mamba2", "gdn_attention", "linear_attention")
+_OTHER_STATES = ("falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma")
 """Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
-_INTERLEAVED_TYPES = frozenset(
-    {"gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text"}
-)
+_INTERLEAVED_TYPES = ("gemma2", "gemma3", "gemma3_text", "cohere2", "gpt_oss", "gemma4", "gemma4_text")
 _VLLM_CHUNK = 2048
 _GAUDI_CHUNK = 128
 
@@ -260,7 +241,6 @@ class ModelFacts:
         mamba_chunk_size: 0 without such layers.
         has_vision: whether the model takes images.
         is_quantized: whether the checkpoint's weights are quantized.
-        has_experts: whether some layers consist of experts.
     """
 
     text: Mapping[str, Any]
@@ -271,7 +251,6 @@ class ModelFacts:
     mamba_chunk_size_is_explicit: bool
     has_vision: bool
     is_quantized: bool
-    has_experts: bool
 
     @classmethod
     def of(cls, config: Mapping[str, Any], rules: EnvironmentRules) -> ModelFacts:
@@ -290,7 +269,6 @@ class ModelFacts:
             mamba_chunk_size_is_explicit=is_explicit,
             has_vision=isinstance(config.get("vision_config"), dict),
             is_quantized="quantization_config" in config or "quantization_config" in text,
-            has_experts=_has_experts(text),
         )
 
     @property
@@ -299,18 +277,11 @@ class ModelFacts:
         return self.has_mamba or self.text.get("model_type") in _OTHER_STATES
 
     @property
-    def has_latent_attention(self) -> bool:
-        """Whether attention is multi-head latent attention (vLLM's ``is_deepseek_mla``)."""
-        return self.text.get("kv_lora_rank") is not None
-
-    @property
-    def sees_both_ways(self) -> bool:
-        """Whether the tokens of an image or a video that vLLM counts in advance attend to each other in both directions.
-
-        These are Gemma 4's (vllm/transformers_utils/model_arch_config_convertor.py ``Gemma4ModelArchConfigConvertor``).
-        """
-        is_gemma = str(self.text.get("model_type")).startswith("gemma4")
-        return is_gemma and self.text.get("use_bidirectional_attention") == "vision"
+    def has_experts(self) -> bool:
+        """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
+        blocks = self.text.get("block_configs")
+        parts = (self.text, *(blocks if isinstance(blocks, list) else []))
+        return any(part.get(name) for part in parts if isinstance(part, Mapping) for name in _EXPERT_KEYS)
 
     @property
     def is_encoder_decoder(self) -> bool:
@@ -325,19 +296,8 @@ class ModelFacts:
             return None
         name = str(value).removeprefix("torch.")
         if name not in DTYPES:
-            raise SpecError(
-                CONFIG,
-                f"has the dtype {shown(name)}",
-                f"one of {', '.join(sorted(DTYPES))}",
-            )
+            raise SpecError(CONFIG, f"has the dtype {shown(name)}", _ONE_OF_DTYPES)
         return DTYPES[name]
-
-
-def _has_experts(text: Mapping[str, Any]) -> bool:
-    """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
-    blocks = text.get("block_configs")
-    parts = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
-    return any(part.get(name) for part in (text, *parts) for name in _EXPERT_KEYS)
 
 
 def _has_mamba(text: Mapping[str, Any]) -> bool:
@@ -380,17 +340,13 @@ def served_dtype(text: str, facts: ModelFacts, rules: EnvironmentRules) -> tuple
         SpecError: a dtype that vLLM does not have.
     """
     if text != "auto" and text not in DTYPES:
-        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or one of {', '.join(sorted(DTYPES))}")
+        raise SpecError("--dtype", f"is {shown(text)}", f"auto, or {_ONE_OF_DTYPES}")
     asked = (facts.dtype or "float32") if text == "auto" else DTYPES[text]
     if asked == "bfloat16" or (asked == "float32" and rules.is_extension):
         return asked, ()
-    origin = (
-        "--dtype"
-        if text != "auto"
-        else "config.json"
-        if facts.dtype
-        else "vLLM, where config.json says none,"
-    )
+    origin = "--dtype" if text != "auto" else "config.json"
+    if text == "auto" and not facts.dtype:
+        origin = "vLLM, where config.json says none,"
     return "bfloat16", (f"{origin} asks for {asked}; Gaudi serves bfloat16 in its place",)
 
 

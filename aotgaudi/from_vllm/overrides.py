@@ -4,6 +4,7 @@ Sources: ``ModelConfig.__post_init__``, ``_apply_dict_overrides`` and ``_update_
 (vllm/config/__init__.py in 0.10, vllm/config.py before), ``get_config`` and ``patch_rope_parameters`` in
 vllm/transformers_utils/config.py, ``get_rope`` in vllm/model_executor/layers/rotary_embedding. From 0.11.2 on, objects are
 applied after vLLM has completed the config's RoPE, so nothing completes one that they bring: it must have all of its keys.
+From 0.13 on that RoPE is ``rope_parameters``, and an object replaces it under both names.
 ``tests/golden/vllm_overrides.py`` asks vLLM itself.
 """
 
@@ -14,12 +15,11 @@ from typing import Any
 
 from aotgaudi.commands.words import parse_table
 from aotgaudi.errors import SpecError, shown
-from aotgaudi.from_vllm.model import release_numbers
+from aotgaudi.from_vllm.model import ORIGINAL, PARAMETERS, TRANSFORMERS_5, release_numbers
 
 _OVERRIDES, _SCALING, _THETA = "hf-overrides", "rope-scaling", "rope-theta"
 _ROPES = ("rope_scaling", "rope_parameters")
-_ORIGINAL = "original_max_position_embeddings"
-_NEED_ORIGINAL = frozenset({"yarn", "deepseek_yarn", "deepseek_llama_scaling", "llama3", "longrope"})
+_NEED_ORIGINAL = ("yarn", "deepseek_yarn", "deepseek_llama_scaling", "llama3", "longrope")
 
 _PLAIN_OBJECTS = frozenset({"quantization_config", "compression_config", "speculators_config"})
 """Keys in ``_config`` whose value vLLM keeps as it is. All other such keys hold the config of a part of the model."""
@@ -29,9 +29,6 @@ _CLASS_KEYS = ("architectures", "model_type", "auto_map")
 
 _MERGING = (0, 11)
 """From here on an override of a part's config changes single keys. Before, it replaces the part's config."""
-_WITH_PARAMETERS = (0, 13)
-_TRANSFORMERS_5 = (0, 19, 1)
-"""From here on ``rope_scaling`` is another name of ``rope_parameters``. From 0.13 on it is only read before overrides."""
 
 
 def overridden(
@@ -43,8 +40,15 @@ def overridden(
         SpecError: a flag that the release does not have, an override with which vLLM does not start, or one that chooses
             the model's class.
     """
-    overrides = _Overrides(config, release, _given(values, release))
-    return overrides.applied(), overrides.notes
+    given = _given(values, release)
+    if not given:
+        return config, ()
+    overrides = _Overrides(release)
+    # vLLM applies objects last.
+    ordered = dict(sorted(given.items(), key=lambda item: isinstance(item[1], dict)))
+    changed = overrides.changed(config, ordered, "")
+    note = f"--{_OVERRIDES}: the spec has the config with {', '.join(given)} changed"
+    return changed, (note, *overrides.notes)
 
 
 def _given(values: Mapping[str, str], release: str) -> dict[str, Any]:
@@ -64,116 +68,70 @@ def _given(values: Mapping[str, str], release: str) -> dict[str, Any]:
 
 
 class _Overrides:
-    """One application of overrides to a config. Collects notes."""
+    """Applies overrides as a release does. Collects notes."""
 
-    def __init__(self, config: Mapping[str, Any], release: str, given: Mapping[str, Any]) -> None:
-        self._config, self._given = config, given
-        self._release, self._dies = release_numbers(release), f"vLLM {release} does not start with that"
-        self.notes: tuple[str, ...] = ()
+    def __init__(self, release: str) -> None:
+        self._name, self._release = release, release_numbers(release)
+        self.notes: list[str] = []
 
-    def applied(self) -> Mapping[str, Any]:
-        if not self._given:
-            return self._config
-        self._check_classes(self._config, self._given, "")
-        self.notes = (f"--{_OVERRIDES}: the spec has the config with {', '.join(self._given)} changed",)
-        config = dict(self._config)
-        for key, value in sorted(self._given.items(), key=lambda item: isinstance(item[1], dict)):
+    def changed(self, config: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Returns `config` changed. `where` has the keys, each with a dot, of the part that it is; empty for the whole."""
+        changed = dict(config)
+        for key, value in changes.items():
+            before, place = config.get(key), f"{where}{key}"
+            if key in _CLASS_KEYS and value != before:
+                raise _refused(place, "chooses the model's class", "a config.json with that")
             if key in _ROPES:
-                self._set_rope(config, key, value)
-            elif isinstance(value, dict) and key.endswith("_config") and key not in _PLAIN_OBJECTS:
-                config[key] = self._part(key, value)
+                self._set_rope(changed, key, value, where)
+            elif isinstance(value, dict) and isinstance(before, dict) and (where or self._is_part(key)):
+                changed[key] = self.changed(before, value, f"{place}.")
+            elif key == "text_config" and not where:
+                raise _refused(place, "is no object in both", "keys of config.json's text_config")
             else:
-                config[key] = value
-        return config
+                changed[key] = value
+        return changed
 
-    def _check_classes(self, config: Mapping[str, Any], given: Mapping[str, Any], where: str) -> None:
-        for key, value in given.items():
-            if key in _CLASS_KEYS and value != config.get(key):
-                raise _refused(where + key, "chooses the model's class", "a config.json with that")
-            if isinstance(value, dict) and isinstance(before := config.get(key), dict):
-                self._check_classes(before, value, f"{where}{key}.")
+    def _is_part(self, key: str) -> bool:
+        is_part = key.endswith("_config") and key not in _PLAIN_OBJECTS
+        if is_part and self._release < _MERGING:
+            problem = f"replaces all of it: vLLM {self._name} does not start with that"
+            raise _refused(key, problem, "--model-config with that")
+        return is_part
 
-    @property
-    def _has_moved(self) -> bool:
-        """Whether vLLM has moved ``rope_scaling`` into ``rope_parameters`` before it applies objects."""
-        return _WITH_PARAMETERS <= self._release < _TRANSFORMERS_5
-
-    def _set_rope(self, config: dict[str, Any], key: str, value: Any) -> None:
-        """Replaces the RoPE of a whole config. Objects are set after vLLM has completed it, other values before."""
-        if isinstance(value, dict):
-            if key == "rope_scaling" and self._has_moved:
-                self._ignore(key)
-                return
-            self._check_rope(key, value, config)
-        if self._release >= (_WITH_PARAMETERS if isinstance(value, dict) else _TRANSFORMERS_5):
-            for name in _ROPES:
-                config.pop(name, None)
+    def _set_rope(self, config: dict[str, Any], key: str, value: Any, where: str) -> None:
+        """Sets the RoPE of a config. A part's has been completed, and keeps the keys that are not given."""
+        has_parameters, is_object = self._release >= PARAMETERS, isinstance(value, dict)
+        if self._release < TRANSFORMERS_5 and (
+            key != (read := _ROPES[has_parameters]) or (has_parameters and not is_object)
+        ):
+            if has_parameters and (where or not is_object):  # It is read before vLLM completes the RoPE.
+                raise _refused(where + key, f"may have no effect in vLLM {self._name}", f"an object {read}")
+            self.notes.append(f"--{_OVERRIDES} {where}{key}: this vLLM does not read it, but {read}")
+            return
+        if where and is_object:
+            default = {"rope_type": "default"} if has_parameters else {}
+            known = (config.get(name) for name in _ROPES[: 1 + has_parameters])
+            old = next((rope for rope in known if isinstance(rope, dict) and rope), default)
+            kind = value.get("rope_type", old.get("rope_type", old.get("type")))
+            value = {**old, **value, "rope_type": kind}
+            value.pop("type", None)
+        if is_object and (value or not has_parameters):
+            self._check_rope(where + key, value, config)
+        for name in _ROPES if has_parameters else ():
+            config.pop(name, None)
         config[key] = value
-
-    def _ignore(self, where: str) -> None:
-        self.notes += (f"--{_OVERRIDES} {where}: this vLLM does not read it any more, but rope_parameters",)
 
     def _check_rope(self, where: str, rope: Mapping[str, Any], config: Mapping[str, Any]) -> None:
         """Raises SpecError for a RoPE that vLLM would have to complete."""
-        name, outside = rope.get("rope_type"), config.get(_ORIGINAL)
-        if rope and all(isinstance(part, dict) for part in rope.values()):
-            raise _refused(where, "is given for each type of layer", "--model-config with that")
-        if self._release < _WITH_PARAMETERS and where.endswith("rope_parameters"):
-            return  # Not read.
-        is_completed = (0, 10) <= self._release < _MERGING
-        may_lack = "type" in rope if is_completed else not rope and self._release >= _WITH_PARAMETERS
-        missing = [] if name or may_lack else ["rope_type"]
-        missing += [_ORIGINAL] if name in _NEED_ORIGINAL and _ORIGINAL not in rope else []
+        name, outside = rope.get("rope_type"), config.get(ORIGINAL)
+        missing = [] if isinstance(name, str) else ["rope_type"]
+        missing += [ORIGINAL] if name in _NEED_ORIGINAL and ORIGINAL not in rope else []
         missing += ["factor"] if rope.get("factor", 1) is None else []
         if missing:
-            raise _refused(where, f"has no {missing[0]}: {self._dies}", "give it")
-        if name == "yarn" and outside not in (None, rope[_ORIGINAL]):
-            raise _refused(where, f"has another {_ORIGINAL} than the config", f"{outside}")
-
-    def _part(self, key: str, value: dict[str, Any]) -> dict[str, Any]:
-        """Returns the changed config of a part of the model."""
-        part = self._config.get(key)
-        if self._release < _MERGING:
-            raise _refused(key, f"replaces all of it: {self._dies}", "--model-config with that")
-        if isinstance(part, dict):
-            return self._merged(part, value, key)
-        if key == "text_config":
-            raise _refused(key, "is not in config.json", "its keys alone, or --model-config with that")
-        return value
-
-    def _merged(self, part: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
-        merged = dict(part)
-        for key, value in changes.items():
-            before = part.get(key)
-            if key in _ROPES:
-                self._change_rope(merged, key, value, f"{where}.{key}")
-            elif isinstance(value, dict) and isinstance(before, dict):
-                merged[key] = self._merged(before, value, f"{where}.{key}")
-            else:
-                merged[key] = value
-        return merged
-
-    def _change_rope(self, part: dict[str, Any], key: str, value: Any, where: str) -> None:
-        """Changes the RoPE of a part, which vLLM has completed: it has a type, from 0.13 on in ``rope_parameters``."""
-        name = key
-        if key == "rope_scaling" and self._has_moved and not (isinstance(value, dict) and part.get(key)):
-            self._ignore(where)
-            return
-        if self._release >= _WITH_PARAMETERS:
-            name = next((other for other in _ROPES if part.get(other)), key)
-        before = part.get(name) or ({"rope_type": "default"} if self._release >= _WITH_PARAMETERS else None)
-        if not isinstance(value, dict):
-            before = None
-        elif isinstance(before, dict):
-            kind = value.get("rope_type", before.get("rope_type", before.get("type")))
-            value = {**before, **value, "rope_type": kind}
-            value.pop("type", None)
-        if isinstance(value, dict):
-            self._check_rope(where, value, part)
-        if self._release >= _WITH_PARAMETERS:
-            for other in _ROPES:
-                part.pop(other, None)
-        part[name] = value
+            problem = f"has no {missing[0]}: vLLM {self._name} does not start with that"
+            raise _refused(where, problem, "give it")
+        if name == "yarn" and outside not in (None, rope[ORIGINAL]):
+            raise _refused(where, f"has another {ORIGINAL} than the config", f"{outside}")
 
 
 def _refused(key: str, problem: str, remedy: str) -> SpecError:

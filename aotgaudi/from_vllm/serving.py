@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from aotgaudi.commands.words import parse_fraction, parse_integer, parse_table
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.from_vllm.buckets import DEFRAG_VARIABLES, BucketingEnvironment
 from aotgaudi.from_vllm.command import VariableReader, VllmCommand
-from aotgaudi.from_vllm.model import DTYPES
+from aotgaudi.from_vllm.model import DTYPES, release_numbers
 from aotgaudi.spec.limits import LARGEST_LIMIT
 from aotgaudi.spec.scheduler import DefragSpec
 from aotgaudi.spec.target import ExecutionMode
@@ -29,6 +29,15 @@ DEFAULT_RESERVED = 0.1
 _MOST_SPECULATIVE_TOKENS = 1024
 _IMAGES_FLAG = "limit-mm-per-prompt"
 _PAIRS = re.compile(r"\w+=\d+(,\w+=\d+)*")
+
+_CONNECTORS = {
+    "NixlConnector": (0, 11),
+    "LMCacheConnectorV1": (0, 13),
+    "OffloadingConnector": (0, 16),
+    "MultiConnector": (0, 16),
+}
+"""The connectors whose steps are known, and since which version (v1/worker/hpu_model_runner.py
+``_get_prompts_and_decodes`` tells their requests apart)."""
 
 MODES: Mapping[tuple[bool, bool], ExecutionMode] = {
     (True, False): "hpu_graphs",
@@ -168,47 +177,49 @@ def parallel_table(command: VllmCommand) -> dict[str, Any]:
 
 
 def data_parallel_size(
-    command: VllmCommand, rules: EnvironmentRules, *, has_experts: bool
-) -> tuple[int, str]:
-    """Returns how many replicas run in lockstep, and a note on replicas. Raises SpecError."""
+    command: VllmCommand, release: str, *, has_experts: bool
+) -> tuple[int, tuple[str, ...]]:
+    """Returns how many replicas run in lockstep, and notes on replicas. Raises SpecError.
+
+    From 0.14 on those of models without experts are independent (``run_engine_core`` in vllm/v1/engine/core.py). The plugin
+    pads steps among replicas from v0.11.2 on.
+    """
     flag = "data-parallel-size"
     size = parse_integer(f"--{flag}", command.values.get(flag, "1"), minimum=1)
     if size == 1:
-        return 1, ""
-    if rules.replicas is None:
+        return 1, ()
+    if release_numbers(release) < (0, 11):
         problem = f"is {size}, and this version does not say how replicas step together"
         raise SpecError(f"--{flag}", problem, "describe one replica")
-    if rules.replicas == "experts" and not has_experts:
-        return (
-            1,
-            f"{size} replicas of a model without experts: each is a server of its own, and runs the same entries",
-        )
-    return size, f"{size} replicas in lockstep: each pads its steps to those of the others"
+    if release_numbers(release) >= (0, 14) and not has_experts:
+        what = "a server of its own, and runs the same entries"
+        return 1, (f"{size} replicas of a model without experts: each is {what}",)
+    return size, (f"{size} replicas in lockstep: each pads its steps to those of the others",)
 
 
-def has_kv_transfer(command: VllmCommand, rules: EnvironmentRules) -> bool:
+def has_kv_transfer(command: VllmCommand, release: str) -> bool:
     """Returns whether --kv-transfer-config lets KV blocks come from elsewhere. Raises SpecError for unknown steps."""
     flag = "kv-transfer-config"
     table = parse_table(flag, command.values.get(flag, "{}"))
-    if "kv_connector" not in table:
+    if table.get("kv_connector") is None:
         return False
     if table.get("kv_role") not in ("kv_producer", "kv_consumer", "kv_both"):
         problem = f"is {shown(str(table.get('kv_role')))}: vLLM does not start with that"
         raise SpecError(f"--{flag} kv_role", problem, "kv_producer, kv_consumer or kv_both")
-    _check_connector(table, rules.kv_connectors)
-    return True
-
-
-def _check_connector(table: Mapping[str, Any], known: Sequence[str]) -> None:
-    where, name = "--kv-transfer-config kv_connector", str(table.get("kv_connector"))
-    if name not in known or "kv_connector_module_path" in table:
-        remedy = f"one of {', '.join(known)}" if known else "a version of the plugin from v0.11.2 on"
-        raise SpecError(where, f"is {shown(name)}, whose steps are not known in this version", remedy)
-    if name == "MultiConnector":
+    known = [name for name, since in _CONNECTORS.items() if since <= release_numbers(release)]
+    connectors: list[Any] = [table]
+    if table["kv_connector"] == "MultiConnector":
         extra = table.get("kv_connector_extra_config")
         parts = extra.get("connectors") if isinstance(extra, dict) else None
-        for part in parts if isinstance(parts, list) else [{}]:
-            _check_connector(part if isinstance(part, dict) else {}, known)
+        connectors += parts if isinstance(parts, list) else [{}]
+    for one in connectors:
+        name = one.get("kv_connector") if isinstance(one, dict) else None
+        is_known = name in known and (one is table or name != "MultiConnector")
+        if not is_known or "kv_connector_module_path" in one:
+            remedy = f"one of {', '.join(known)}" if known else "a version of the plugin from v0.11.2 on"
+            problem = f"is {shown(str(name))}, whose steps are not known in this version"
+            raise SpecError(f"--{flag} kv_connector", problem, remedy)
+    return True
 
 
 def lora_table(command: VllmCommand, rules: EnvironmentRules) -> dict[str, Any] | None:

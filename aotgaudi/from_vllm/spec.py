@@ -122,7 +122,7 @@ def spec_from_vllm(setup: VllmSetup) -> tuple[BuildSpec, Report]:
     config, config_notes = overridden(setup.config, setup.command.values, vllm_release(version))
     setup = replace(setup, config=config)
     facts = ModelFacts.of(config, find_version(version).environment)
-    caching = StepRules.of(vllm_release(version)).is_caching(setup.command, facts)
+    caching = StepRules(vllm_release(version)).is_caching(setup.command, facts)
     bucketing = BucketingEnvironment.parse(environment, version, enable_prefix_caching=caching)
     serving = ServingEnvironment.parse(environment, version)
     if not bucketing.is_enabled:
@@ -154,29 +154,24 @@ class _Parts:
     """The parts of a spec, before they are put together."""
 
     rules: EnvironmentRules
-    steps: StepRules
     bucketing: BucketingEnvironment
     serving: ServingEnvironment
     facts: ModelFacts
     limits: Limits
     dtype: DtypeName
-    dtype_notes: tuple[str, ...]
-    num_speculative_tokens: int
     parallel: ParallelSpec
-    replicas: str
+    own_notes: tuple[str, ...]
     quantization: QuantizationSpec | None
 
     @classmethod
     def of(
-        cls,
-        setup: VllmSetup,
-        bucketing: BucketingEnvironment,
-        serving: ServingEnvironment,
-        facts: ModelFacts,
+        cls, setup: VllmSetup, bucketing: BucketingEnvironment, serving: ServingEnvironment, facts: ModelFacts
     ) -> _Parts:
         rules = find_version(bucketing.version).environment
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
-        size, replicas = data_parallel_size(setup.command, rules, has_experts=facts.has_experts)
+        size, replica_notes = data_parallel_size(
+            setup.command, vllm_release(bucketing.version), has_experts=facts.has_experts
+        )
         tables = {**parallel_table(setup.command), "data_parallel_size": size}
         parallel = _value(ParallelSpec, tables, "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
@@ -184,22 +179,20 @@ class _Parts:
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
         return cls(
             rules=rules,
-            steps=StepRules.of(vllm_release(bucketing.version)),
             bucketing=bucketing,
             serving=serving,
             facts=facts,
             limits=read_limits(setup.command, bucketing, serving, facts, device, setup.pin),
             dtype=dtype,
-            dtype_notes=dtype_notes,
-            num_speculative_tokens=num_speculative_tokens(setup.command.values),
             parallel=parallel,
-            replicas=replicas,
+            own_notes=(*dtype_notes, *replica_notes),
             quantization=quantization,
         )
 
     def spec(self, setup: VllmSetup) -> BuildSpec:
         """Returns the spec. If the spec refuses a value, raises SpecError, naming the flag."""
         smallest = 1 if self.rules.sampler is None else self.rules.sampler
+        release = vllm_release(self.bucketing.version)
         num_images = most_images(setup.command)
         vision = VisionSpec(
             enabled=num_images > 0 and self.facts.has_vision,
@@ -218,8 +211,8 @@ class _Parts:
             "limits": dict(self.limits.table),
             "scheduler": {
                 "engine": "vllm",
-                "chunked_prefill": self.steps.is_chunked(setup.command, self.facts),
-                "kv_transfer": has_kv_transfer(setup.command, self.rules),
+                "chunked_prefill": StepRules(release).is_chunked(setup.command, self.facts),
+                "kv_transfer": has_kv_transfer(setup.command, release),
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),
             },
@@ -249,7 +242,7 @@ class _Parts:
             "contiguous_pa": environment.contiguous_pa,
             "prefix_caching": environment.prefix_caching,
             "merged_prefill": environment.merged_prefill,
-            "num_speculative_tokens": self.num_speculative_tokens,
+            "num_speculative_tokens": num_speculative_tokens(setup.command.values),
             "mamba_chunk_size": self.facts.mamba_chunk_size,
             "mamba_chunk_size_is_explicit": self.facts.mamba_chunk_size_is_explicit,
             "skip_decode_block_clamp": self.facts.has_mamba or self.facts.has_interleaved_windows,
@@ -261,13 +254,11 @@ class _Parts:
 
     def notes(self, setup: VllmSetup) -> Iterator[str]:
         yield MODE_NOTES[self.mode(setup.command)]
-        yield from self.dtype_notes
+        yield from self.own_notes
         yield from self.limits.notes
         yield from self._quantization_notes(setup.command)
         if self.parallel.world_size > 1:
             yield f"{self.parallel.world_size} devices: each runs the same entries, on its share of the model"
-        if self.replicas:
-            yield self.replicas
         if self.serving.skips_warmup:
             yield (
                 "VLLM_SKIP_WARMUP: upstream would warm up nothing and compile on first use; the manifest lists"
@@ -275,7 +266,7 @@ class _Parts:
             )
         if self.rules.sampler is None:
             yield f"{self.bucketing.version} warms up no sampler; the spec does, as its first use would compile"
-        if self.num_speculative_tokens:
+        if num_speculative_tokens(setup.command.values):
             yield "the graphs of the draft model are not enumerated, only the longer decode steps"
         if self.facts.has_mamba:
             yield "a model with recurrent layers: upstream may raise --block-size; give the one that its log shows"

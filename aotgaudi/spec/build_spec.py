@@ -20,9 +20,7 @@ from aotgaudi.spec.vision import VisionSpec
 LARGEST_WORLD = 4096
 """More devices than any server has; a larger number is a mistake."""
 
-
-DUMMY_TOKENS = 128
-"""What a replica computes that has no prompt while another has one."""
+_DUMMY_TOKENS = 128  # What a replica computes that has no prompt while another has one.
 
 
 class ParallelSpec(SpecValue):
@@ -195,22 +193,17 @@ class BuildSpec(SpecValue):
 
     def _check_replicas(self) -> None:
         """The steps of replicas in lockstep are known for vLLM's plain prompts and decodes (``bucketing.replicas``)."""
-        size, bucketing, limits = self.parallel.data_parallel_size, self.bucketing, self.limits
-        if size == 1:
-            return
-        where, problem = "parallel.data_parallel_size", f"is {size}"
-        if self.scheduler.engine != "vllm":
-            raise SpecError(where, f"{problem}, with engine {self.scheduler.engine!r}", 'engine = "vllm"')
-        if bucketing.num_speculative_tokens or bucketing.strategy == "unified":
-            what = "speculation" if bucketing.num_speculative_tokens else "unified attention"
-            raise SpecError(
-                where, f"{problem}, with {what}, whose steps are not padded alike", "1, or without it"
-            )
-        if min(limits.max_num_batched_tokens, limits.max_model_len - 1) < DUMMY_TOKENS:
-            remedy = f"at least {DUMMY_TOKENS} tokens a step and {DUMMY_TOKENS + 1} a sequence"
-            raise SpecError(
-                where, f"{problem}, and replicas without requests compute {DUMMY_TOKENS} tokens", remedy
-            )
+        size, bucketing, engine = self.parallel.data_parallel_size, self.bucketing, self.scheduler.engine
+        problem, remedy = "", ""
+        if engine != "vllm":
+            problem, remedy = f"with engine {engine!r}", 'engine = "vllm"'
+        elif bucketing.num_speculative_tokens or bucketing.strategy == "unified":
+            problem, remedy = "with speculation or unified attention, whose steps are not padded alike", "1"
+        elif min(self.limits.max_num_batched_tokens, self.limits.max_model_len - 1) < _DUMMY_TOKENS:
+            problem = f"and replicas without requests compute {_DUMMY_TOKENS} tokens"
+            remedy = f"at least {_DUMMY_TOKENS} tokens a step and {_DUMMY_TOKENS + 1} a sequence"
+        if size > 1 and problem:
+            raise SpecError("parallel.data_parallel_size", f"is {size}, {problem}", remedy)
 
     def _check_tuned(self) -> None:
         """A vLLM server makes its buckets itself, or reads them from a file."""

@@ -14,7 +14,7 @@ import pytest
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm import model
 from aotgaudi.from_vllm.command import VllmCommand
-from aotgaudi.from_vllm.limits import Pin, StepRules
+from aotgaudi.from_vllm.limits import Pin
 from aotgaudi.from_vllm.model import release_numbers, vllm_release
 from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
 from aotgaudi.spec.bucketing import VersionName
@@ -82,4 +82,3 @@ def test_each_version_of_the_plugin_builds_on_a_release_that_was_asked_or_an_old
     asked = max(release_numbers(table.stem) for table in TABLES)
 
     assert all(release_numbers(vllm_release(version)) <= asked for version in get_args(VersionName))
-    assert all(StepRules.of(vllm_release(version)) for version in get_args(VersionName))

@@ -133,6 +133,7 @@ BAMBA = {"config": {**LLAMA, "model_type": "bamba", "attn_layer_indices": [1]}}
 BOTH_WAYS = {
     "config": {**LLAMA, "model_type": "gemma4", "vision_config": {}, "use_bidirectional_attention": "vision"}
 }
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 2.0}
 DRAFTS = "--speculative-config.num_speculative_tokens 7 --speculative-config.method"
 NO_LENGTH = {"config": {name: value for name, value in LLAMA.items() if "position" not in name}}
 LONG = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
@@ -298,6 +299,8 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
         ("-pp 2 --async-scheduling", {}),
         ("--async-scheduling", {}),
         (f"{DRAFTS} eagle --async-scheduling", {}),
+        (f"{DRAFTS} '[1]' --async-scheduling", {}),
+        ("--hf-overrides.layer_types '[[1]]'", {}),
         (f"{DRAFTS} ngram --no-async-scheduling", {}),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 2048", {}),
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 1024", OF_0_10),
@@ -391,6 +394,14 @@ def test_what_the_user_is_told() -> None:
         ("--max-num-partial-prefills 2", {}, "--max-num-partial-prefills"),
         ("--max-long-partial-prefills 2", OF_0_10, "--max-long-partial-prefills"),
         ("--long-prefill-token-threshold 8193", {}, "--long-prefill-token-threshold"),
+        ("--hf-overrides.max_position_embeddings Infinity", {}, "--max-model-len"),
+        ("", {"config": {**LLAMA, "rope_scaling": LINEAR | {"factor": 1e308}}}, "the number of KV blocks"),
+        (
+            "",
+            {"config": {**LLAMA, "rope_scaling": LINEAR | {"type": ["x"]}}},
+            "the model's config.json: rope_scaling",
+        ),
+        ("", {"config": {**LLAMA, "model_type": ["x"]}}, "the model's config.json: model_type"),
         ("", {"pin": Pin(num_blocks=64)}, "the number of KV blocks"),
         ("--max-num-seqs 2 --max-num-prefill-seqs 4", {"version": GAUDI_1_22}, "--max-num-prefill-seqs"),
         ("--max-model-len 10000", {}, "--max-model-len"),

@@ -9,9 +9,8 @@ from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.overrides import overridden
 from aotgaudi.manifest.enumerate import enumerate_entries
 from aotgaudi.manifest.manifest import Manifest
-from tests.unit.from_vllm.test_from_vllm import LLAMA, mistake, read, spec
+from tests.unit.from_vllm.test_from_vllm import LINEAR, LLAMA, mistake, read, spec
 
-LINEAR = {"rope_type": "linear", "factor": 2.0}
 PARTS = {"model_type": "llava", "text_config": {**LLAMA, "rope_scaling": {**LINEAR, "type": "linear"}}}
 
 
@@ -56,14 +55,28 @@ def test_releases_between_transformers_4_and_5_do_not_read_an_overridden_rope_sc
 
 
 @pytest.mark.parametrize("release", ["0.9.0.1", "0.10.1", "0.11.2", "0.13.0", "0.26.0"])
-def test_a_rope_without_a_type_is_completed_by_one_release_only(release: str) -> None:
+def test_no_release_completes_a_rope_without_a_type(release: str) -> None:
     rope = {"rope_parameters" if release == "0.13.0" else "rope_scaling": {"type": "linear", "factor": 2.0}}
 
-    if release == "0.10.1":
-        assert changed(rope, release)["rope_scaling"]["type"] == "linear"
-    else:
-        with pytest.raises(SpecError, match="has no rope_type"):
-            changed(rope, release)
+    with pytest.raises(SpecError, match="has no rope_type"):
+        changed(rope, release)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{"rope_scaling": None}, {"text_config": {"rope_scaling": LINEAR}}, {"rope_parameters": None}],
+)
+def test_what_a_release_reads_only_at_first_is_refused(overrides: dict[str, Any]) -> None:
+    with pytest.raises(
+        SpecError, match=r"rope_\w+: may have no effect in vLLM 0\.13\.0 \(an object rope_par"
+    ):
+        changed(overrides, "0.13.0", PARTS)
+
+
+@pytest.mark.parametrize("kind", [["yarn"], {"a": 1}, None])
+def test_a_type_that_is_no_text_is_a_mistake(kind: Any) -> None:
+    with pytest.raises(SpecError, match="has no rope_type"):
+        changed({"rope_scaling": {"rope_type": kind, "factor": 2.0}})
 
 
 def test_the_config_of_a_part_is_changed_key_by_key() -> None:
@@ -72,7 +85,7 @@ def test_the_config_of_a_part_is_changed_key_by_key() -> None:
     )
 
     rope = {"rope_type": "dynamic", "factor": 2.0}
-    assert found == {**PARTS, "text_config": {**PARTS["text_config"], "vocab_size": 5, "rope_scaling": rope}}
+    assert found == {**PARTS, "text_config": {**LLAMA, "vocab_size": 5, "rope_parameters": rope}}
 
 
 @pytest.mark.parametrize(
@@ -83,7 +96,7 @@ def test_the_config_of_a_part_is_changed_key_by_key() -> None:
         ({"model_type": "llama"}, "0.26.0", "model_type", "chooses the model's class"),
         ({"architectures": ["X"]}, "0.26.0", "architectures", "chooses the model's class"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "0.26.0", "rope_scaling", "has no original"),
-        ({"rope_scaling": {"full_attention": LINEAR}}, "0.26.0", "rope_scaling", "each type of layer"),
+        ({"rope_scaling": {"full_attention": LINEAR}}, "0.26.0", "rope_scaling", "has no rope_type"),
     ],
 )
 def test_what_vllm_does_not_start_with_or_changes_the_class_is_refused(

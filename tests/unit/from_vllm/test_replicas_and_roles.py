@@ -150,8 +150,10 @@ def test_connectors_in_a_connector_are_taken_if_all_are_known() -> None:
     assert spec(
         f"--kv-transfer-config '{multi('NixlConnector', 'OffloadingConnector')}'"
     ).scheduler.kv_transfer
-    assert "Mine" in mistake(f"--kv-transfer-config '{multi('NixlConnector', 'Mine')}'").problem
+    for name in ("Mine", "MultiConnector"):
+        assert name in mistake(f"--kv-transfer-config '{multi('NixlConnector', name)}'").problem
 
 
-def test_an_empty_configuration_of_transfers_is_none() -> None:
-    assert spec("--kv-transfer-config {}") == spec()
+@pytest.mark.parametrize("text", ["{}", '{"kv_connector":null}'])
+def test_an_empty_configuration_of_transfers_is_none(text: str) -> None:
+    assert spec(f"--kv-transfer-config '{text}'") == spec()
