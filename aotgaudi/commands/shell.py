@@ -148,7 +148,8 @@ class _Splitter:
             problem = "no escaped character" if text == "\\" else "no closing quotation"
             raise SpecError(self.where, f"cannot be split into words: {problem}", "closed quotes")
         elif kind == "operator":
-            text = (self.word or "") + text if (self.word or "").isdigit() else text
+            if text[0] in "<>" and (self.word or "").isdigit():
+                text = (self.word or "") + text
             raise SpecError(self.where, f"has {shown(text)}, which a shell would read", _REMEDY)
         elif kind == "expansion":
             self._expand(text, is_quoted=False)

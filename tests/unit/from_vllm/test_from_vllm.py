@@ -306,7 +306,6 @@ SPECS: list[tuple[str, str, dict[str, Any], str, Any]] = [
         (f"{DRAFTS} ngram --enable-lora --max-num-batched-tokens 1024", OF_0_10),
         ("--max-num-partial-prefills 2 --enable-chunked-prefill", OF_1_22),
         ("--max-num-partial-prefills 1", {}),
-        (f"{DRAFTS} '[1]' --async-scheduling", {}),
         ("--performance-mode balanced --limit-mm-per-prompt image=2", {}),
         ("--limit-mm-per-prompt image=2", BOTH_WAYS),
         ("--long-prefill-token-threshold 8192", {}),
