@@ -352,11 +352,7 @@ def start_cost(
     total = math.ceil(sum(took for took, _ in sent))
     slowest = sorted(sent, key=lambda row: -row[0])[:_NUM_SLOWEST]
     why = ", ".join(f"{request.name}: {took:.0f} s" for took, request in slowest)
-    needed = (
-        "which graphs a batch needs depends on the batches before it, so each start sends all; "
-        if asks_all
-        else ""
-    )
+    needed = "a start that sent fewer failed its proof, so each start sends all; " if asks_all else ""
     return StartCost(
         requests=ranks * sum(len(request.bodies) for _, request in sent),
         tokens=ranks * sum(_num_tokens(body) for _, request in sent for body in request.bodies),

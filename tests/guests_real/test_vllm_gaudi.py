@@ -435,6 +435,7 @@ def test_closed_traffic_compiles_nothing_on_other_captured_servers(
 
     receipt = bench.build().bundle.require_capture()
 
+    print(f"{name}: {receipt.proof.counts}; a start sends {receipt.start}", *bench.told.warnings, sep="\n")
     assert receipt.expected.counters == {"hpu.graph_compilation": 0, "hpu.recipe_misses": 0}
     assert receipt.expected.roles.get("Worker", 0) == (2 if name == "two cards" else 0)
     port, guest = free_port(), free_port()

@@ -150,25 +150,28 @@ def _settings(root: Path, phase: Phase, environ: Mapping[str, str]) -> dict[str,
     }
 
 
-_NO_PROMPT_LOGPROBS = "prompt_logprobs, which end the engine of vllm-gaudi 0.26.0 with this model"
-
-
 def _features(flags: Flags, config: Mapping[str, JsonValue], device: Device) -> tuple[Feature, ...]:
-    """Returns the features of vLLM, without the requests that would end the engine.
+    """Returns the features of vLLM, without the requests for log-probabilities of prompts where they would end the engine.
 
     The prompt's hidden states of qwen3_moe have no dimension for the batch, and the first row is taken for all
-    (``non_flattened_hidden_states[i]`` in hpu_model_runner.py 4414, v0.26.0; seen on the double).
+    (``non_flattened_hidden_states[i]`` in hpu_model_runner.py 4414, v0.26.0). With LoRA, logits of prompts meet the mask of
+    the step's last tokens, which has other rows (``dispatch_bgmv_linear`` in extension/ops.py 526). The double showed both.
     """
     found = VLLM.features(flags, config, device)
-    if config.get("model_type") != "qwen3_moe":
+    if config.get("model_type") == "qwen3_moe":
+        why = "this model"
+    elif flags.values.get("enable-lora", False) is not False:
+        why = "--enable-lora"
+    else:
         return found
-    return tuple(_without_prompt_logprobs(one) for one in found)
+    gap = f"prompt_logprobs, which end the engine of vllm-gaudi 0.26.0 with {why}"
+    return tuple(_without_prompt_logprobs(one, gap) for one in found)
 
 
-def _without_prompt_logprobs(feature: Feature) -> Feature:
+def _without_prompt_logprobs(feature: Feature, gap: str) -> Feature:
     safe = tuple(one for one in feature.requests if not any("prompt_logprobs" in body for body in one.bodies))
-    gap = "; ".join(filter(None, (feature.gap, _NO_PROMPT_LOGPROBS)))
-    return feature if safe == feature.requests else replace(feature, requests=safe, gap=gap)
+    gaps = "; ".join(filter(None, (feature.gap, gap)))
+    return feature if safe == feature.requests else replace(feature, requests=safe, gap=gaps)
 
 
 def _residuals(launch: Launch) -> tuple[str, ...]:

@@ -111,9 +111,22 @@ def test_ranks_are_processes(ranks: int, roles: dict[str, int]) -> None:
     assert GUEST.roles(launch) == roles
 
 
-@pytest.mark.parametrize(("model_type", "is_asked"), [("llama", True), ("qwen3_moe", False)])
-def test_a_model_is_not_asked_what_ends_its_engine(model_type: str, is_asked: bool) -> None:
-    found, others = (GUEST.features(read(), {"model_type": kind}, "hpu") for kind in (model_type, ""))
+@pytest.mark.parametrize(
+    ("model_type", "words", "is_asked"),
+    [
+        ("llama", (), True),
+        ("llama", ("--enable-lora",), False),
+        ("llama", ("--no-enable-lora",), True),
+        ("qwen3_moe", (), False),
+    ],
+)
+def test_a_server_is_not_asked_what_ends_its_engine(
+    model_type: str, words: tuple[str, ...], is_asked: bool
+) -> None:
+    found, others = (
+        GUEST.features(read(*asked), {"model_type": kind}, "hpu")
+        for kind, asked in ((model_type, words), ("", ()))
+    )
 
     def names(features: Iterable[Feature]) -> list[str]:
         return [one.name for feature in features for one in feature.requests]
