@@ -7,6 +7,7 @@ the Compose file.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,7 +92,7 @@ def _chosen(path: Path, found: Sequence[_Kept], name: str | None, what: str) -> 
 
 
 @dataclass
-class _Kept:
+class _Kept(ABC):
     """A container or a service: its name, its table in a file, and the variables that it may name."""
 
     label: str
@@ -103,9 +104,9 @@ class _Kept:
     def where(self) -> str:
         return f"{self.path}: {self.label}"
 
+    @abstractmethod
     def command(self) -> PlainCommand:
         """Returns the command, and what the table sets for it. Raises SpecError."""
-        raise NotImplementedError
 
     def read(self) -> PlainCommand:
         return read_form(self.command(), {}, self.path.parent)

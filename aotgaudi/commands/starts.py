@@ -1,6 +1,6 @@
 """Finds where a command starts vLLM, and the variables that it assigns, from the words alone. Imports almost nothing.
 
-Commands are also kept in other forms, as a shell's script or behind docker. What reads those is imported only for them.
+Commands are also kept in other forms, as a shell's script or behind docker: see `forms`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 """The modules with which ``python -m`` starts a vLLM server."""
@@ -90,18 +89,3 @@ class PlainCommand:
             if whole == mounted or whole.startswith(mounted.rstrip("/") + "/"):
                 return os.path.join(self.mounts[mounted], os.path.relpath(whole, mounted))
         return whole if self.folder else path
-
-
-def plain_command(words: Sequence[str], caller: Mapping[str, str], cwd: Path) -> PlainCommand:
-    """Returns the command without what stands around it: a shell, ``docker run``, a file of flags. Raises SpecError.
-
-    Args:
-        words: as they are kept.
-        caller: the environment of the caller.
-        cwd: the directory of relative paths.
-    """
-    if not any(word.rpartition("/")[2] in FORMS or word.partition("=")[0] == "--config" for word in words):
-        return PlainCommand(words=tuple(words))
-    from aotgaudi.commands.forms import read_form  # Only here: it loads the tables of flags.
-
-    return read_form(PlainCommand(words=tuple(words)), caller, cwd)

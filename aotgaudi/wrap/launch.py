@@ -34,7 +34,7 @@ from aotgaudi.bundle.launch import (
     WarmUpRequest,
     world,
 )
-from aotgaudi.commands.starts import assignments, has_one_api_server, plain_command
+from aotgaudi.commands.starts import assignments, has_one_api_server
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
@@ -43,7 +43,15 @@ from aotgaudi.gaudi.live_graphs import LiveGraphs, unrequested
 from aotgaudi.wrap.adapters.base import Flags, ServerKind, Shapes, as_sealed
 from aotgaudi.wrap.exercise import Feature, exercise
 from aotgaudi.wrap.launch_machine import Installed, compiler_version, installed_of
-from aotgaudi.wrap.starts import SERVERS, WHERE, Asking, find_start, question_of, working_directory
+from aotgaudi.wrap.starts import (
+    SERVERS,
+    WHERE,
+    Asking,
+    find_start,
+    plain_command,
+    question_of,
+    working_directory,
+)
 
 if TYPE_CHECKING:  # `aotgaudi run` starts servers without a spec and need not import its modules.
     from aotgaudi.spec.build_spec import BuildSpec

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from aotgaudi.commands.starts import REMEDY, WRAPPERS, assignments, find_vllm, plain_command
+from aotgaudi.commands.starts import FORMS, REMEDY, WRAPPERS, PlainCommand, assignments, find_vllm
 from aotgaudi.errors import SpecError, TargetError, shown
 
 WHERE = "the command"
@@ -128,6 +128,21 @@ class Start:
         if words[self.at] == "-m":
             raise SpecError(WHERE, "names no interpreter before -m", "python -m ...")
         return _of_script(_program(words[self.at], self.environ, cwd), self.environ, cwd)
+
+
+def plain_command(words: Sequence[str], caller: Mapping[str, str], cwd: Path) -> PlainCommand:
+    """Returns the command without what stands around it: a shell, ``docker run``, a file of flags. Raises SpecError.
+
+    Args:
+        words: as they are kept.
+        caller: the environment of the caller.
+        cwd: the directory of relative paths.
+    """
+    if not any(word.rpartition("/")[2] in FORMS or word.partition("=")[0] == "--config" for word in words):
+        return PlainCommand(words=tuple(words))
+    from aotgaudi.commands.forms import read_form  # Only here: it loads the tables of flags.
+
+    return read_form(PlainCommand(words=tuple(words)), caller, cwd)
 
 
 def find_start(words: Sequence[str], environ: Mapping[str, str]) -> Start:

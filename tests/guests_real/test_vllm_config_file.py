@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aotgaudi.commands.starts import plain_command
 from aotgaudi.errors import SpecError
+from aotgaudi.wrap.starts import plain_command
 
 pytestmark = pytest.mark.guests
 

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from aotgaudi.commands.container_files import read_compose, read_pod
-from aotgaudi.commands.starts import ENGINES, plain_command
+from aotgaudi.commands.starts import ENGINES
 from aotgaudi.errors import SpecError
+from aotgaudi.wrap.starts import plain_command
 from tests.command import Command
 from tests.environment import ROOT
 
