@@ -148,11 +148,7 @@ class RecordStore:
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Returns the result recorded for `key`; None if there is no valid record. Logs a warning about an invalid one."""
-        try:
-            return self.load(key)
-        except RecordError as error:
-            _LOG.warning("record %s: %s: it counts for nothing (aotgaudi cache fsck)", self.path(key), error)
-        return None
+        return self._look(key)[0]
 
     def load(self, key: str) -> dict[str, Any] | None:
         """Returns the result as `get` does, but raises RecordError for an invalid record. See `read_record`."""
@@ -168,11 +164,11 @@ class RecordStore:
         new = load_record(key, data)
         try:
             for _ in range(_TURNS):
-                earlier = self.get(key)
+                earlier, is_free = self._look(key)
                 if earlier is not None and (earlier == new or keep(earlier)):
                     _note_difference(key, earlier, new)
                     return earlier
-                if self._write(key, data):
+                if self._write(key, data, is_free):
                     return new
         except OSError as error:
             raise store_error("write", self.path(key), error, needed_bytes=len(data)) from error
@@ -193,12 +189,24 @@ class RecordStore:
             if _KEY.fullmatch(path.stem) and path.stem.startswith(path.parent.name):
                 yield path.stem
 
-    def _write(self, key: str, data: bytes) -> bool:
-        """Writes the file. Returns False if another writer was first; the caller must then read that writer's file."""
-        path, is_taken = self.path(key), os.path.lexists(self._file_name(key))
+    def _look(self, key: str) -> tuple[dict[str, Any] | None, bool]:
+        """Returns the result, as `get` does, and whether there is no file at all."""
+        try:
+            value = self.load(key)
+        except RecordError as error:
+            _LOG.warning("record %s: %s: it counts for nothing (aotgaudi cache fsck)", self.path(key), error)
+            return None, False
+        return value, value is None
+
+    def _write(self, key: str, data: bytes, is_free: bool) -> bool:
+        """Writes the file: as the first one if the caller found none, else in place of the one that it rejected.
+
+        Returns False if another writer was first; the caller must then read that writer's file.
+        """
+        path = self.path(key)
         with temporary_file(self.root / "tmp") as file:
             _write_verified(file, data)
-            if not is_taken:
+            if is_free:
                 return place_first(file.path, path)
             if path.is_dir() and not path.is_symlink():
                 discard_damaged(path, "a directory in a record's place")

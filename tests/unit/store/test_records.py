@@ -151,18 +151,20 @@ def test_equal_results_write_nothing(records: RecordStore) -> None:
     assert records.path(KEY).stat().st_ino == inode
 
 
+@pytest.mark.parametrize(("module", "name"), [(RecordStore, "load"), (os, "fsync"), (os, "link")])
 def test_of_two_that_start_together_both_get_the_same_answer(
-    records: RecordStore, monkeypatch: pytest.MonkeyPatch
+    records: RecordStore, monkeypatch: pytest.MonkeyPatch, module: object, name: str
 ) -> None:
-    """Another publisher is quicker between our look and our link."""
-    real = os.link
+    """Another publisher is quicker: right after our look, while we write, or right before our link."""
+    real = getattr(module, name)
 
-    def late(source: object, target: Path, **options: object) -> None:
-        monkeypatch.setattr(os, "link", real)
+    def overtaken(*arguments: object, **options: object) -> object:
+        monkeypatch.setattr(module, name, real)
+        value = real(*arguments) if name == "load" else None
         RecordStore(records.root).publish(KEY, {"n": "theirs"})
-        real(source, target)  # type: ignore[arg-type]
+        return value if name == "load" else real(*arguments, **options)
 
-    monkeypatch.setattr(os, "link", late)
+    monkeypatch.setattr(module, name, overtaken)
 
     assert records.publish(KEY, {"n": "ours"}) == {"n": "theirs"}
     assert records.get(KEY) == {"n": "theirs"}
