@@ -168,7 +168,7 @@ _NOT_WRAPPED: Mapping[str, str] = {
     "SGLang's file is not read: give its flags on the command line": "config",
     "Ray's processes cannot be watched from here": "use-ray",
     "it is not asked over HTTP, so the exercise cannot be sent": "grpc smg-grpc-mode grpc-mode",
-    "it answers no completions": "encoder-only is-embedding",
+    "it answers no completions": "encoder-only",
 }
 NOT_WRAPPED: Mapping[str, str] = MappingProxyType(dict(by_name(_NOT_WRAPPED)))
 """Flags of vLLM and SGLang with which a server cannot be wrapped, each with the reason."""

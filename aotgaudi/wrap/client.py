@@ -16,7 +16,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -25,7 +25,7 @@ from typing import Any
 from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import WarmUpRequest
-from aotgaudi.errors import AotGaudiError, SpecError
+from aotgaudi.errors import AotGaudiError, SpecError, shown
 from aotgaudi.files import read_regular
 from aotgaudi.wrap.adapters.base import Address
 from aotgaudi.wrap.events import printable
@@ -86,13 +86,15 @@ def _digest(status: int, text: str = "") -> str:
 
 def require_free(address: Address) -> None:
     """Raises SpecError if another server listens there, since it would get our requests."""
-    connection = _Connection(replace(address, certificate=None), HEALTH_SECONDS)
     try:
-        connection.connect()
+        with closing(_Connection(replace(address, certificate=None), HEALTH_SECONDS)) as connection:
+            connection.connect()
     except OSError:
         return
-    finally:
-        connection.close()
+    except (UnicodeError, http.client.InvalidURL) as error:
+        raise SpecError(
+            "--host", f"is {shown(address.host)}", "an address, or a name that has one"
+        ) from error
     where = f"--port {address.port}" if address.uds is None else f"--uds {address.uds}"
     raise SpecError(where, "is in use: another server answers there", "end that one, or take another")
 
@@ -363,9 +365,9 @@ class _Connection(http.client.HTTPConnection):
         if not isinstance(self.sock, ssl.SSLSocket):
             return
         self.sock.do_handshake()
-        shown, address = self.sock.getpeercert(binary_form=True), self._address
+        found, address = self.sock.getpeercert(binary_form=True), self._address
         with suppress(SpecError):  # A server may read its file again (--enable-ssl-refresh).
-            if shown == address.pinned or shown == pinned(address).pinned:
+            if found in (address.pinned, pinned(address).pinned):
                 return
         where = address.uds or f"{address.host}:{address.port}"
         raise OtherServerError(

@@ -137,6 +137,8 @@ def find_server(
     start = find_start(words, {**environ, **plain.variables})
     started = server_kind(cast("GuestName", start.server))
     flags = started.read(words[start.after :], start.environ)
+    if has_one_api_server(words):
+        flags = replace(flags, world={**flags.world, API_SERVERS: 1})
     question = question_of(words, start, directory)
     with asking if asking is not None and asking.question == question else Asking(question) as asked:
         model = find_model(flags, start.environ, directory)
@@ -253,7 +255,7 @@ def describe(
             **installed.distributions,
         },
         target=target,
-        world=world({**flags.world, API_SERVERS: 1} if has_one_api_server(found.words) else flags.world),
+        world=world(flags.world),
         place=Place(
             root=root,
             prefix=installed.prefix,

@@ -33,7 +33,7 @@ from aotgaudi.share.remote_cache import Sharing
 from aotgaudi.store.store import Store
 from aotgaudi.wrap import prove as prove_module
 from aotgaudi.wrap.adapters import fake
-from aotgaudi.wrap.capture import Built, build_capture
+from aotgaudi.wrap.capture import Built, CaptureRequest, build_capture
 from aotgaudi.wrap.capture_records import UnprovenRow, capture_key, find_unproven, unproven_key
 from aotgaudi.wrap.events import Event, ProcessLog
 from aotgaudi.wrap.exercise import completion
@@ -395,6 +395,47 @@ def test_a_server_that_hangs_is_given_up_and_ended(fresh: Bench) -> None:
     with pytest.raises(CaptureError, match=r"did not serve within 2 s .its log, .*capture-.*\.log"):
         fresh.build(FAKE_FAULTS="hang")
     assert processes_of(fresh.folder) == []
+
+
+STEP = """
+import http.server, sys, threading, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+time.sleep(float(sys.argv[2]))
+sys.exit(int(sys.argv[3]))
+"""
+
+
+def with_step(bench: Bench, seconds: str, status: str) -> CaptureRequest:
+    """An order whose build first runs a program that serves for a while, as SGLang's DeepGEMM compiler does."""
+    order = bench.order()
+    step = (sys.executable, "-c", STEP, str(order.found.flags.address.port), seconds, status)
+    adapter = replace(order.found.adapter, build_steps=lambda _: (step,))
+    return replace(order, found=replace(order.found, adapter=adapter))
+
+
+def test_a_build_step_may_serve_until_it_ends(fresh: Bench) -> None:
+    assert build_capture(with_step(fresh, "1", "0"), fresh.store, fresh.told).is_new
+
+
+@pytest.mark.parametrize(
+    ("seconds", "status", "why"), [("0", "7", "ended with exit code 7"), ("60", "0", "did not end in time")]
+)
+def test_a_build_step_that_fails_or_does_not_end_is_named(
+    fresh: Bench, seconds: str, status: str, why: str
+) -> None:
+    fresh.ready_seconds = 1.0
+
+    with pytest.raises(CaptureError, match=f" {seconds} {status}: {why} "):
+        build_capture(with_step(fresh, seconds, status), fresh.store, fresh.told)
+
+    assert not processes_of(fresh.folder)
 
 
 def test_two_builds_of_one_launch_at_once_run_it_once(fresh: Bench) -> None:

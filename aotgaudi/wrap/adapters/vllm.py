@@ -215,6 +215,10 @@ def refuse(flags: Flags, environ: Mapping[str, str]) -> None:
         if one_text(flags.values, name) == "ray":
             raise SpecError(f"--{name}", "is ray", "Ray's processes cannot be watched from here: mp")
     ranks = flags.world["data_parallel"]
+    size = environ.get("VLLM_DP_SIZE", "1") if ranks == 1 else "1"  # As in vllm/config/parallel.py.
+    if size != "1":
+        remedy = "--data-parallel-size: the variable is for engines that somebody else starts, one a rank"
+        raise SpecError("VLLM_DP_SIZE", f"is {shown(size)}", remedy)
     here = one_integer(flags.values, "data-parallel-size-local", ranks, minimum=0)
     if here != ranks:
         remedy = f"{ranks}, as --data-parallel-size: ranks on other machines cannot be watched from here"

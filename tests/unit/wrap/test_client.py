@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from aotgaudi.bundle.launch import WarmUpRequest
+from aotgaudi.errors import SpecError
 from aotgaudi.wrap.adapters.base import Address
-from aotgaudi.wrap.client import Answer, HealthProbe, WrappedServerError, ask, pinned
+from aotgaudi.wrap.client import Answer, HealthProbe, WrappedServerError, ask, pinned, require_free
 from aotgaudi.wrap.exercise import completion
 from tests.certificates import Certificate, make_certificate
 
@@ -228,6 +229,12 @@ def test_the_first_certificate_of_a_chain_is_the_servers(
 
     server.use_tls(other)
     assert not is_healthy(address)
+
+
+@pytest.mark.parametrize("host", ["a b", "a..b", "x" * 64])
+def test_a_host_that_can_be_none_is_the_users_mistake(host: str) -> None:
+    with pytest.raises(SpecError, match="--host: is "):
+        require_free(Address(host=host))
 
 
 def test_a_server_gets_each_request_on_each_rank_and_one_without_ranks_no_header(server: FakeServer) -> None:

@@ -21,7 +21,7 @@ from aotgaudi.commands.variables import is_secret
 from aotgaudi.errors import SpecError
 from aotgaudi.wrap import installed_script
 from aotgaudi.wrap.adapters.vllm import ACTED_ON, VLLM
-from aotgaudi.wrap.launch import ServerCommand, describe
+from aotgaudi.wrap.launch import ServerCommand, describe, features_of
 from aotgaudi.wrap.launch_comparison import compare
 from aotgaudi.wrap.launch_machine import NOT_THERE
 from tests.guests_here import RECORD, Here, vllm_here
@@ -106,6 +106,18 @@ def test_only_the_command_vllm_starts_several_api_servers(
 
     assert here.launch("vllm", "serve", model, *words).world.get("api_servers") == num
     assert "api_servers" not in here.launch(*module, *words).world
+
+
+def test_an_input_is_prepared_by_one_api_server_or_by_any_of_several(here: Here) -> None:
+    model = here.model()
+    Path(model, "config.json").write_text('{"vision_config": {}}', encoding="utf-8")
+    module = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model)
+
+    def has_gap(*words: str) -> bool:
+        features = features_of(here.find(*words, "-dp", "2"))
+        return "images and sounds on each API server" in {one.name for one in features}
+
+    assert (has_gap("vllm", "serve", model), has_gap(*module)) == (True, False)
 
 
 TRANSFER = {"kv_connector": "MultiConnector", "kv_role": "kv_both"}

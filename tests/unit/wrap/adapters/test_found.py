@@ -190,6 +190,16 @@ def test_what_can_be_watched_whole_is_wrapped(here: Here, words: tuple[str, ...]
     assert here.find("vllm", "serve", here.model(), *words).adapter.name == "vllm"
 
 
+def test_ranks_that_somebody_else_starts_are_refused_unless_vllm_ignores_the_variable(here: Here) -> None:
+    words = ("vllm", "serve", here.model())
+
+    with pytest.raises(SpecError, match="VLLM_DP_SIZE: is '2'"):
+        here.find(*words, VLLM_DP_SIZE="2", VLLM_DP_RANK="1")
+
+    for more, size in (((), "1"), (("-dp", "2"), "4")):
+        assert here.find(*words, *more, VLLM_DP_SIZE=size).flags.address.ranks == (2 if more else 1)
+
+
 @pytest.mark.parametrize("name", ["VLLM_DISABLE_COMPILE_CACHE", "VLLM_USE_RUST_FRONTEND"])
 def test_variables_that_leave_nothing_to_capture_or_to_watch_are_refused(here: Here, name: str) -> None:
     with pytest.raises(SpecError, match=name):

@@ -101,6 +101,10 @@ def test_what_cannot_be_watched_is_refused(words: tuple[str, ...], message: str)
     assert str(caught.value).startswith(message)
 
 
+def test_a_server_of_embeddings_is_wrapped() -> None:
+    GUEST.require_witnessed(read("--is-embedding"), {})
+
+
 def test_all_caches_lie_below_the_root_and_their_variables_do_not_count() -> None:
     found = GUEST.environment(PLACE, "cold", {})
 

@@ -140,6 +140,20 @@ def test_the_coordinator_of_ranks_has_a_witness_though_it_loads_no_plugins(
     assert hellos.keys() == {"APIServer", "DPCoordinator"}
 
 
+def test_a_coordinator_that_gets_no_witness_runs_all_the_same(site: Site) -> None:
+    site.add("vllm.v1.engine.coordinator", COORDINATOR)
+    program = """
+        from multiprocessing import Pipe
+        from aotgaudi_witness.vllm import run_coordinator
+        ours, theirs = Pipe()
+        ours.send("end")
+        run_coordinator(theirs)
+        assert ours.recv() == "ready"
+    """
+    environ = {"PYTHONPATH": f"{SITE}:{site.folder}"}
+    subprocess.run([sys.executable, "-S", "-c", textwrap.dedent(program)], env=environ, check=True)
+
+
 FACTORS = """
     import hashlib, json
     def hash_factors(items):

@@ -116,7 +116,8 @@ def _see_coordinator(module: ModuleType) -> bool:
 def run_coordinator(*args: Any, **kwargs: Any) -> Any:
     """Runs vLLM's coordinator of data-parallel ranks with a witness. A process is started with it, by its name."""
     register()
-    return importlib.import_module(_COORDINATOR).DPCoordinatorProc.run_unwitnessed(*args, **kwargs)
+    kind = importlib.import_module(_COORDINATOR).DPCoordinatorProc
+    return getattr(kind, "run_unwitnessed", kind.run_coordinator)(*args, **kwargs)  # Its own, if that failed.
 
 
 def _see_factors(module: ModuleType, report: Report) -> bool:
