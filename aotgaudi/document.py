@@ -8,7 +8,7 @@ value of another type is refused, so two readers never see different things in o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -28,6 +28,23 @@ class ForeignValue(Value):
     """Like `Value`, but ignores unknown keys: for formats that others define and extend."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+class SparseValue(Value):
+    """A value to which fields can be added: JSON leaves those of `ABSENT_BY_DEFAULT` out while they have their default.
+
+    So what does not use a new field keeps its bytes, and the ids and keys that follow from them.
+    """
+
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset()
+
+    @pydantic.model_serializer(mode="wrap")
+    def _without_absent(self, serialize: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        for name in self.ABSENT_BY_DEFAULT:
+            if getattr(self, name) == type(self).model_fields[name].get_default(call_default_factory=True):
+                values.pop(name, None)
+        return values
 
 
 class Document(Value):

@@ -35,14 +35,14 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 import pydantic
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.kind import CAPTURE_SCHEMA
-from aotgaudi.document import Count, DigestField, Document, Sha256, Value
+from aotgaudi.document import Count, DigestField, Document, Sha256, SparseValue, Value
 from aotgaudi.gaudi.live_graphs import LiveGraphs
 
 
@@ -156,7 +156,7 @@ class Proof(Value):
     witnesses: tuple[str, ...]
 
 
-class StartCost(Value):
+class StartCost(SparseValue):
     """What the warm-up requests of a start cost, as the proof measured it. Decides nothing but `asks_all`.
 
     Attributes:
@@ -167,19 +167,12 @@ class StartCost(Value):
         why: Why it takes more than a minute. Not written if empty.
     """
 
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"asks_all", "why"})
     requests: Count
     tokens: Count
     seconds: Count
     asks_all: bool = False
     why: str = ""
-
-    @pydantic.model_serializer(mode="wrap")
-    def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in write(self).items()
-            if value or name in ("requests", "tokens", "seconds")
-        }
 
     def __str__(self) -> str:
         """For people."""
@@ -187,9 +180,10 @@ class StartCost(Value):
         return f"{self.requests:,} warm-up requests, {self.tokens:,} tokens, about {self.seconds} s before it is ready{why}"
 
 
-class CaptureReceipt(Document):
+class CaptureReceipt(Document, SparseValue):
     """The receipt of a capture, see the module. `files` are sorted by path, without repetitions."""
 
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"not_exercised", "live_graphs", "start"})
     schema_: Literal["aotgaudi.capture/1"] = Field(default=CAPTURE_SCHEMA, alias="schema")
     manifest_id: Sha256
     target: Target
@@ -204,16 +198,6 @@ class CaptureReceipt(Document):
     not_exercised: tuple[str, ...] = ()
     live_graphs: tuple[LiveGraphs, ...] = ()
     start: StartCost | None = None
-
-    @pydantic.model_serializer(mode="wrap")
-    def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = write(self)
-        for name in ("not_exercised", "live_graphs"):
-            if not document[name]:
-                del document[name]
-        if self.start is None:
-            del document["start"]
-        return document
 
     @pydantic.model_validator(mode="after")
     def _check_files(self) -> CaptureReceipt:

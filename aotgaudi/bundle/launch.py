@@ -22,19 +22,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-import pydantic
 from pydantic import Field, JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.digest import Key, canonical_json, sha256_bytes
-from aotgaudi.document import DigestField, Document, Value, load_document
+from aotgaudi.document import DigestField, Document, SparseValue, Value, load_document
 
 WarmUpLevel = Literal["none", "smoke", "sampler", "shapes"]
 
 
-class WarmUpRequest(Value):
+class WarmUpRequest(SparseValue):
     """One kind of warm-up request.
 
     Attributes:
@@ -49,6 +48,7 @@ class WarmUpRequest(Value):
             if false.
     """
 
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"beside", "at_start"})
     name: str
     path: str
     body: dict[str, JsonValue]
@@ -56,15 +56,6 @@ class WarmUpRequest(Value):
     is_greedy: bool = False
     beside: tuple[dict[str, JsonValue], ...] = ()
     at_start: bool = True
-
-    @pydantic.model_serializer(mode="wrap")
-    def _written(self, write: pydantic.SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = write(self)
-        if not self.beside:
-            del document["beside"]
-        if self.at_start:
-            del document["at_start"]
-        return document
 
     @property
     def bodies(self) -> tuple[dict[str, JsonValue], ...]:
@@ -179,7 +170,8 @@ class Launch(Document):
         yield from ((f"model.{name}", str(digest)) for name, digest in sorted(self.model.files.items()))
         yield from ((f"flag.{name}", json_text(value)) for name, value in sorted(self.flags.items()))
         yield from ((f"variable.{name}", value) for name, value in sorted(self.variables.items()))
-        yield "exercise", f"{self.exercise.level} {_sha256_of(self.exercise)}"
+        exercise = canonical_json(self.exercise.model_dump(mode="json"))
+        yield "exercise", f"{self.exercise.level} {sha256_bytes(exercise)}"
         yield "repairs", " ".join(self.repairs)
         yield "shapes", self.manifest_id or ""
 
@@ -203,10 +195,6 @@ def load_launch(data: bytes) -> Launch:
 def json_text(value: Any) -> str:
     """Returns a flag's value as it is in a key: canonical JSON, which distinguishes the text ``true`` from the switch."""
     return canonical_json(value).decode()
-
-
-def _sha256_of(exercise: WarmUp) -> str:
-    return sha256_bytes(canonical_json(exercise.model_dump(mode="json")))
 
 
 def world(flags: Mapping[str, int]) -> dict[str, int]:

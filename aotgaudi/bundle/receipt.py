@@ -31,21 +31,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, TypeAlias, Union, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, cast
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    StringConstraints,
-    field_validator,
-    model_serializer,
-)
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.kind import says_capture
-from aotgaudi.document import DigestField, Document, Sha256, Value, load_document, load_one_of
+from aotgaudi.document import DigestField, Document, Sha256, SparseValue, Value, load_document, load_one_of
 from aotgaudi.entries import Entry
 
 RECEIPT_SCHEMA: Literal["aotgaudi.receipt/1"] = "aotgaudi.receipt/1"
@@ -68,7 +61,7 @@ LayoutName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{1,32}\z")]
 Measure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class SealedUnit(Value):
+class SealedUnit(SparseValue):
     """One unit in a receipt: its files by relative name, and the tolerance of its check.
 
     `tolerance` is the largest absolute difference from eager PyTorch that the check allowed. A unit that exceeds it is never
@@ -76,16 +69,10 @@ class SealedUnit(Value):
     the unit takes in another form than the checkpoint's. The loader prepares these weights (`Runtime.prepare`).
     """
 
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"layouts"})
     artifact: Annotated[dict[FileName, DigestField], Field(min_length=1)]
     tolerance: Measure
     layouts: dict[InputNumber, LayoutName] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        if not self.layouts:
-            values.pop("layouts", None)
-        return values
 
 
 class UnitRecord(SealedUnit):
@@ -126,7 +113,7 @@ class ModelCheck(Value):
         )
 
 
-class Receipt(Document):
+class Receipt(Document, SparseValue):
     """The receipt of programs, see the module. `units` may be given as records, which are reduced to what is sealed.
 
     `builder` maps components of the builder to versions, without hosts or times. `model` names every file of a model
@@ -134,6 +121,7 @@ class Receipt(Document):
     graphs were compared with the model.
     """
 
+    ABSENT_BY_DEFAULT: ClassVar[frozenset[str]] = frozenset({"model", "model_check", "recipes"})
     schema_: Literal["aotgaudi.receipt/1"] = Field(default=RECEIPT_SCHEMA, alias="schema")
     manifest_id: Annotated[str, Field(min_length=1)]
     target: Target
@@ -143,14 +131,6 @@ class Receipt(Document):
     builder: dict[str, str]
     model_check: ModelCheck | None = None
     model: Annotated[dict[FileName, DigestField], Field(min_length=1)] | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = serialize(self)
-        for name in ("model", "model_check", "recipes"):
-            if not getattr(self, name):
-                values.pop(name, None)
-        return values
 
     @field_validator("units", mode="before")
     @classmethod
