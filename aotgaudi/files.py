@@ -154,7 +154,12 @@ def _try_lock(descriptor: int) -> bool | None:
 
 def fsync_dir(path: Path) -> None:
     """Makes the names in a directory durable. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fsync(path, os.O_DIRECTORY)
+
+
+def fsync(path: Path, flags: int = os.O_NOFOLLOW) -> None:
+    """Makes a file durable, which is opened for reading with `flags`. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
     try:
         os.fsync(descriptor)
     finally:

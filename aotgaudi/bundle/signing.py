@@ -23,7 +23,7 @@ from aotgaudi.bundle.signature import (
     load_envelope,
     load_statement,
 )
-from aotgaudi.bundle.trust import KEY_REMEDY, TrustedKey, read_key_file, trusted
+from aotgaudi.bundle.trust import KEY_REMEDY, TrustedKey, read_key_file
 from aotgaudi.errors import ManifestError, SpecError, UntrustedError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def generate_key(path: Path) -> TrustedKey:
     except BaseException:
         public_path.unlink()
         raise
-    return trusted(private.public_key())
+    return TrustedKey(private.public_key().public_bytes_raw())
 
 
 def load_signing_key(path: Path) -> SigningKey:
@@ -85,7 +85,7 @@ def load_signing_key(path: Path) -> SigningKey:
         raise SpecError(str(path), "is not a private key in PEM", KEY_REMEDY) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise SpecError(str(path), "is not an ed25519 key", KEY_REMEDY)
-    return SigningKey(trusted(key.public_key()), key)
+    return SigningKey(TrustedKey(key.public_key().public_bytes_raw()), key)
 
 
 def _write_new(path: Path, data: bytes, mode: int) -> None:

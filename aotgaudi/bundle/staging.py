@@ -21,7 +21,7 @@ from pathlib import Path
 
 from aotgaudi.bundle.format import INDEX_NAME, load_index
 from aotgaudi.errors import ManifestError, StoreError, store_error
-from aotgaudi.files import exchange_names, fsync_dir, try_lock_directory
+from aotgaudi.files import exchange_names, fsync, fsync_dir, try_lock_directory
 
 _DIRECTORY_MODE = 0o755
 _NUM_THREADS = 8
@@ -134,19 +134,11 @@ def settle(root: Path) -> None:
     """Syncs every file, then every name. Sets the mode of directories, and removes empty ones. Raises OSError."""
     paths = [Path(parent, name) for parent, _, names in os.walk(root) for name in names]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # In parallel, since the device syncs several together.
-        for _ in pool.map(_sync_file, paths):
+        for _ in pool.map(fsync, paths):
             pass
         directories = [Path(parent) for parent, _, _ in os.walk(root, topdown=False)]
         for _ in pool.map(_settle_directory, filter(_is_in_use, directories)):
             pass
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _settle_directory(path: Path) -> None:

@@ -28,8 +28,6 @@ from aotgaudi.files import Examine, accept_any, open_regular
 from aotgaudi.store.location import replaceable_in
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     from aotgaudi.bundle.signature import Envelope, Statement
 
 
@@ -234,11 +232,6 @@ def load_trusted_key(path: Path) -> TrustedKey:
         raise SpecError(str(path), "is not a public key in PEM", KEY_REMEDY) from error
     if not isinstance(key, Ed25519PublicKey):
         raise SpecError(str(path), "is not an ed25519 key", KEY_REMEDY)
-    return trusted(key)
-
-
-def trusted(key: Ed25519PublicKey) -> TrustedKey:
-    """Returns `key` as a `TrustedKey`."""
     return TrustedKey(key.public_bytes_raw())
 
 

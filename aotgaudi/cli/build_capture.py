@@ -159,7 +159,7 @@ def capture(
         root=str(settings.sandbox_root),
         asked=shaped.asked(settings.level, settings.own_requests()),
         repairs=() if settings.no_repairs else None,
-        manifest_id=shaped.manifest_id,
+        manifest_id=shaped.shapes.manifest_id,
     )
     for note in (*plain.notes, *found.notes):
         display.line("command", note)
@@ -171,7 +171,7 @@ def capture(
         out=output or Path(),
         signing=signing,
         ready_seconds=settings.ready_seconds,
-        given=shaped.files,
+        given=shaped.shapes.files,
         sharding=settings.sharding,
         live_graphs=shaped.live_graphs(launch.exercise),
     )

@@ -128,7 +128,9 @@ def write_image(
             layer = write_layer(bundle, file, compression)
             writer.add(file, layer.blob)
         config = writer.add_bytes(canonical_json(_config(base, architecture_of(bundle), labels, layer)))
-        layers = [*_copy_base(base, writer), _layer_row(layer, labels)]
+        annotations = {name: labels[name] for name in (BUNDLE_INDEX, MANIFEST_ID)}
+        row = descriptor(LAYER_TYPES[compression], layer.blob, annotations)
+        layers = [*_copy_base(base, writer), row]
         manifest = dump_manifest(descriptor(IMAGE_CONFIG_TYPE, config), layers, labels)
         digest = writer.add_bytes(manifest)
         platform = {"architecture": architecture_of(bundle), "os": "linux"}
@@ -237,11 +239,6 @@ def _copy_base(base: Base | None, writer: LayoutWriter) -> list[dict[str, Any]]:
     for content in dict.fromkeys(row.content for row in rows):
         writer.add_from(base.layout, content)
     return [descriptor(row.media_type, row.content, row.annotations) for row in rows]
-
-
-def _layer_row(layer: Layer, labels: dict[str, str]) -> dict[str, Any]:
-    annotations = {name: labels[name] for name in (BUNDLE_INDEX, MANIFEST_ID)}
-    return descriptor(LAYER_TYPES[layer.compression], layer.blob, annotations)
 
 
 def pull_image(

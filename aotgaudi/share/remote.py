@@ -20,6 +20,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Union
@@ -28,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError, first_line
 from aotgaudi.files import open_descriptor, place, temporary_file
-from aotgaudi.store.cas import ABSENT_ERRORS, object_path
+from aotgaudi.store.cas import object_path
 from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
 ANSWER_SECONDS = 30.0
@@ -128,24 +129,18 @@ class _Directory:
         self._root = root.expanduser().absolute()
 
     def read(self, name: str, start: int, stop: int) -> bytes | None:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             descriptor = open_descriptor(self._root / name)
-        except OSError as error:
-            if error.errno in ABSENT_ERRORS:
-                return None
-            raise
-        try:
-            return os.pread(descriptor, stop - start, start)
-        finally:
-            os.close(descriptor)
+            try:
+                return os.pread(descriptor, stop - start, start)
+            finally:
+                os.close(descriptor)
+        return None
 
     def size(self, name: str) -> int | None:
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return os.stat(self._root / name).st_size
-        except OSError as error:
-            if error.errno in ABSENT_ERRORS:
-                return None
-            raise
+        return None
 
     def write(self, name: str, source: Source) -> None:
         path = self._root / name
@@ -176,10 +171,9 @@ class _FileSystem:
             raise
 
     def size(self, name: str) -> int | None:
-        try:
-            size: int | None = self._files.info(f"{self._prefix}/{name}").get("size")
-        except FileNotFoundError:
-            return None
+        size: int | None = None
+        with suppress(FileNotFoundError):
+            size = self._files.info(f"{self._prefix}/{name}").get("size")
         return size
 
     def write(self, name: str, source: Source) -> None:

@@ -121,8 +121,7 @@ class RemoteCache:
         self._records, self._objects = _Threads(_NUM_THREADS), _Threads(_NUM_THREADS)
         self._asked: dict[str, Future[bool]] = {}
         self._uploads: dict[str, Future[None]] = {}
-        self._fetches: dict[Digest, Future[None]] = {}
-        self._puts: dict[Digest, Future[None]] = {}
+        self._started: dict[tuple[Callable[[Digest], None], Digest], Future[None]] = {}
         self._refused: set[str | Digest] = set()
         self._answers: dict[str, bytes | None] = {}
         self._stale: set[str] = set()
@@ -177,7 +176,7 @@ class RemoteCache:
 
     def fetch(self, digest: Digest) -> None:
         """Fetches one object into the store. Raises RemoteError, MissingObjectError, CorruptError, StoreError."""
-        self._fetching(digest).result()
+        self._once(self._fetch, digest).result()
 
     def upload(self, key: str, row: Row) -> Future[None]:
         """Uploads the objects of `row` that the remote lacks, and then its record, unless there is a sound one.
@@ -247,14 +246,13 @@ class RemoteCache:
                     self._answers[key] = None
                     return False
                 row = parse(load_record(key, data))
-                for future in [self._fetching(digest) for digest in dict.fromkeys(row.digests())]:
+                for future in [self._once(self._fetch, digest) for digest in dict.fromkeys(row.digests())]:
                     future.result()
         except (ValueError, CorruptError, MissingObjectError) as error:  # A RecordError is a ValueError.
             self._refused.add(key)
             self._stale.add(key)
-            self._trouble.tell(
-                _kind_of(error), f"record {key:.12}... counts for nothing: {first_line(error)}"
-            )
+            kind = "missing" if isinstance(error, MissingObjectError) else "damaged"
+            self._trouble.tell(kind, f"record {key:.12}... counts for nothing: {first_line(error)}")
             return False
         except RemoteError:
             return False
@@ -265,11 +263,12 @@ class RemoteCache:
             self._came.add(key)
         return True
 
-    def _fetching(self, digest: Digest) -> Future[None]:
+    def _once(self, action: Callable[[Digest], None], digest: Digest) -> Future[None]:
+        """Starts `_fetch` or `_put` for an object, unless that has been done."""
         with self._lock:
-            if digest not in self._fetches:
-                self._fetches[digest] = self._objects.submit(self._fetch, digest)
-            return self._fetches[digest]
+            if (action, digest) not in self._started:
+                self._started[action, digest] = self._objects.submit(action, digest)
+            return self._started[action, digest]
 
     def _fetch(self, digest: Digest) -> None:
         if self._store.objects.has(digest):
@@ -288,7 +287,7 @@ class RemoteCache:
         found = self._writing.call(lambda: self._remote.get_record(key))
         if found != data and found is not None and self._is_sound(key, found):
             return
-        for future in [self._putting(digest) for digest in dict.fromkeys(row.digests())]:
+        for future in [self._once(self._put, digest) for digest in dict.fromkeys(row.digests())]:
             future.result()
         if found != data:
             self._writing.call(lambda: self._remote.put_record(key, data))
@@ -305,12 +304,6 @@ class RemoteCache:
             return False
         return all(self._writing.call(partial(self._remote.has, digest)) for digest in digests)
 
-    def _putting(self, digest: Digest) -> Future[None]:
-        with self._lock:
-            if digest not in self._puts:
-                self._puts[digest] = self._objects.submit(self._put, digest)
-            return self._puts[digest]
-
     def _put(self, digest: Digest) -> None:
         if digest not in self._refused and self._writing.call(lambda: self._remote.has(digest)):
             return
@@ -324,10 +317,6 @@ def _done(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future
-
-
-def _kind_of(error: Exception) -> str:
-    return "missing" if isinstance(error, MissingObjectError) else "damaged"
 
 
 class _Trouble:

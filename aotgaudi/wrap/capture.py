@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -251,7 +252,6 @@ def _context(request: CaptureRequest, store: Store, log: IO[Any], progress: Prog
     return BuildContext(
         request.found,
         request.launch,
-        Path(place.root),
         store.objects,
         log,
         request.ready_seconds,
@@ -404,11 +404,7 @@ def _log(store: Store, key: str) -> Iterator[IO[Any]]:
     with ExitStack() as stack:
         try:
             make_directories(path.parent)
-            file = stack.enter_context(open(path, "wb", opener=_open_private))
+            file = stack.enter_context(open(path, "wb", opener=partial(os.open, mode=0o600)))
         except OSError as error:
             raise store_error("write", path, error) from error
         yield file
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

@@ -133,15 +133,14 @@ def find_unproven(store: Store, key: str) -> UnprovenRow | None:
 
 def record_capture(store: Store, key: str, row: CaptureRow) -> CaptureRow:
     """Records a capture unless there is a complete record already. Returns the record that stays."""
-    value = store.actions.put(
-        key, _json(row), lambda old: _intact(CaptureRow, old, store.objects) is not None
-    )
-    return _intact(CaptureRow, value, store.objects) or row
+    value = row.model_dump(mode="json")
+    stays = store.actions.put(key, value, lambda old: _intact(CaptureRow, old, store.objects) is not None)
+    return _intact(CaptureRow, stays, store.objects) or row
 
 
 def record_unproven(store: Store, key: str, row: UnprovenRow) -> None:
     """Records a cold run. Raises StoreError."""
-    store.actions.put(key, _json(row))
+    store.actions.put(key, row.model_dump(mode="json"))
 
 
 def read_documents(store: Store, row: CaptureRow) -> tuple[Launch, CaptureReceipt]:
@@ -153,10 +152,6 @@ def read_documents(store: Store, row: CaptureRow) -> tuple[Launch, CaptureReceip
             f"the receipt {row.receipt} answers launch {receipt.manifest_id}, not {launch.id}"
         )
     return launch, receipt
-
-
-def _json(row: CaptureRow | UnprovenRow) -> dict[str, object]:
-    return row.model_dump(mode="json")
 
 
 def _find(kind: type[RowT], store: Store, key: str) -> RowT | None:

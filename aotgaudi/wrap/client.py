@@ -6,7 +6,6 @@ when is a matter for other clients.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import io
 import json
@@ -25,10 +24,12 @@ from typing import Any
 from pydantic import JsonValue
 
 from aotgaudi.bundle.launch import WarmUpRequest
+from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import AotGaudiError, SpecError, shown
 from aotgaudi.files import read_regular
 from aotgaudi.wrap.adapters.base import Address
 from aotgaudi.wrap.events import printable
+from aotgaudi.wrap.verdict import AnswerDigests
 
 _HEALTH_PATH = "/health"
 HEALTH_SECONDS = 2.0
@@ -70,18 +71,10 @@ class Answer:
     text: str
     problem: str = ""
 
-    def digest(self, *, is_greedy: bool) -> str:
-        """Returns the digest that a build compares, 64 hex digits: of the status, and for a greedy request of the text."""
-        return _digest(self.status, self.text if is_greedy else "")
-
-    @property
-    def status_digest(self) -> str:
-        """The digest that is the same in all starts, 64 hex digits: of the status. The text depends on the weights, too."""
-        return _digest(self.status)
-
-
-def _digest(status: int, text: str = "") -> str:
-    return hashlib.sha256(f"{status}\n{text}".encode()).hexdigest()
+    def digests(self, *, is_greedy: bool) -> AnswerDigests:
+        """Returns what a build compares, the text only for a greedy request, and what is the same in all starts."""
+        texts = (self.text if is_greedy else "", "")
+        return AnswerDigests(*(sha256_bytes(f"{self.status}\n{text}".encode()) for text in texts))
 
 
 def require_free(address: Address) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 
 from aotgaudi import linux
 from aotgaudi.digest import Digest
@@ -290,7 +289,3 @@ class Watcher:
             self._missing.add(relative)
         else:
             self._changed.add(relative)
-
-
-NO_FILES: Mapping[str, Digest] = MappingProxyType({})
-"""The sealed files of a cold run: an empty mapping."""

@@ -16,7 +16,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, cast
@@ -36,6 +36,7 @@ from aotgaudi.bundle.launch import (
 )
 from aotgaudi.commands.starts import assignments, has_one_api_server
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
+from aotgaudi.commands.words import one_text
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
@@ -164,30 +165,19 @@ def find_server(
 
 @dataclass(frozen=True)
 class Shaped:
-    """A command with what ``--shapes`` adds. `shapes` is None without that option."""
+    """A command with what ``--shapes`` adds: nothing without that option."""
 
     found: ServerCommand
-    shapes: Shapes | None = None
-
-    @property
-    def manifest_id(self) -> str | None:
-        """The manifest of the shapes, if there are any."""
-        return None if self.shapes is None else self.shapes.manifest_id
-
-    @property
-    def files(self) -> Mapping[str, str]:
-        """Path below the sandbox's root -> text of files that must exist before the cold run."""
-        return {} if self.shapes is None else self.shapes.files
+    shapes: Shapes = field(default_factory=Shapes)
 
     def live_graphs(self, asked: WarmUp) -> tuple[LiveGraphs, ...]:
         """Returns whether traffic compiles graphs of a kind although the shapes are captured; nothing without shapes."""
-        rows = () if self.shapes is None else self.shapes.live_graphs
-        return rows if asked.level == "shapes" else unrequested(rows, f"--exercise {asked.level}")
+        rows, level = self.shapes.live_graphs, asked.level
+        return rows if level == "shapes" else unrequested(rows, f"--exercise {level}")
 
     def asked(self, level: WarmUpLevel, own: Sequence[WarmUpRequest] = ()) -> WarmUp:
         """Returns the warm-up requests of a level, and the owner's. The level ``shapes`` adds those that the shapes need."""
-        requests = () if self.shapes is None else self.shapes.requests
-        return exercise(level, features_of(self.found), shapes=requests, own=own)
+        return exercise(level, features_of(self.found), shapes=self.shapes.requests, own=own)
 
 
 def shaped_command(
@@ -324,15 +314,16 @@ def find_model(flags: Flags, environ: Mapping[str, str], cwd: Path) -> Path:
             f"there is no directory {shown(flags.model)}",
             "a model's directory, or a name on the hub",
         )
+    revision = one_text(flags.values, "revision")
     for cache in _hub_caches(flags, environ):
-        found = _snapshot(cache / f"models--{flags.model.replace('/', '--')}", flags.revision or "main")
+        found = _snapshot(cache / f"models--{flags.model.replace('/', '--')}", revision or "main")
         if found is not None:
             return found
-    revision = f" --revision {flags.revision}" if flags.revision else ""
+    wanted = f" --revision {revision}" if revision else ""
     raise SpecError(
         "model",
         f"{shown(flags.model)} is neither a directory nor in the hub's cache on this machine",
-        f"fetch it first: hf download {flags.model}{revision}",
+        f"fetch it first: hf download {flags.model}{wanted}",
     )
 
 
@@ -383,8 +374,8 @@ def _keyed_files(directory: Path, depth: int = _DEPTH) -> Iterator[Path]:
 
 def _hub_caches(flags: Flags, environ: Mapping[str, str]) -> Iterator[Path]:
     """Yields where models may lie: vLLM's ``--download-dir``, then the order of huggingface_hub/constants.py."""
-    if flags.download_dir:
-        yield Path(flags.download_dir)
+    if folder := one_text(flags.values, "download-dir"):
+        yield Path(folder)
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(name):
             yield Path(environ[name])

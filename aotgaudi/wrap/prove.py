@@ -79,7 +79,6 @@ class BuildContext:
 
     Attributes:
         found, launch: What is started.
-        root: The sandbox's root.
         objects: The store of captured bytes.
         log: Where the server's output goes.
         ready_seconds: How long the server may take until it serves.
@@ -91,7 +90,6 @@ class BuildContext:
 
     found: ServerCommand
     launch: Launch
-    root: Path
     objects: ObjectStore
     log: IO[Any]
     ready_seconds: float
@@ -159,7 +157,7 @@ def build_run(
     phase: Phase = "measure" if files else "cold"
     adapter, launch = context.found.adapter, context.launch
     needed = sum(file.digest.size_bytes for file in files)
-    with open_sandbox(context.root, needed_bytes=needed) as sandbox:
+    with open_sandbox(Path(launch.place.root), needed_bytes=needed) as sandbox:
         if files:
             restore_files(files, Source(context.objects.path, "the capture", "build it again"), sandbox.root)
         link_model(context.found, launch, sandbox)
@@ -333,7 +331,9 @@ def _prove(context: BuildContext, cold: UnprovenRow) -> Proved:
         if not found.added or num_additions == MAX_ADDITIONS:
             raise _refusal(found, num_additions)
         context.progress.note(f"{len(found.added)} files more, which a second start adds; proving again")
-        held, num_additions = _with(held, found.added), num_additions + 1
+        held = tuple(sorted((*held, *found.added), key=lambda file: file.path))
+        require_capturable([file.path for file in held])
+        num_additions += 1
 
 
 def proved_by(
@@ -361,12 +361,6 @@ def _added(context: BuildContext, ran: RunResult, sandbox: Sandbox) -> tuple[Cap
         return ()
     there = collect(sandbox.root, context.rules, context.objects)
     return tuple(file for file in there.files if file.path in sight.added)
-
-
-def _with(held: Sequence[CapturedFile], added: Sequence[CapturedFile]) -> tuple[CapturedFile, ...]:
-    files = tuple(sorted((*held, *added), key=lambda file: file.path))
-    require_capturable([file.path for file in files])
-    return files
 
 
 def _judge(

@@ -37,9 +37,8 @@ def check(options: RunOptions) -> Checked:
     """
     bundle = open_bundle(options.bundle, options.acceptance)
     sealed = bundle.launch
-    words = options.words or sealed.words
     root = sealed.place.root if options.root is None else str(options.root)
-    found, here = describe_here(sealed, words, options.environ, root=root, asking=options.asking)
+    found, here = describe_here(sealed, options.words, options.environ, root=root, asking=options.asking)
     for note in found.notes:
         _log.info("the command: %s", note)
     if not options.repairs:

@@ -32,7 +32,7 @@ from aotgaudi.errors import store_error
 from aotgaudi.wrap.adapters.base import Address, Phase
 from aotgaudi.wrap.client import HealthProbe, WrappedServerError, ask, pinned, require_free
 from aotgaudi.wrap.events import EventLog, printable
-from aotgaudi.wrap.file_watch import NO_FILES, PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
+from aotgaudi.wrap.file_watch import PASSING_SECONDS, FileChanges, FileRules, Watcher, compare
 from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
@@ -85,7 +85,7 @@ def plan_for(
     sandbox: Sandbox,
     phase: Phase,
     *,
-    sealed: Mapping[str, Digest] = NO_FILES,
+    sealed: Mapping[str, Digest] = MappingProxyType({}),
     left_out: Iterable[str] = (),
 ) -> Plan:
     """Returns what to run in `sandbox` at `phase`.
@@ -248,7 +248,7 @@ class Session:
                     f"the server answered the request {request.name!r} of the exercise with {answer.status}:"
                     f" {answer.problem or 'it does not say why'} (leave it out: --exercise smoke, and FILE for others)"
                 )
-            digests.append(AnswerDigests(answer.digest(is_greedy=request.is_greedy), answer.status_digest))
+            digests.append(answer.digests(is_greedy=request.is_greedy))
             on_answer()
         self._answers = tuple(digests)
         return self._answers

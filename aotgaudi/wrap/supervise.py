@@ -229,15 +229,12 @@ class Supervisor:
 
     def _await_health(self) -> None:
         while not self._health.is_good:
-            if self._session.seconds > self._policy.start_seconds:
+            why, most = self._health.problem, self._policy.start_seconds
+            if self._session.seconds > most:
+                why = f"the server did not serve within {most:.0f} s, and was ended (--ready-timeout)"
+            if why:
                 self._session.end()
-                raise WrappedServerError(
-                    f"the server did not serve within {self._policy.start_seconds:.0f} s, and was ended (--ready-timeout)",
-                    3,
-                )
-            if self._health.problem:
-                self._session.end()
-                raise WrappedServerError(self._health.problem, 3)
+                raise WrappedServerError(why, 3)
             self._step()
         _log.info("the server serves after %.1f s", self._session.seconds)
 

@@ -109,9 +109,7 @@ class Bench:
         with (self.folder / "log").open("wb") as log:
             adapter, objects = order.found.adapter, self.store.objects
             rules = Rules(left_out=adapter.left_out, kind_of=adapter.kind_of)
-            yield BuildContext(
-                order.found, order.launch, self.root, objects, log, self.ready_seconds, self.told, rules
-            )
+            yield BuildContext(order.found, order.launch, objects, log, self.ready_seconds, self.told, rules)
 
 
 def processes_of(folder: Path) -> list[str]:

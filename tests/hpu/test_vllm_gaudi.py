@@ -112,7 +112,7 @@ class Bench:
             given.found,
             root=str(self.folder / "r"),
             asked=given.asked(self.level),
-            manifest_id=given.manifest_id,
+            manifest_id=given.shapes.manifest_id,
         )
         ready = self.ready_seconds
         return CaptureRequest(
@@ -120,7 +120,7 @@ class Bench:
             launch,
             self.folder / "out",
             ready_seconds=ready,
-            given=given.files,
+            given=given.shapes.files,
             live_graphs=given.live_graphs(launch.exercise),
         )
 

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.capture_receipt import Expected, FileKind
@@ -77,8 +77,6 @@ class Flags:
         values: every flag except secrets, by its name without dashes: a text, texts, a switch's bool or a table.
         model: as written: a directory, or a name on the hub.
         words: the command's words without secrets.
-        revision: of the model on the hub.
-        download_dir: where the server keeps models from the hub.
         address: where the server listens.
         world: number of ranks, and of API servers, by the names that `launch.world` takes; absent names mean 1.
         room: how long a sequence may be, and how many the server takes.
@@ -87,8 +85,6 @@ class Flags:
     values: Mapping[str, JsonValue]
     model: str
     words: tuple[str, ...]
-    revision: str | None = None
-    download_dir: str | None = None
     address: Address = field(default_factory=Address)
     world: Mapping[str, int] = field(default_factory=dict)
     room: ServerLimits = field(default_factory=ServerLimits)
@@ -116,10 +112,10 @@ class Repair:
 
 
 class Shapes(Value):
-    """What a server is given so that it compiles the shapes of a manifest.
+    """What a server is given so that it compiles the shapes of a manifest; by default nothing.
 
     Attributes:
-        manifest_id: the manifest.
+        manifest_id: the manifest, if there is one.
         files: path below the sandbox's root -> text. Written before the build, and captured with the rest.
         words: words added to the command.
         variables: variables added to the environment.
@@ -128,11 +124,11 @@ class Shapes(Value):
         live_graphs: whether traffic compiles graphs of a kind all the same.
     """
 
-    manifest_id: Sha256
-    files: dict[str, str]
-    words: tuple[str, ...]
-    variables: dict[str, str]
-    paths: dict[str, str]
+    manifest_id: Sha256 | None = None
+    files: dict[str, str] = Field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    variables: dict[str, str] = Field(default_factory=dict)
+    paths: dict[str, str] = Field(default_factory=dict)
     requests: tuple[WarmUpRequest, ...] = ()
     live_graphs: tuple[LiveGraphs, ...] = ()
 

@@ -152,8 +152,6 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
         values=flags,
         model=model,
         words=read.public_words(),
-        revision=one_text(flags, "revision") or None,
-        download_dir=one_text(flags, "download-dir") or None,
         address=Address(
             host=ANY_ADDRESS.get(host, host),
             port=one_integer(flags, "port", 8000),

@@ -29,8 +29,8 @@ def test_a_vllm_gaudi_command_gets_the_table_and_what_pins_it(tmp_path: Path) ->
     assert found.found.adapter.name == "vllm-gaudi"
     assert found.found.flags.values["num-gpu-blocks-override"] == "24"
     assert found.found.environ["VLLM_BUCKETING_FROM_FILE"] == "/run/aotgaudi/cache/shapes/vllm.buckets"
-    assert list(found.files) == ["cache/shapes/vllm.buckets"]
-    assert found.manifest_id is not None
+    assert list(found.shapes.files) == ["cache/shapes/vllm.buckets"]
+    assert found.shapes.manifest_id is not None
     with pytest.raises(SpecError, match="--num-gpu-blocks-override: is not given"):
         shaped_command(words, here.environ, None, ROOT)
 
@@ -52,13 +52,12 @@ def test_what_the_shapes_need_is_asked_at_their_own_level_alone(tmp_path: Path) 
 
     found = shaped_command(words, here.environ, spec, ROOT)
 
-    assert found.shapes is not None
     names = {request.name for request in found.shapes.requests}
     assert len(names) > 2
     assert names <= {request.name for request in found.asked("shapes").requests}
     assert not names & {request.name for request in found.asked("sampler").requests}
     assert found.found.flags.values["chunked-prefill-size"] == "4096"
-    assert found.files == {}
+    assert found.shapes.files == {}
 
 
 def test_without_a_spec_nothing_is_added(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_without_a_spec_nothing_is_added(tmp_path: Path) -> None:
 
     found = shaped_command(words, here.environ, None, ROOT)
 
-    assert (found.found.words, found.files, found.manifest_id) == (words, {}, None)
+    assert (found.found.words, found.shapes.files, found.shapes.manifest_id) == (words, {}, None)
     spec = spec_from_json(spec_tables())
     with pytest.raises(SpecError, match="--shapes: is of no use to vllm"):
         shaped_command(words, here.environ, spec, ROOT)

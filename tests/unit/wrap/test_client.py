@@ -377,7 +377,7 @@ def test_a_refusal_is_an_answer(server: FakeServer) -> None:
     answer = ask(server.address, completion("json"))
 
     assert answer == Answer(400, "", '{"error": "no\\ngrammar"}')
-    assert answer.digest(is_greedy=True) == answer.status_digest
+    assert len({*answer.digests(is_greedy=True)}) == 1
 
 
 @pytest.mark.parametrize("status", [500, 503, 0])
@@ -406,7 +406,9 @@ def test_the_text_of_every_choice_counts(server: FakeServer, document: Any, text
 
 
 def test_only_greedy_texts_are_compared_and_every_status() -> None:
-    digests = {name: Answer(status, text).digest(is_greedy=greedy) for name, status, text, greedy in _ANSWERS}
+    digests = {
+        name: Answer(status, text).digests(is_greedy=greedy).whole for name, status, text, greedy in _ANSWERS
+    }
 
     assert len(set(digests.values())) == 4
     assert digests["sampled"] == digests["sampled otherwise"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from aotgaudi_witness.settings import LIVE, LOAD, Settings, State
 from aotgaudi_witness.stacks import requests_of, requests_of_threads, stack_of
-from aotgaudi_witness.write import EventFile
+from aotgaudi_witness.write import EventFile, parts_of
 
 _MOST_FAULTS = 100
 
@@ -54,7 +54,8 @@ class Report:
 
     def emit_values(self, kind: str, values: Mapping[str, Any], **fields: Any) -> None:
         """Writes `values` as one event, or as several where there are many."""
-        self._file.emit_values(kind, values, **fields)
+        for part in parts_of(values):
+            self._file.emit(kind, **fields, values=part)
 
     def fault(self, hook: str, error: BaseException | str) -> None:
         """Says that a hook failed, and may be blind: once for each way to fail. Never raises, nor calls itself."""

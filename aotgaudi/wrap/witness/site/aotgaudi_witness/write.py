@@ -70,11 +70,6 @@ class EventFile:
             except Exception:  # noqa: S110 - the gap in the numbers says it
                 pass
 
-    def emit_values(self, kind: str, values: Mapping[str, Any], **fields: Any) -> None:
-        """Appends events that hold `values` between them: as many as there must be for lines to stay short."""
-        for part in parts_of(values):
-            self.emit(kind, **fields, values=part)
-
 
 def line_of(record: Mapping[str, Any]) -> bytes:
     """Returns the line of an event. What is too long is cut, and the event says so by ``"cut": true``."""
