@@ -81,12 +81,9 @@ class Bundle:
         """
         from aotgaudi.manifest.manifest import loads as load_manifest  # Captures do not need it.
 
-        receipt = self.require_programs()
+        self.require_programs()
         manifest = load_manifest(self.manifest_bytes)
-        if manifest.id != receipt.manifest_id:
-            raise CorruptError(
-                f"bundle {self.path}: manifest.json has id {manifest.id}, the receipt answers {receipt.manifest_id}"
-            )
+        self._require_answered(f"has id {manifest.id}", manifest.id)
         return manifest
 
     @cached_property
@@ -94,13 +91,15 @@ class Bundle:
         """The launch that a capture answers. Raises as `manifest` does, and SpecError for programs."""
         from aotgaudi.bundle.launch import load_launch  # Programs do not need it.
 
-        capture = self.require_capture()
+        self.require_capture()
         launch = load_launch(self.manifest_bytes)
-        if launch.id != capture.manifest_id:
-            raise CorruptError(
-                f"bundle {self.path}: manifest.json holds launch {launch.id}, the receipt answers {capture.manifest_id}"
-            )
+        self._require_answered(f"holds launch {launch.id}", launch.id)
         return launch
+
+    def _require_answered(self, found: str, found_id: str) -> None:
+        answered = self.receipt.manifest_id
+        if found_id != answered:
+            raise CorruptError(f"bundle {self.path}: manifest.json {found}, the receipt answers {answered}")
 
     @property
     def entry_labels(self) -> dict[str, str]:

@@ -142,16 +142,18 @@ def write_image(
 def bundle_labels(bundle: Bundle) -> dict[str, str]:
     """Returns the labels of an image that holds `bundle`: what it answers, for which target, and how much it holds."""
     counts, target = bundle.index.counts, bundle.receipt.target
-    return {
+    labels = {
         MANIFEST_ID: bundle.index.manifest_id,
         BUNDLE_INDEX: f"sha256:{sha256_bytes(bundle.index_bytes)}",
         BUNDLE_PATH: f"/{BUNDLE_ROOT}",
         f"{LABEL_PREFIX}.target": " ".join((target.backend, target.machine, *target.isa)),
-        **_told(torch=target.toolchain.get("torch", ""), isa=" ".join(target.isa)),
+        f"{LABEL_PREFIX}.torch": target.toolchain.get("torch", ""),
+        f"{LABEL_PREFIX}.isa": " ".join(target.isa),
         **_contents(bundle),
         f"{LABEL_PREFIX}.objects": str(counts.objects),
         f"{LABEL_PREFIX}.object-bytes": str(counts.object_bytes),
     }
+    return {name: text for name, text in labels.items() if text}
 
 
 def _contents(bundle: Bundle) -> dict[str, str]:
@@ -180,10 +182,6 @@ def _kserve_labels(bundle: Bundle) -> dict[str, str]:
         f"{KSERVE_PREFIX}/cache-mount-subpath": BUNDLE_ROOT,
         f"{KSERVE_PREFIX}/cache-root-env": f"AOTGAUDI_BUNDLE=/{BUNDLE_ROOT}",
     }
-
-
-def _told(**values: str) -> dict[str, str]:
-    return {f"{LABEL_PREFIX}.{name}": value for name, value in values.items() if value}
 
 
 def architecture_of(bundle: Bundle) -> str:

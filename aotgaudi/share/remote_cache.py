@@ -58,6 +58,12 @@ class Row(Protocol):
         ...
 
 
+Parse = Callable[[Any], RowT]
+"""Makes a row of a record's value, or raises ValueError."""
+Record = Callable[[Store, str, RowT], object]
+"""Records a row at a key of a store."""
+
+
 @dataclass(frozen=True)
 class Sharing:
     """The remote at `url`, and whether results are uploaded to it."""
@@ -145,25 +151,14 @@ class RemoteCache:
             self._objects.close()
             self._memory.close()
 
-    def look_up(
-        self,
-        key: str,
-        parse: Callable[[Any], RowT],
-        record: Callable[[Store, str, RowT], object],
-    ) -> Future[bool]:
+    def look_up(self, key: str, parse: Parse[RowT], record: Record[RowT]) -> Future[bool]:
         """Fetches the record of `key` and its objects into the store. The result says whether they are there now.
 
-        `parse` makes a row of the record's value, or raises ValueError. `record` records it. A key is asked for once.
-        The future raises StoreError if the store cannot be written.
+        A key is asked for once. The future raises StoreError if the store cannot be written.
         """
         return self._look_up(key, parse, record, self._recall([key]))
 
-    def look_up_all(
-        self,
-        keys: Iterable[str],
-        parse: Callable[[Any], RowT],
-        record: Callable[[Store, str, RowT], object],
-    ) -> int:
+    def look_up_all(self, keys: Iterable[str], parse: Parse[RowT], record: Record[RowT]) -> int:
         """Fetches the records of all `keys`, at once. Returns how many the store has now. Raises StoreError."""
         listed = list(dict.fromkeys(keys))
         known = self._recall(listed)
@@ -219,11 +214,7 @@ class RemoteCache:
         return self._memory.recall(key for key in keys if key not in self._asked)
 
     def _look_up(
-        self,
-        key: str,
-        parse: Callable[[Any], RowT],
-        record: Callable[[Store, str, RowT], object],
-        known: Mapping[str, bytes | None],
+        self, key: str, parse: Parse[RowT], record: Record[RowT], known: Mapping[str, bytes | None]
     ) -> Future[bool]:
         if key not in self._asked:
             if self._store.read_only or (key in known and known[key] is None):
@@ -232,13 +223,7 @@ class RemoteCache:
                 self._asked[key] = self._records.submit(self._bring, key, parse, record, known.get(key))
         return self._asked[key]
 
-    def _bring(
-        self,
-        key: str,
-        parse: Callable[[Any], RowT],
-        record: Callable[[Store, str, RowT], object],
-        known: bytes | None,
-    ) -> bool:
+    def _bring(self, key: str, parse: Parse[RowT], record: Record[RowT], known: bytes | None) -> bool:
         try:
             with self._fetched.timed():
                 data = known or self._reading.call(lambda: self._remote.get_record(key))

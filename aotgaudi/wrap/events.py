@@ -17,7 +17,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -103,22 +103,18 @@ class ProcessLog:
     @property
     def hooks(self) -> Mapping[str, object]:
         """The hooks and whether each is in place, as last reported."""
-        hooks: dict[str, object] = {}
-        for event in self.events:
-            found = event.values.get("hooks") if event.kind in ("hello", "hooks") else None
-            if isinstance(found, dict):
-                hooks.update(found)
-        return MappingProxyType(hooks)
+        tables = self._tables("hooks", "hello", "hooks")
+        return MappingProxyType({name: status for one in tables for name, status in one.items()})
 
     @property
     def counters(self) -> Mapping[str, int]:
         """The server's counters in this process, as last reported."""
-        counters: dict[str, int] = {}
-        for event in self.events:
-            found = event.values.get("values") if event.kind == "counters" else None
-            if isinstance(found, dict):
-                counters.update({n: v for n, v in found.items() if isinstance(v, int)})
-        return MappingProxyType(counters)
+        tables = self._tables("values", "counters")
+        return MappingProxyType({n: v for one in tables for n, v in one.items() if isinstance(v, int)})
+
+    def _tables(self, name: str, *kinds: str) -> Iterator[dict[str, Any]]:
+        found = (event.values.get(name) for event in self.events if event.kind in kinds)
+        return (one for one in found if isinstance(one, dict))
 
     @property
     def loads(self) -> Mapping[str, int]:

@@ -122,22 +122,18 @@ class State:
 
     def read(self) -> str:
         """Returns the byte as it is now; the last one that was there, where none is."""
-        if self._path is not None:
-            try:
-                with open(self._path, "rb", buffering=0) as file:
-                    byte = file.read(1).decode("ascii")
-            except (OSError, ValueError):
-                return self._last
-            if byte:
-                self._last = byte
+        self._last = self._told() or self._last
         return self._last
 
     def is_told(self) -> bool:
         """Whether there is a byte to be read."""
+        return bool(self._told())
+
+    def _told(self) -> str:
         if self._path is None:
-            return False
+            return ""
         try:
             with open(self._path, "rb", buffering=0) as file:
-                return bool(file.read(1))
-        except OSError:
-            return False
+                return file.read(1).decode("ascii")
+        except (OSError, ValueError):
+            return ""
