@@ -16,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType
@@ -311,7 +312,5 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _break(request: socket.socket) -> None:
-    try:
+    with suppress(OSError):  # It has gone already.
         request.shutdown(socket.SHUT_RDWR)
-    except OSError:  # It has gone already.
-        return

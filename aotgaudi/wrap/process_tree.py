@@ -143,10 +143,8 @@ def processes() -> dict[int, psutil.Process]:
 
 def send(pid: int, number: int) -> None:
     """Sends a signal. Does nothing if the process has gone or is not ours."""
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
 
 
 def adopt_orphans() -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Expected, Proof
+from aotgaudi.bundle.capture_receipt import CapturedFile, CaptureReceipt, Proof
 from aotgaudi.bundle.launch import Launch
 from aotgaudi.errors import CaptureError, counted, store_error
 from aotgaudi.store.cas import ObjectStore
@@ -380,6 +380,12 @@ def _judge(
     if reasons or ran.findings:
         return _Failure(ran.findings, reasons)
     statuses = tuple(answer.status for answer in ran.answers)
+    counts = {
+        **dict.fromkeys(("compile", "generate", "new_files"), 0),
+        "loads": sum(expected.loads.values()),
+        "requests": len(ran.answers),
+        "processes": len(processes),
+    }
     asked, ranks = launch.exercise.requests, found.flags.address.ranks
     start = start_cost(asked, ran.answer_seconds, asks_all=context.asks_all, ranks=ranks)
     receipt = CaptureReceipt(
@@ -390,7 +396,7 @@ def _judge(
         left_out=cold.left_out,
         expected=expected.model_copy(update={"answers": statuses}),
         factors=hashed_factors(processes),
-        proof=Proof(counts=_counts(ran, expected), witnesses=_witnesses(ran, processes)),
+        proof=Proof(counts=counts, witnesses=_witnesses(ran, processes)),
         residuals=(*found.adapter.residuals(launch), *_again(processes)),
         repairs=launch.repairs,
         not_exercised=not_exercised(features_of(found), launch.exercise),
@@ -422,17 +428,6 @@ def _not_loaded(ran: RunResult, cold: UnprovenRow) -> Iterator[str]:
         found = loaded.get(f"{kind}_loaded", 0)
         if found < saved:
             yield f"{kind}: {found} of {saved} artifacts that the first start saved were loaded"
-
-
-def _counts(ran: RunResult, expected: Expected) -> dict[str, int]:
-    return {
-        "compile": 0,
-        "generate": 0,
-        "new_files": 0,
-        "loads": sum(expected.loads.values()),
-        "requests": len(ran.answers),
-        "processes": len(ran.seen.processes),
-    }
 
 
 def _again(processes: Sequence[ProcessLog]) -> Iterator[str]:

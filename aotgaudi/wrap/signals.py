@@ -5,6 +5,7 @@ from __future__ import annotations
 import select
 import signal
 import socket
+from contextlib import suppress
 from types import FrameType
 
 FORWARDED = (
@@ -61,10 +62,8 @@ class Signals:
         """Waits at most `seconds` for a signal or for a change of a child."""
         readable, _, _ = select.select([self._reader], [], [], seconds)
         if readable:
-            try:
+            with suppress(BlockingIOError):
                 self._reader.recv(4096)
-            except BlockingIOError:
-                return
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         del frame

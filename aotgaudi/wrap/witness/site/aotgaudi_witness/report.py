@@ -43,7 +43,7 @@ class Report:
         If this thread computes none, these are the requests that another computes now: a bridge's counters are asked by a
         thread of ours.
         """
-        if "stack" in fields and self.is_live:
+        if "stack" in fields and self._state.read() == LIVE:
             try:
                 fields["requests"] = requests_of(sys._getframe(1)) or requests_of_threads(
                     sys._current_frames().values()
@@ -89,11 +89,6 @@ class Report:
                     None if path.startswith(self._settings.events + os.sep) else (root, path[len(root) + 1 :])
                 )
         return None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether the guest serves clients."""
-        return self._state.read() == LIVE
 
     @property
     def has_seal(self) -> bool:

@@ -23,7 +23,7 @@ class Witness:
     """Of one process, and of its children by fork, each of which writes a file of its own."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._state = State(settings.state)
         self.report = Report(settings, self._state)
         self._audit = Audit(self.report, self._leave)
@@ -33,11 +33,6 @@ class Witness:
         self._counted: dict[str, int] = {}
         self._byte = ""
         self._has_greeted = self._has_ended = False
-
-    @property
-    def settings(self) -> Settings:
-        """What the witness was told."""
-        return self._settings
 
     def count(self, counters: Counters) -> None:
         """Reports numbers that the guest counts: whenever they have changed, and at the end."""
@@ -54,7 +49,7 @@ class Witness:
         self.hooks.set("audit", True)
         self.hooks.set("state", self._state.is_told())
         self._greet(here(), command())
-        for variable, mistake in self._settings.mistakes.items():
+        for variable, mistake in self.settings.mistakes.items():
             self.report.fault(variable, mistake)
         self.hooks.begin()
         os.register_at_fork(after_in_child=self._forked)
@@ -107,7 +102,7 @@ class Witness:
         pause = threading.Event()
         while True:
             self._look()
-            pause.wait(self._settings.interval)
+            pause.wait(self.settings.interval)
 
     def _look(self) -> None:
         """Looks once: at modules, counters and the state."""
