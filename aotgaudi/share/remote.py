@@ -153,7 +153,7 @@ class _Directory:
             for chunk in _chunks(source):
                 file.write(chunk)
             file.settle(_MODE)
-            place(file.path, path, path.exists)
+            place(file.path, path)
 
 
 class _FileSystem:
