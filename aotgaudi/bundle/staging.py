@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aotgaudi.bundle.format import INDEX_NAME, load_index
-from aotgaudi.errors import ManifestError, StoreError, store_error
+from aotgaudi.errors import ManifestError, StoreError, store_error, store_errors
 from aotgaudi.files import exchange_names, fsync_dir, lock_directory, make_locked_directory
 
 _DIRECTORY_MODE = 0o755
@@ -48,12 +48,10 @@ def refuse_foreign(out: Path) -> None:
 
 def holds_something(out: Path, refusal: str) -> bool:
     """Returns whether `out` is a directory that is not empty. Raises StoreError, with `refusal`, if it is something else."""
-    try:
+    with store_errors("look at", out):
         if out.is_symlink() or (out.exists() and not out.is_dir()):
             raise StoreError(f"{refusal} not a directory (choose another path)")
         return out.exists() and any(out.iterdir())
-    except OSError as error:
-        raise store_error("look at", out, error) from error
 
 
 @contextlib.contextmanager
@@ -69,7 +67,7 @@ def replacing(
     """
     refuse(out)
     sweep_abandoned(out)
-    try:
+    with store_errors(f"write {what}", out, needed_bytes=needed_bytes):
         out.parent.mkdir(parents=True, exist_ok=True)
         building, lock = make_locked_directory(out.parent, f"{_private(out, 'tmp').name}-")
         try:
@@ -81,8 +79,6 @@ def replacing(
         finally:
             shutil.rmtree(building, ignore_errors=True)
             os.close(lock)
-    except OSError as error:
-        raise store_error(f"write {what}", out, error, needed_bytes=needed_bytes) from error
 
 
 def _exchange(building: Path, out: Path) -> None:

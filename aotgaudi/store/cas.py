@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
+from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error, store_errors
 from aotgaudi.files import (
     Examine,
     NotRegularError,
@@ -330,14 +330,11 @@ class ObjectStore:
         """
         with _open_source(path) as source:
             size_bytes = os.fstat(source.fileno()).st_size
-            try:
-                with temporary_file(self._tmp) as file:
-                    digest = _copy_hashed(source, file)
-                    if not self._is_intact(digest):
-                        self._publish(file, digest)
-            except OSError as error:
-                doing = f"store {path.name} in"
-                raise store_error(doing, self.root, error, needed_bytes=size_bytes) from error
+            errors = store_errors(f"store {path.name} in", self.root, needed_bytes=size_bytes)
+            with errors, temporary_file(self._tmp) as file:
+                digest = _copy_hashed(source, file)
+                if not self._is_intact(digest):
+                    self._publish(file, digest)
         return digest
 
     def put_chunks(self, digest: Digest, chunks: Iterable[bytes]) -> None:
@@ -347,21 +344,17 @@ class ObjectStore:
         nothing behind.
         """
         state, size_bytes = hashlib.sha256(), 0
-        try:
-            with temporary_file(self._tmp) as file:
-                for chunk in chunks:
-                    size_bytes += len(chunk)
-                    if size_bytes > digest.size_bytes:
-                        break
-                    file.write(chunk)
-                    state.update(chunk)
-                if Digest(state.hexdigest(), size_bytes) != digest:
-                    raise CorruptError(f"object {digest}: its bytes are not what its digest says")
-                self._publish(file, digest)
-        except OSError as error:
-            raise store_error(
-                "store an object in", self.root, error, needed_bytes=digest.size_bytes
-            ) from error
+        errors = store_errors("store an object in", self.root, needed_bytes=digest.size_bytes)
+        with errors, temporary_file(self._tmp) as file:
+            for chunk in chunks:
+                size_bytes += len(chunk)
+                if size_bytes > digest.size_bytes:
+                    break
+                file.write(chunk)
+                state.update(chunk)
+            if Digest(state.hexdigest(), size_bytes) != digest:
+                raise CorruptError(f"object {digest}: its bytes are not what its digest says")
+            self._publish(file, digest)
 
     def has(self, digest: Digest) -> bool:
         """Returns whether a layer has a regular file of the right size, without reading it. One ``lstat`` per layer."""
@@ -478,10 +471,8 @@ def _holds_intact(root: Path, digest: Digest) -> bool:
 
 
 def _open_source(path: Path) -> io.FileIO:
-    try:
+    with store_errors("read", path):
         return io.FileIO(open_descriptor(path, follow=True), "rb")
-    except OSError as error:
-        raise store_error("read", path, error) from error
 
 
 def _copy_hashed(source: io.FileIO, target: Temporary) -> Digest:

@@ -16,7 +16,7 @@ import resource
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import StoreError, store_error
+from aotgaudi.errors import StoreError, store_error, store_errors
 from aotgaudi.files import Examine, accept_any
 from aotgaudi.store.cas import Fault, copy_blob, hold_blob
 
@@ -116,7 +116,5 @@ def _sealed_copy(path: Path, digest: Digest, examine: Examine) -> int | Fault:
 
 
 def _new_memory(name: str) -> int:
-    try:
+    with store_errors("make sealed memory (memfd_create) for", Path(name)):
         return os.memfd_create(name[:64], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise store_error("make sealed memory (memfd_create) for", Path(name), error) from error

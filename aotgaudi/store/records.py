@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.errors import StoreError, store_error
+from aotgaudi.errors import StoreError, store_errors
 from aotgaudi.files import Temporary, open_descriptor, place_first, temporary_file
 from aotgaudi.store.cas import Fault, look, remove, remove_rejected
 
@@ -163,7 +163,7 @@ class RecordStore:
         """
         data = dump_record(key, value)
         new = load_record(key, data)
-        try:
+        with store_errors("write", self.path(key), needed_bytes=len(data)):
             for _ in range(_TURNS):
                 earlier, is_free = self._look(key)
                 if earlier is not None and (earlier == new or keep(earlier)):
@@ -171,8 +171,6 @@ class RecordStore:
                     return earlier
                 if self._write(key, data, None if is_free else keep):
                     return new
-        except OSError as error:
-            raise store_error("write", self.path(key), error, needed_bytes=len(data)) from error
         raise StoreError(f"cannot write {self.path(key)}: others keep replacing it by what is no record")
 
     def touch(self, key: str, now: float) -> None:

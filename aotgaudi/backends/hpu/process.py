@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from aotgaudi.errors import TargetError, store_error
+from aotgaudi.errors import TargetError, store_errors
 from aotgaudi.files import lock_directory, make_locked_directory
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.machine import Memory
@@ -51,13 +51,11 @@ def prepare() -> None:
 def _new_directory() -> Path:
     """Returns a new directory of ours alone, locked as long as this process lives. Removes those of processes that ended."""
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    try:
+    with store_errors("make a directory in", parent):
         for old in parent.glob(f"{_PREFIX}*"):
             with contextlib.suppress(FileNotFoundError):  # Another process removes it, too.
                 _remove_abandoned(old)
         return make_locked_directory(parent, _PREFIX)[0]  # Its descriptor stays open.
-    except OSError as error:
-        raise store_error("make a directory in", parent, error) from error
 
 
 def _remove_abandoned(directory: Path) -> None:

@@ -28,7 +28,6 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from aotgaudi import errors
@@ -150,9 +149,7 @@ class PreprocessorPool:
     def __enter__(self) -> PreprocessorPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _killer(self, name: str) -> Callable[[], None]:
