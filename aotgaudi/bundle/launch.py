@@ -179,7 +179,8 @@ class Launch(Document):
         yield from ((f"model.{name}", str(digest)) for name, digest in sorted(self.model.files.items()))
         yield from ((f"flag.{name}", json_text(value)) for name, value in sorted(self.flags.items()))
         yield from ((f"variable.{name}", value) for name, value in sorted(self.variables.items()))
-        yield "exercise", f"{self.exercise.level} {_sha256_of(self.exercise)}"
+        exercise = sha256_bytes(canonical_json(self.exercise.model_dump(mode="json")))
+        yield "exercise", f"{self.exercise.level} {exercise}"
         yield "repairs", " ".join(self.repairs)
         yield "shapes", self.manifest_id or ""
 
@@ -203,10 +204,6 @@ def load_launch(data: bytes) -> Launch:
 def json_text(value: Any) -> str:
     """Returns a flag's value as it is in a key: canonical JSON, which distinguishes the text ``true`` from the switch."""
     return canonical_json(value).decode()
-
-
-def _sha256_of(exercise: WarmUp) -> str:
-    return sha256_bytes(canonical_json(exercise.model_dump(mode="json")))
 
 
 def world(flags: Mapping[str, int]) -> dict[str, int]:

@@ -161,7 +161,9 @@ class ModelDirectory:
     def verify(self) -> None:
         """Compares every bound file, and refuses unbound files that would be read."""
         for name in {*TEXTS, WEIGHTS, *(self.bound or ())}:
-            expected = None if name == WEIGHTS and self._has_index else self.expected(name)
+            expected = (
+                None if name == WEIGHTS and WEIGHTS_INDEX in (self.bound or ()) else self.expected(name)
+            )
             try:
                 found = None if expected is None else self.digest(name, expected)
             except FileNotFoundError:
@@ -172,10 +174,6 @@ class ModelDirectory:
     def describe(self) -> str:
         """Returns what is bound, in words."""
         return "not bound" if self.bound is None else f"bound ({len(self.bound)} files)"
-
-    @property
-    def _has_index(self) -> bool:
-        return self.bound is not None and WEIGHTS_INDEX in self.bound
 
     def read_object(self, name: str) -> dict[str, Any]:
         """Returns the JSON object in a file, or an empty object if there is no such file."""

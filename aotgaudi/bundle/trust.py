@@ -82,14 +82,12 @@ def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -
         rule.check(root, root.stat())
         rule.check_parents(root)
         for path in on_the_way:
-            _check_name(path, rule)
-
-
-def _check_name(path: Path, rule: OwnerRule) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying reports missing objects.
-        status = path.lstat()
-        if not stat.S_ISLNK(status.st_mode):
-            rule.check(path, status)
+            with contextlib.suppress(
+                FileNotFoundError, NotADirectoryError
+            ):  # Verifying reports missing objects.
+                status = path.lstat()
+                if not stat.S_ISLNK(status.st_mode):
+                    rule.check(path, status)
 
 
 KEY_REMEDY = "make a pair with: aotgaudi key generate FILE"

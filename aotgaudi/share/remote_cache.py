@@ -174,7 +174,7 @@ class RemoteCache:
 
     def fetch(self, digest: Digest) -> None:
         """Fetches one object into the store. Raises RemoteError, MissingObjectError, CorruptError, StoreError."""
-        self._fetching(digest).result()
+        self._once([digest], self._fetches, self._fetch)
 
     def upload(self, key: str, row: Row) -> Future[None]:
         """Uploads the objects of `row` that the remote lacks, and then its record, unless there is a sound one.
@@ -244,14 +244,12 @@ class RemoteCache:
                     self._answers[key] = None
                     return False
                 row = parse(load_record(key, data))
-                for future in [self._fetching(digest) for digest in dict.fromkeys(row.digests())]:
-                    future.result()
+                self._once(row.digests(), self._fetches, self._fetch)
         except (ValueError, CorruptError, MissingObjectError) as error:  # A RecordError is a ValueError.
             self._refused.add(key)
             self._stale.add(key)
-            self._trouble.tell(
-                _kind_of(error), f"record {key:.12}... counts for nothing: {first_line(error)}"
-            )
+            kind = "missing" if isinstance(error, MissingObjectError) else "damaged"
+            self._trouble.tell(kind, f"record {key:.12}... counts for nothing: {first_line(error)}")
             return False
         except RemoteError:
             return False
@@ -262,11 +260,17 @@ class RemoteCache:
             self._came.add(key)
         return True
 
-    def _fetching(self, digest: Digest) -> Future[None]:
+    def _once(
+        self, digests: Iterable[Digest], begun: dict[Digest, Future[None]], action: Callable[[Digest], None]
+    ) -> None:
+        """Waits for `action` on all `digests`, which begins unless it has `begun`. Raises what it raises."""
+        wanted = list(dict.fromkeys(digests))
         with self._lock:
-            if digest not in self._fetches:
-                self._fetches[digest] = self._objects.submit(self._fetch, digest)
-            return self._fetches[digest]
+            begun.update(
+                {digest: self._objects.submit(action, digest) for digest in wanted if digest not in begun}
+            )
+        for digest in wanted:
+            begun[digest].result()
 
     def _fetch(self, digest: Digest) -> None:
         if self._store.objects.has(digest):
@@ -285,8 +289,7 @@ class RemoteCache:
         found = self._writing.call(lambda: self._remote.get_record(key))
         if found != data and found is not None and self._is_sound(key, found):
             return
-        for future in [self._putting(digest) for digest in dict.fromkeys(row.digests())]:
-            future.result()
+        self._once(row.digests(), self._puts, self._put)
         if found != data:
             self._writing.call(lambda: self._remote.put_record(key, data))
             self._uploaded.add(num_records=1)
@@ -302,12 +305,6 @@ class RemoteCache:
             return False
         return all(self._writing.call(partial(self._remote.has, digest)) for digest in digests)
 
-    def _putting(self, digest: Digest) -> Future[None]:
-        with self._lock:
-            if digest not in self._puts:
-                self._puts[digest] = self._objects.submit(self._put, digest)
-            return self._puts[digest]
-
     def _put(self, digest: Digest) -> None:
         if digest not in self._refused and self._writing.call(lambda: self._remote.has(digest)):
             return
@@ -321,10 +318,6 @@ def _done(result: T) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(result)
     return future
-
-
-def _kind_of(error: Exception) -> str:
-    return "missing" if isinstance(error, MissingObjectError) else "damaged"
 
 
 class _Trouble:

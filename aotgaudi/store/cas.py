@@ -417,7 +417,7 @@ class ObjectStore:
         return None
 
     def _is_intact(self, digest: Digest) -> bool:
-        return any(_holds_intact(Path(layer), digest) for layer in self._names)
+        return any(find_fault(Path(_object_name(layer, digest)), digest) is None for layer in self._names)
 
     def _publish(self, file: Temporary, digest: Digest) -> None:
         path = object_path(self.root, digest)
@@ -464,10 +464,6 @@ class ObjectStore:
 
 def _object_name(root: str, digest: Digest) -> str:
     return f"{root}/objects/sha256/{digest.sha256[:2]}/{digest.sha256}"
-
-
-def _holds_intact(root: Path, digest: Digest) -> bool:
-    return find_fault(object_path(root, digest), digest) is None
 
 
 def _open_source(path: Path) -> io.FileIO:

@@ -269,7 +269,7 @@ class Actions:
     """A persistent mapping from keys (64 hex digits) to JSON objects. Safe between processes and hosts.
 
     `lower` are roots of read-only layers, which are searched in order for keys that `root` lacks. With `read_only`, uses are
-    not noted and writing raises StoreError. `clock` returns the time of a use.
+    not noted and writing raises StoreError.
     """
 
     def __init__(
@@ -278,12 +278,10 @@ class Actions:
         lower: Iterable[Path] = (),
         *,
         read_only: bool = False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.records = RecordStore(root)
         self._lower = tuple(map(RecordStore, lower))
         self._read_only = read_only
-        self._clock = clock
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Returns the result recorded for `key`, or None."""
@@ -339,7 +337,7 @@ class Actions:
         for key in keys:
             stamp = self.records.stamp(key)
             if stamp is not None and self._is_use_due(stamp):
-                self.records.touch(key, self._clock())
+                self.records.touch(key, time.time())
 
     def __iter__(self) -> Iterator[str]:
         """Yields the present keys of the store's own records, in ascending order."""
@@ -353,7 +351,7 @@ class Actions:
         return None
 
     def _is_use_due(self, stamp: Stamp) -> bool:
-        return not self._read_only and abs(self._clock() - stamp.used) > USE_GRANULARITY_SECONDS
+        return not self._read_only and abs(time.time() - stamp.used) > USE_GRANULARITY_SECONDS
 
     def _require_writable(self) -> None:
         if self._read_only:

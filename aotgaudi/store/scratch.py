@@ -85,7 +85,8 @@ def sweep_temporary_files(root: Path) -> int:
     """Removes the leftovers of dead writers in ``tmp/``, and returns how many. The next sweep tries again what stays."""
     num_removed = 0
     with contextlib.suppress(OSError):
-        before = _file_system_time(root / "tmp") - GRACE_SECONDS
+        with temporary_file(root / "tmp") as file:
+            before = file.path.stat().st_mtime - GRACE_SECONDS
         for path in sorted((root / "tmp").iterdir()):
             with contextlib.suppress(OSError, StoreError):
                 num_removed += _remove_abandoned(path, before)
@@ -150,11 +151,6 @@ def usage_of(path: Path) -> Usage:
         with contextlib.suppress(FileNotFoundError):
             usage += Usage(1, file.lstat().st_size)
     return usage
-
-
-def _file_system_time(directory: Path) -> float:
-    with temporary_file(directory) as file:
-        return file.path.stat().st_mtime
 
 
 def _remove_abandoned(path: Path, before: float) -> bool:

@@ -21,12 +21,7 @@ from aotgaudi.child import python_command
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import AotGaudiError, CardError, CompileError, SpecError, TargetError, store_errors
 from aotgaudi.files import make_directories, write_atomic
-from aotgaudi.gaudi.environment import (
-    ENGINE_RULES,
-    may_change_code,
-    process_environment,
-    sealed_variables,
-)
+from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, process_environment, sealed_variables
 from aotgaudi.gaudi.identity import (
     PLUGIN,
     DeviceType,
