@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from aotgaudi.bundle.trust import TrustPolicy
     from aotgaudi.bundle.verify import verify_bundle
     from aotgaudi.compile.pipeline import BuildResult, Workers, build
-    from aotgaudi.llm import LLM, Output, SamplingParams, StructuredOutputs
+    from aotgaudi.engine.sampling_params import SamplingParams, StructuredOutputs
+    from aotgaudi.llm.api import LLM, Output
     from aotgaudi.share.remote_cache import Sharing
 
 __version__ = "0.1.0"
@@ -44,11 +45,11 @@ __all__ = [
 _HOMES = {
     "BuildResult": "aotgaudi.compile.pipeline",
     "Bundle": "aotgaudi.bundle.bundle",
-    "LLM": "aotgaudi.llm",
-    "Output": "aotgaudi.llm",
-    "SamplingParams": "aotgaudi.llm",
+    "LLM": "aotgaudi.llm.api",
+    "Output": "aotgaudi.llm.api",
+    "SamplingParams": "aotgaudi.engine.sampling_params",
     "Sharing": "aotgaudi.share.remote_cache",
-    "StructuredOutputs": "aotgaudi.llm",
+    "StructuredOutputs": "aotgaudi.engine.sampling_params",
     "TrustPolicy": "aotgaudi.bundle.trust",
     "Workers": "aotgaudi.compile.pipeline",
     "build": "aotgaudi.compile.pipeline",

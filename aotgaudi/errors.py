@@ -33,9 +33,10 @@ may quote megabytes of a user's file.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -262,6 +263,15 @@ def store_error(doing: str, path: Path, error: OSError, *, needed_bytes: int = 0
     reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
     remedy = _remedy(error.errno, needed_bytes)
     return StoreError(f"cannot {doing} {path}: {reason}" + (f" ({remedy})" if remedy else ""))
+
+
+@contextlib.contextmanager
+def store_errors(doing: str, path: Path, *, needed_bytes: int = 0) -> Iterator[None]:
+    """Raises the `store_error` for an OSError of the block."""
+    try:
+        yield
+    except OSError as error:
+        raise store_error(doing, path, error, needed_bytes=needed_bytes) from error
 
 
 _REMEDIES: Mapping[int, str] = MappingProxyType(

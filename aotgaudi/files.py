@@ -32,6 +32,7 @@ TRANSIENT_ERRORS = frozenset({errno.EBUSY, errno.ESTALE, errno.ENOENT})
 DIRECTORY_MODE = 0o775
 """The umask is subtracted. Even with a permissive umask, directories are never writable by everybody."""
 
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_EXCHANGE_ERRORS = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 
 _NO_LINKS_ERRORS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -129,22 +130,42 @@ def _create_locked(directory: Path, prefix: str) -> tuple[Path, int]:
         os.close(descriptor)
 
 
+def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
+    """Makes a directory that only we can enter. Returns it and a descriptor, which holds its lock until it is closed.
+
+    Starts over if a sweeper found the directory before it was locked. Raises OSError.
+    """
+    while True:
+        path = parent / f"{prefix}{secrets.token_hex(8)}"
+        os.mkdir(path, 0o700)
+        try:
+            descriptor = os.open(path, _DIRECTORY_FLAGS)
+        except FileNotFoundError:
+            continue
+        except BaseException:
+            path.rmdir()
+            raise
+        if _lock(descriptor, waits=False) is not False and path.exists():
+            return path, descriptor
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
-def try_lock_directory(path: Path) -> Iterator[bool | None]:
+def lock_directory(path: Path, *, waits: bool = False) -> Iterator[bool | None]:
     """Holds a directory's lock (flock) during the block and yields True, or yields False at once if another holder has it.
 
-    Yields None on a file system without locks. Raises OSError.
+    With `waits`, waits for the other holder. Yields None on a file system without locks. Raises OSError.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, _DIRECTORY_FLAGS)
     try:
-        yield _try_lock(descriptor)
+        yield _lock(descriptor, waits=waits)
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool | None:
+def _lock(descriptor: int, *, waits: bool) -> bool | None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:
@@ -185,7 +206,7 @@ def own_directory(path: Path) -> bool:
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, _DIRECTORY_FLAGS)
     except OSError as error:
         if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EACCES):
             return False
@@ -199,23 +220,29 @@ def own_directory(path: Path) -> bool:
         os.close(descriptor)
 
 
-def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
-    """Renames `temporary` to `path`, replacing any file there, and makes the name durable.
+def place(temporary: Path, path: Path) -> None:
+    """Renames `temporary` to `path`, replacing any file there, and makes the name durable. Raises OSError.
 
-    After a rename that reported a transient error, `is_there` says whether `path` is the intended file.
-    Raises OSError.
+    A transient error is no error if `path` is now the file that `temporary` was.
     """
+    status = os.lstat(temporary)
 
     def rename() -> None:
         try:
             os.rename(temporary, path)
         except OSError as error:
-            if error.errno not in TRANSIENT_ERRORS or not is_there():
+            if error.errno not in TRANSIENT_ERRORS or not _is(path, status):
                 raise
 
     make_directories(path.parent)
     again(rename, retry_on=TRANSIENT_ERRORS)
     fsync_dir(path.parent)
+
+
+def _is(path: Path, status: os.stat_result) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.lstat(path), status)
+    return False
 
 
 def place_first(temporary: Path, path: Path) -> bool:

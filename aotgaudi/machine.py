@@ -13,6 +13,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import resource
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,34 @@ def in_threads(
     """
     with ThreadPoolExecutor(min(_MAX_THREADS, available_cores()), initializer=begin_thread) as pool:
         return list(pool.map(function, values))
+
+
+class LateError(Exception):
+    """An action has not ended in time."""
+
+
+def within(seconds: float, action: Callable[[], R]) -> R:
+    """Returns the result of `action`, or raises what it raises, or LateError after `seconds`.
+
+    A late thread is abandoned: it is a daemon.
+    """
+    results: list[R] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise LateError
+    return results[0]
 
 
 def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

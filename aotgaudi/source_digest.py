@@ -70,9 +70,7 @@ def _write(value: Any, pieces: list[str]) -> None:
 
 
 def _write_leaf(value: Any, pieces: list[str]) -> None:
-    text = (
-        value if isinstance(value, str) else repr(value)
-    )  # That of text depends on the version's Unicode tables.
+    text = value if isinstance(value, str) else repr(value)  # That of text depends on Unicode's tables.
     pieces.append(f"<{type(value).__name__} {len(text)}:{text}>")
 
 

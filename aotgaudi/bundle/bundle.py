@@ -20,14 +20,7 @@ from aotgaudi.bundle.receipt import Receipt, SealedReceipt, load_sealed
 from aotgaudi.bundle.signature import MAX_ENVELOPE_BYTES, Statement
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy, check_directories, require_match
 from aotgaudi.digest import Digest
-from aotgaudi.errors import (
-    CorruptError,
-    ManifestError,
-    NotWarmError,
-    SpecError,
-    StoreError,
-    UntrustedError,
-)
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, StoreError, UntrustedError
 from aotgaudi.files import MAX_DOCUMENT_BYTES, Examine, accept_any
 from aotgaudi.store.cas import Fault, object_path, read_blob, read_bounded
 

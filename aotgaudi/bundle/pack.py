@@ -17,9 +17,9 @@ from aotgaudi.bundle.kind import RECEIPT_NAME
 from aotgaudi.bundle.programs import load_program, program_objects
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.bundle.signing import Signing
-from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign, settle
+from aotgaudi.bundle.staging import refuse_foreign, replacing
 from aotgaudi.digest import Digest
-from aotgaudi.errors import ManifestError, store_error
+from aotgaudi.errors import ManifestError
 from aotgaudi.store.cas import ObjectStore, find_fault, object_path
 
 _DOCUMENT_MODE = 0o644
@@ -110,17 +110,12 @@ def _seal(
     out: Path, documents: Mapping[str, bytes], digests: tuple[Digest, ...], objects: ObjectStore
 ) -> None:
     needed_bytes = sum(digest.size_bytes for digest in digests) + sum(map(len, documents.values()))
-    try:
-        with building_directory(out) as building:
-            for digest in digests:
-                _copy_object(building, digest, objects)
-            for name, data in documents.items():
-                (building / name).write_bytes(data)
-                (building / name).chmod(_DOCUMENT_MODE)
-            settle(building)
-            exchange_directory(building, out)
-    except OSError as error:
-        raise store_error("write the bundle", out, error, needed_bytes=needed_bytes) from error
+    with replacing(out, "the bundle", needed_bytes=needed_bytes) as building:
+        for digest in digests:
+            _copy_object(building, digest, objects)
+        for name, data in documents.items():
+            (building / name).write_bytes(data)
+            (building / name).chmod(_DOCUMENT_MODE)
 
 
 def _copy_object(bundle: Path, digest: Digest, objects: ObjectStore) -> None:

@@ -22,22 +22,8 @@ from aotgaudi.document import first_problem
 from aotgaudi.entries import DecodeEntry, DefragEntry, Entry, MhcEntry, PromptEntry, SamplerEntry
 from aotgaudi.errors import ManifestError, SpecError
 from aotgaudi.graphs.dialect import dialect_of
-from aotgaudi.graphs.program import (
-    ANY_NUM_BLOCKS,
-    WEIGHT,
-    CacheSpec,
-    Call,
-    Program,
-    TensorSpec,
-    weight_names,
-)
-from aotgaudi.graphs.step_inputs import (
-    MaskKind,
-    decode_inputs,
-    hpu_inputs,
-    prompt_inputs,
-    sampler_inputs,
-)
+from aotgaudi.graphs.program import ANY_NUM_BLOCKS, WEIGHT, CacheSpec, Call, Program, TensorSpec, weight_names
+from aotgaudi.graphs.step_inputs import MaskKind, decode_inputs, hpu_inputs, prompt_inputs, sampler_inputs
 from aotgaudi.manifest.enumerate import MHC_SUBLAYERS
 from aotgaudi.manifest.memory import tensor_bytes, tensors_bytes
 from aotgaudi.spec.build_spec import BuildSpec

@@ -41,15 +41,7 @@ from aotgaudi.backends.base import Target
 from aotgaudi.bundle.format import INDEX_NAME, BundleIndex, Counts
 from aotgaudi.bundle.receipt import SealedReceipt
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.document import (
-    DigestField,
-    Document,
-    ForeignValue,
-    Sha256,
-    Value,
-    first_problem,
-    load_document,
-)
+from aotgaudi.document import DigestField, Document, ForeignValue, Sha256, Value, first_problem, load_document
 from aotgaudi.errors import ManifestError
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"

@@ -2,8 +2,8 @@
 
 ::
 
-    .NAME.tmp-PID    a bundle that a process is assembling, or the old bundle that it has exchanged and now removes
-    .NAME.old-PID    the old bundle, moved aside on a system that cannot exchange two names
+    .NAME.tmp-PID-HEX    a bundle that a process is assembling, or the old bundle that it has exchanged and now removes
+    .NAME.old-PID        the old bundle, moved aside on a system that cannot exchange two names
 
 A process locks (flock) its directories, and the lock ends with the process. The next writer to NAME removes the leftovers of
 dead processes.
@@ -12,16 +12,17 @@ dead processes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from aotgaudi.bundle.format import INDEX_NAME, load_index
-from aotgaudi.errors import ManifestError, StoreError, store_error
-from aotgaudi.files import exchange_names, fsync, fsync_dir, try_lock_directory
+from aotgaudi.errors import ManifestError, StoreError, store_error, store_errors
+from aotgaudi.files import exchange_names, fsync, fsync_dir, lock_directory, make_locked_directory
 
 _DIRECTORY_MODE = 0o755
 _NUM_THREADS = 8
@@ -47,43 +48,47 @@ def refuse_foreign(out: Path) -> None:
 
 def holds_something(out: Path, refusal: str) -> bool:
     """Returns whether `out` is a directory that is not empty. Raises StoreError, with `refusal`, if it is something else."""
-    try:
+    with store_errors("look at", out):
         if out.is_symlink() or (out.exists() and not out.is_dir()):
             raise StoreError(f"{refusal} not a directory (choose another path)")
         return out.exists() and any(out.iterdir())
-    except OSError as error:
-        raise store_error("look at", out, error) from error
 
 
 @contextlib.contextmanager
-def building_directory(out: Path) -> Iterator[Path]:
-    """Yields a new, locked directory next to `out`, and removes it at the end unless `exchange_directory` moved it.
-
-    Raises OSError.
-    """
-    sweep_abandoned(out)
-    building = _private(out, "tmp")
-    shutil.rmtree(building, ignore_errors=True)  # Of a dead process that had our id.
-    building.mkdir(mode=_DIRECTORY_MODE, parents=True)
-    try:
-        with try_lock_directory(building):
-            yield building
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-
-
-def exchange_directory(building: Path, out: Path) -> None:
-    """Renames `building`, made by `building_directory`, to `out`, in exchange for a directory that is there and not empty.
+def replacing(
+    out: Path, what: str, refuse: Callable[[Path], None] = refuse_foreign, *, needed_bytes: int = 0
+) -> Iterator[Path]:
+    """Yields a new, locked directory next to `out`, which takes the place of `out` when the block ends without an error.
 
     There is a bundle at `out` at every moment, except between two renames on a system without RENAME_EXCHANGE. A reader that
-    has the old directory open keeps it. On an error, raises OSError and leaves the old directory at `out`.
+    has the old directory open keeps it. An error leaves the old directory at `out`, and nothing else. Errors call it `what`.
+
+    Raises StoreError, and what `refuse` raises of the directory `out`: at once, or if somebody has put it there meanwhile.
     """
-    if not out.exists() or not any(out.iterdir()):
+    refuse(out)
+    sweep_abandoned(out)
+    with store_errors(f"write {what}", out, needed_bytes=needed_bytes):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        building, lock = make_locked_directory(out.parent, f"{_private(out, 'tmp').name}-")
+        try:
+            yield building
+            settle(building)
+            refuse(out)
+            _exchange(building, out)
+            fsync_dir(out.parent)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+            os.close(lock)
+
+
+def _exchange(building: Path, out: Path) -> None:
+    try:
         os.rename(building, out)
-    elif not exchange_names(building, out):
-        _exchange_in_steps(building, out)
-    fsync_dir(out.parent)
-    shutil.rmtree(building, ignore_errors=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not exchange_names(building, out):
+            _exchange_in_steps(building, out)
 
 
 def sweep_abandoned(out: Path) -> None:
@@ -91,7 +96,7 @@ def sweep_abandoned(out: Path) -> None:
 
     Never fails. If something cannot be removed now, the next writer tries again.
     """
-    name = re.compile(rf"\.?{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})")
+    name = re.compile(rf"\.?{re.escape(out.name)}\.(tmp|old)-([0-9]{{1,10}})(-[0-9a-f]{{16}})?")
     with contextlib.suppress(OSError):
         for path in sorted(out.parent.iterdir()):
             found = name.fullmatch(path.name)
@@ -126,7 +131,7 @@ def _is_abandoned(path: Path, process_id: int) -> bool:
     """
     if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
         return False
-    with try_lock_directory(path) as is_free:
+    with lock_directory(path) as is_free:
         return is_free is True
 
 

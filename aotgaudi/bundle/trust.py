@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import ManifestError, SpecError, UntrustedError, store_error
+from aotgaudi.errors import ManifestError, SpecError, UntrustedError, store_errors
 from aotgaudi.files import Examine, accept_any, open_regular
 from aotgaudi.store.location import replaceable_in
 
@@ -76,20 +76,16 @@ def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -
     Files are checked when they are opened, and `verify_bundle` refuses all others. Raises UntrustedError, and StoreError if
     the system does not let us look.
     """
-    try:
+    with store_errors("look at", root):
         rule.check(root, root.stat())
         rule.check_parents(root)
         for path in on_the_way:
-            _check_name(path, rule)
-    except OSError as error:
-        raise store_error("look at", root, error) from error
-
-
-def _check_name(path: Path, rule: OwnerRule) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # Verifying reports missing objects.
-        status = path.lstat()
-        if not stat.S_ISLNK(status.st_mode):
-            rule.check(path, status)
+            with contextlib.suppress(
+                FileNotFoundError, NotADirectoryError
+            ):  # Verifying reports missing objects.
+                status = path.lstat()
+                if not stat.S_ISLNK(status.st_mode):
+                    rule.check(path, status)
 
 
 KEY_REMEDY = "make a pair with: aotgaudi key generate FILE"

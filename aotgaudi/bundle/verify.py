@@ -31,7 +31,7 @@ from aotgaudi.bundle.programs import (
 )
 from aotgaudi.bundle.receipt import Receipt
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, NotWarmError, SpecError, store_errors
 from aotgaudi.graphs.program import Program, weight_names
 from aotgaudi.machine import anonymous_bytes, available_memory, in_threads
 from aotgaudi.manifest.manifest import Manifest
@@ -390,10 +390,8 @@ def _corrupt(
 
 
 def _extra(bundle: Bundle) -> tuple[str, ...]:
-    try:
+    with store_errors("list", bundle.path):
         return stray_paths(bundle.path, bundle.index.objects)
-    except OSError as error:
-        raise store_error("list", bundle.path, error) from error
 
 
 def _relative(bundle: Bundle, digest: Digest) -> str:

@@ -31,7 +31,7 @@ from aotgaudi.doctor.hpu.report import (
 )
 from aotgaudi.doctor.hpu.whole import fitting
 from aotgaudi.doctor.machine import MachineFinding, Purpose, examine_machine
-from aotgaudi.errors import SpecError, TargetError, store_error
+from aotgaudi.errors import SpecError, TargetError, store_errors
 from aotgaudi.files import temporary_file, write_atomic
 from aotgaudi.gaudi.environment import ENGINE_RULES, sealed_variables
 from aotgaudi.gaudi.identity import Installation, Inventory, find_cards
@@ -168,11 +168,8 @@ def _prepare(out: Path, target_file: Path | None) -> None:
         SpecError: a variable whose file's content goes into the target names no such file.
     """
     for folder in (out,) if target_file is None else (out, target_file.parent):
-        try:
-            with temporary_file(folder):
-                pass
-        except OSError as error:
-            raise store_error("write to", folder, error) from error
+        with store_errors("write to", folder), temporary_file(folder):
+            pass
     if target_file is not None:
         Installation.find(os.environ).components()
         sealed_variables(ENGINE_RULES.applied(os.environ))

@@ -15,7 +15,7 @@ from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.build_options import SigningOptions
 from aotgaudi.cli.options import json_option, options_of, path_argument
 from aotgaudi.cli.show import emit
-from aotgaudi.files import write_atomic
+from aotgaudi.files import lock_directory, write_atomic
 
 _MODE = 0o644
 
@@ -29,10 +29,12 @@ def sign(bundle_path: Path, signing: SigningOptions, as_json: bool) -> None:
     keys = signing.keys()
     bundle = open_bundle(bundle_path)
     _refuse_damaged(bundle)
-    existing = read_signature(bundle_path)
-    signed = add_signatures(existing, keys, Statement.of(bundle.index_bytes, bundle.index, bundle.receipt))
-    if signed != existing:
-        write_atomic(bundle_path / SIGNATURE_NAME, signed, _MODE)
+    statement = Statement.of(bundle.index_bytes, bundle.index, bundle.receipt)
+    with lock_directory(bundle_path.resolve(), waits=True):  # Another signer may be adding to the same file.
+        existing = read_signature(bundle_path)
+        signed = add_signatures(existing, keys, statement)
+        if signed != existing:
+            write_atomic(bundle_path / SIGNATURE_NAME, signed, _MODE)
     document = _document(bundle, signed, is_new=signed != existing)
     emit(document, as_json, f"signature: {document['signature']} ({len(document['key_ids'])} in all)")
 

@@ -9,7 +9,6 @@ together.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.receipt import ModelCheck
+from aotgaudi.compile.jobs import program_of
 from aotgaudi.compile.model_reduction import (
     LENGTHS,
     MOST_PARAMETERS,
@@ -29,13 +29,14 @@ from aotgaudi.compile.model_reduction import (
     full_config,
     reduced_model,
 )
+from aotgaudi.digest import sha256_bytes
 from aotgaudi.engine.runner import ProgramRunner
 from aotgaudi.engine.steps import GREEDY_ROW, DecodeRow, DecodeStep, PromptRow, PromptStep, Step
 from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import ModelDiffersError
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.dialect import Dialect
-from aotgaudi.graphs.program import WEIGHT, Call, Program
+from aotgaudi.graphs.program import WEIGHT, Program
 from aotgaudi.graphs.quantization import QUANTIZATIONS
 from aotgaudi.graphs.step import build_model
 from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
@@ -323,19 +324,11 @@ class _Unit:
 
 def _program(traced: TracedProgram, units: dict[str, _Unit]) -> Program:
     """Returns a traced program, and adds its pieces to `units`."""
-    calls = []
-    for piece in traced.pieces:
-        key = hashlib.sha256(piece.text.encode()).hexdigest()
+    keys = [sha256_bytes(piece.text.encode()) for piece in traced.pieces]
+    for key, piece in zip(keys, traced.pieces, strict=True):
         if key not in units:
             units[key] = _Unit(piece.text)
-        calls.append(Call(unit=key, inputs=piece.inputs, outputs=piece.outputs))
-    return Program(
-        inputs=traced.inputs,
-        weights=traced.weights,
-        caches=traced.caches,
-        calls=tuple(calls),
-        outputs=traced.outputs,
-    )
+    return program_of(traced, keys)
 
 
 def _round_weights(model: Any, bindings: Sequence[WeightBinding], dtype: WeightsDtype) -> None:

@@ -7,12 +7,15 @@ of experts), and models on the hub.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.backends.base import require_installed
 from aotgaudi.errors import SpecError, StoreError, first_line
+from aotgaudi.files import lock_directory
 from aotgaudi.share.hub import fetch_model, is_hub_id
 
 _WEIGHTS = "model.safetensors"
@@ -38,10 +41,9 @@ def import_model(source: str, out: Path, dtype: str, *, overwrite: bool = False)
     location, options = _locate(source)
     if Path(location).resolve() == out.resolve():
         raise SpecError(str(out), "is the source itself", "another directory")
-    _make_writable(out)
-    model, tokenizer = _load(source, location, dtype, options)
     try:
-        _save(model, tokenizer, out)
+        with _writable(out):
+            _save(*_load(source, location, dtype, options), out)
     except OSError as error:
         raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
 
@@ -55,13 +57,15 @@ def _require_free(out: Path, *, overwrite: bool) -> None:
         raise SpecError(str(out), "is a directory with files in it", "another directory, or --force")
 
 
-def _make_writable(out: Path) -> None:
-    """Creates `out`, so that a directory we may not write to fails before minutes of loading."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=out).close()
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror}") from error
+@contextlib.contextmanager
+def _writable(out: Path) -> Iterator[None]:
+    """Creates `out`, so that one we may not write to fails before minutes of loading, and keeps other imports out of it."""
+    out.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=out).close()
+    with lock_directory(out.resolve()) as is_ours:
+        if is_ours is False:
+            raise SpecError(str(out), "another import writes to it now", "another directory")
+        yield
 
 
 def _locate(source: str) -> tuple[str, dict[str, Any]]:

@@ -37,6 +37,7 @@ from aotgaudi.compile.keys import BuiltRow, record
 from aotgaudi.compile.workers import UNIT_TIMEOUT_SECONDS, Done, JobTimeoutError, LocalPool, WorkerDiedError
 from aotgaudi.digest import Digest, sha256_bytes
 from aotgaudi.errors import AotGaudiError, CompileError, SpecError, StoreError, first_line
+from aotgaudi.files import own_directory
 from aotgaudi.share.remote import Remote, is_read_only, without_password
 from aotgaudi.share.remote_cache import RemoteCache
 from aotgaudi.store.store import Store
@@ -229,7 +230,8 @@ def _look_up(job: BuildJob, remote: RemoteCache) -> bool:
 def _scratch_store(url: str) -> Path:
     """Returns this user's scratch store on this machine for data exchanged at `url`."""
     root = Path(tempfile.gettempdir()) / f"aotgaudi-{os.geteuid()}"
-    root.mkdir(mode=0o700, exist_ok=True)
+    if not own_directory(root):
+        raise StoreError(f"{root} is not a directory of ours (remove it, or set TMPDIR)")
     return root / f"node-{sha256_bytes(url.encode())[:16]}"
 
 

@@ -69,7 +69,8 @@ def recheck(plan: Plan, store: Store, sample: int, num_workers: int) -> Recheck:
             " (run: aotgaudi build cache MANIFEST)"
         )
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="check-", dir=_scratch_root(store)) as scratch:
+    root = None if store.read_only else plain_path(store.root) / "tmp"  # Where later builders clean up.
+    with tempfile.TemporaryDirectory(prefix="check-", dir=root) as scratch:
         jobs = [_job(key, plan, store, Path(scratch)) for key in keys]
         cache_dir = Path(scratch) / "toolcache"
         pool = local_pool(plan.target, nullcontext(Path(scratch)), min(num_workers, len(jobs)), cache_dir)
@@ -104,12 +105,9 @@ class RecheckJob:
     def _difference(self, name: str, objects: ObjectStore, path: Path | None) -> Difference:
         stored, data = self.artifact.get(name), None if path is None else path.read_bytes()
         offset = first_difference(objects.read(stored) if stored else b"", data or b"")
-        rebuilt = None if data is None else Digest.of(data)
-        return Difference(self.job.key, self.label, name, offset, _text(stored), _text(rebuilt))
-
-
-def _text(digest: Digest | None) -> str | None:
-    return None if digest is None else str(digest)
+        was = None if stored is None else str(stored)
+        now = None if data is None else str(Digest.of(data))
+        return Difference(self.job.key, self.label, name, offset, was, now)
 
 
 def first_difference(left: bytes, right: bytes) -> int:
@@ -123,8 +121,3 @@ def _job(key: str, plan: Plan, store: Store, scratch: Path) -> RecheckJob:
     log_path = scratch / "logs" / f"{key}.log"
     job = CompileJob(key, source.text, source.label, plan.target, store.root, log_path, store.lower)
     return RecheckJob(job, plan.units[key].artifact, scratch)
-
-
-def _scratch_root(store: Store) -> Path | None:
-    """Returns a directory in the store, where later builders clean up; else None (the system's choice)."""
-    return None if store.read_only else plain_path(store.root) / "tmp"

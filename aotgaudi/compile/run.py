@@ -62,7 +62,7 @@ from aotgaudi.errors import (
     SpecError,
     StoreError,
     counted,
-    store_error,
+    store_errors,
 )
 from aotgaudi.graphs.dialect import dialect_of
 from aotgaudi.manifest.memory import sized
@@ -208,10 +208,8 @@ def _require_space(store: Store, backend: str, num_jobs: int) -> None:
     needed = num_jobs * _JOB_BYTES
     if backend == "cpu" and not any(store.root.glob("toolcache/*/*")):
         needed += _TOOLCHAIN_BYTES
-    try:
+    with store_errors("look at", store.root):
         free = shutil.disk_usage(store.root).free
-    except OSError as error:
-        raise store_error("look at", store.root, error) from error
     if free < needed:
         raise StoreError(
             f"store at {store.root}: {sized(free)} are free on its file system, and building {counted(num_jobs, 'program')}"

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar, Union
@@ -211,17 +212,9 @@ def _read_receipt(path: Path) -> Receipt:
 def _rows(store: Store) -> Iterator[tuple[str, ProgramRow | UnitRow]]:
     for records in (store.actions.records, *map(RecordStore, store.lower)):
         for key in sorted(records.keys()):
-            value = records.get(key)
-            row = None if value is None else _row_of(value)
-            if row is not None:
-                yield key, row
-
-
-def _row_of(value: dict[str, object]) -> ProgramRow | UnitRow | None:
-    try:
-        return ProgramRow.model_validate(value) if "program" in value else UnitRow.model_validate(value)
-    except ValidationError:
-        return None
+            value = records.get(key) or {}
+            with suppress(ValidationError):
+                yield key, (ProgramRow if "program" in value else UnitRow).model_validate(value)
 
 
 def _sha256_of(digest: str) -> str:
@@ -279,11 +272,7 @@ class NearestUnit:
 
 
 def _least(built: Iterable[Built], components: Components) -> Built | None:
-    return min(built, key=lambda one: _distance(one, components), default=None)
-
-
-def _distance(one: BuiltProgram | BuiltUnit, components: Components) -> int:
-    return len(changes(one.components, components))
+    return min(built, key=lambda one: len(changes(one.components, components)), default=None)
 
 
 def _part(components: Components, *prefixes: str) -> frozenset[tuple[str, str]]:

@@ -19,12 +19,7 @@ from typing import Literal
 
 from aotgaudi.engine.constraints import Constraint
 from aotgaudi.engine.sampling_params import SamplingParams
-from aotgaudi.engine.steps import (
-    SamplingRow,
-    Scoring,
-    TokenHistory,
-    TokenLogprobs,
-)
+from aotgaudi.engine.steps import SamplingRow, Scoring, TokenHistory, TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 

@@ -293,8 +293,8 @@ class _DecodeInputs:
     }
 
 
-def _padded(values: Sequence[int], size: int, padding: int = 0) -> list[int]:
-    return [*values, *[padding] * (size - len(values))]
+def _padded(values: Sequence[int], size: int) -> list[int]:
+    return [*values, *[0] * (size - len(values))]
 
 
 _Chunk = tuple[int, int, Sequence[int]]

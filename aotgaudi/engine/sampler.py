@@ -17,14 +17,7 @@ import torch
 from torch import Tensor
 
 from aotgaudi.engine.constraints import Constraint, mask_bytes
-from aotgaudi.engine.steps import (
-    GREEDY_ROW,
-    PromptStep,
-    SamplingRow,
-    StepResult,
-    TokenHistory,
-    TokenLogprobs,
-)
+from aotgaudi.engine.steps import GREEDY_ROW, PromptStep, SamplingRow, StepResult, TokenHistory, TokenLogprobs
 from aotgaudi.entries import Entry
 from aotgaudi.errors import NotWarmError, RequestError
 from aotgaudi.graphs.program import TensorSpec

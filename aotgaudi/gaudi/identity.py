@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aotgaudi.digest import canonical_json, sha256_bytes, sha256_file
-from aotgaudi.errors import StoreError, TargetError, store_error
+from aotgaudi.errors import StoreError, TargetError, store_errors
 from aotgaudi.files import make_directories, write_atomic
 from aotgaudi.machine import in_threads
 
@@ -143,10 +143,8 @@ class DigestMemory:
         return {path: known[str(path)][1] for path in stamps}
 
     def _hashed(self, path: Path) -> str:
-        try:
+        with store_errors("read", path):
             return self._hash_file(path)
-        except OSError as error:
-            raise store_error("read", path, error) from error
 
     def _read(self) -> dict[str, tuple[list[int], str]]:
         if self._path is None:
@@ -166,10 +164,8 @@ class DigestMemory:
 
 
 def _stamp(path: Path) -> list[int]:
-    try:
+    with store_errors("read", path):
         status = path.stat()
-    except OSError as error:
-        raise store_error("read", path, error) from error
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 

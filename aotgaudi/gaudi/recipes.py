@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CompileError, CorruptError, SpecError, StoreError, store_error
+from aotgaudi.errors import CompileError, CorruptError, SpecError, StoreError, store_error, store_errors
 
 _NAME = re.compile(
     r"(?P<stem>(?P<key>[0-9]{1,20})_(?P<libraries>[0-9a-f]{1,16})_syn(?P<synapse>[0-9A-Za-z.+-]+?))"
@@ -134,13 +134,10 @@ def scan(directory: Path) -> RecipeDirectory:
         StoreError: it cannot be listed.
     """
     sorter = _Sorter(directory)
-    try:
-        with os.scandir(directory) as entries:
-            for entry in sorted(entries, key=lambda entry: entry.name):
-                with contextlib.suppress(FileNotFoundError):  # Evicted, or a temporary file, during the scan.
-                    sorter.add(entry.name, entry.stat(follow_symlinks=False))
-    except OSError as error:
-        raise store_error("list", directory, error) from error
+    with store_errors("list", directory), os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            with contextlib.suppress(FileNotFoundError):  # Evicted, or a temporary file, during the scan.
+                sorter.add(entry.name, entry.stat(follow_symlinks=False))
     return sorter.sorted()
 
 
@@ -395,13 +392,10 @@ def _copy(source: Path, digest: Digest, destination: Path) -> None:
 
 def _chunks(path: Path, state: hashlib._Hash) -> Iterator[bytes]:
     """Yields the chunks of a file, and feeds them to `state`. Raises StoreError."""
-    try:
-        with path.open("rb") as reader:
-            while chunk := reader.read(_CHUNK_BYTES):
-                state.update(chunk)
-                yield chunk
-    except OSError as error:
-        raise store_error("read", path, error) from error
+    with store_errors("read", path), path.open("rb") as reader:
+        while chunk := reader.read(_CHUNK_BYTES):
+            state.update(chunk)
+            yield chunk
 
 
 _SETTLED_SECONDS = 1.0

@@ -2,8 +2,7 @@
 
 ::
 
-    from aotgaudi import LLM
-    from aotgaudi.llm import SamplingParams
+    from aotgaudi import LLM, SamplingParams
 
     with LLM("chat.bundle", "my-model") as llm:
         for output in llm.generate(["The sea is", "The sky is"], SamplingParams(temperature=0, max_tokens=16)):
@@ -18,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Union, cast
 
 from aotgaudi.bundle.trust import TrustPolicy
@@ -195,9 +193,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _encoded(self, prompts: Prompts) -> list[list[int]]:

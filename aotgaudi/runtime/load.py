@@ -83,7 +83,8 @@ def bind_weights(
     num_uses, lock = Counter(name for names in of_names for name in names), Lock()
 
     def bind(names: tuple[str, ...]) -> dict[str, Tensor]:
-        made = _bound(of_names[names], _concatenated([stored[name] for name in names]), prepare)
+        parts = [stored[name] for name in names]
+        made = _bound(of_names[names], parts[0] if len(parts) == 1 else torch.cat(parts), prepare)
         with lock:
             num_uses.subtract(names)
             for name in set(names):
@@ -97,10 +98,6 @@ def bind_weights(
     largest_first = sorted(of_names, key=num_bytes, reverse=True)
     found = in_threads(bind, largest_first, begin_thread=lambda: torch.set_num_threads(1))
     return {text: tensor for made in found for text, tensor in made.items()}
-
-
-def _concatenated(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _bound(

@@ -17,8 +17,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -50,7 +51,7 @@ from aotgaudi.server.http import (
 )
 from aotgaudi.server.log import REQUEST_ID
 from aotgaudi.server.options import OPEN_ACCESS, Access, Observability
-from aotgaudi.server.preprocess.prepare import Kind, PreparedRequest, Tokenized, TokenizeKind
+from aotgaudi.server.preprocess.prepare import AnswerT, PreparedRequest
 from aotgaudi.server.responses import (
     AnswerFormat,
     AnswerHead,
@@ -62,6 +63,7 @@ from aotgaudi.server.responses import (
 )
 from aotgaudi.server.service import Service
 
+Work = Callable[[bytes], Coroutine[object, object, AnswerT]]
 _LAST_SLASHES = re.compile(r"(/|%2[fF])+$")
 
 
@@ -149,7 +151,8 @@ class Api:
     """The handlers of the routes, bound to a service."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._bodies = service, BodyReader(service.engine.admission, service.max_body_bytes)
+        self._service, self._preprocessor = service, service.preprocessor
+        self._bodies = BodyReader(service.engine.admission, service.max_body_bytes)
 
     async def list_models(self, _: Request) -> Response:
         """Lists what is served."""
@@ -163,7 +166,7 @@ class Api:
 
     async def complete(self, request: Request) -> Response:
         """Completes one prompt or several."""
-        prepared = await self._prepared("completion", request)
+        prepared = await self._preprocessed(request, partial(self._preprocessor.prepare, "completion"))
         head, texts = self._head("cmpl", prepared), self._texts(prepared)
         echoes = [echo for echo in prepared.echoes for _ in range(prepared.num_choices)]
         answer_format = CompletionFormat(head, texts, echoes, self._prompt_texts(prepared))
@@ -171,7 +174,7 @@ class Api:
 
     async def chat(self, request: Request) -> Response:
         """Answers a conversation."""
-        prepared = await self._prepared("chat", request)
+        prepared = await self._preprocessed(request, partial(self._preprocessor.prepare, "chat"))
         head, texts, echo = self._head("chatcmpl", prepared), self._texts(prepared), "".join(prepared.echoes)
         answer_format = ChatFormat(head, texts, echo, prepared.reply, self._prompt_texts(prepared))
         return await self._answer(request, prepared, answer_format)
@@ -199,12 +202,13 @@ class Api:
 
     async def tokenize(self, request: Request) -> Response:
         """Gives the tokens of a prompt."""
-        tokenized = await self._tokenized("tokenize", request)
+        tokenized = await self._preprocessed(request, partial(self._preprocessor.tokenize, "tokenize"))
         return JSONResponse(tokenized.as_tokens(self._service.model.max_len))
 
     async def detokenize(self, request: Request) -> Response:
         """Gives the text of tokens."""
-        return JSONResponse((await self._tokenized("detokenize", request)).as_text())
+        tokenized = await self._preprocessed(request, partial(self._preprocessor.tokenize, "detokenize"))
+        return JSONResponse(tokenized.as_text())
 
     async def ping(self, request: Request) -> Response:
         """Says what /health says."""
@@ -225,19 +229,12 @@ class Api:
             "max_model_len": self._service.model.max_len,
         }
 
-    async def _prepared(self, kind: Kind, request: Request) -> PreparedRequest:
+    async def _preprocessed(self, request: Request, work: Work[AnswerT]) -> AnswerT:
+        """Returns the answer of the preprocessor's `work` to the body of a request."""
         async with self._admitted(request) as raw:
-            work = self._service.preprocessor.prepare(kind, raw)
-            prepared = await unless_disconnected(work, request.receive)
-        self._service.tell_ignored(prepared.ignored)
-        return prepared
-
-    async def _tokenized(self, kind: TokenizeKind, request: Request) -> Tokenized:
-        async with self._admitted(request) as raw:
-            work = self._service.preprocessor.tokenize(kind, raw)
-            tokenized = await unless_disconnected(work, request.receive)
-        self._service.tell_ignored(tokenized.ignored)
-        return tokenized
+            answer = await unless_disconnected(work(raw), request.receive)
+        self._service.tell_ignored(answer.ignored)
+        return answer
 
     @asynccontextmanager
     async def _admitted(self, request: Request) -> AsyncIterator[bytes]:

@@ -32,18 +32,15 @@ def fetch_model(model_id: str, patterns: Sequence[str], revision: str | None = N
     Raises RemoteError if neither has the model.
     """
     try:
-        with contextlib.redirect_stdout(
-            io.StringIO()
-        ):  # It prints why it cannot be imported, and then raises that.
+        # It prints why it cannot be imported, and then raises that.
+        with contextlib.redirect_stdout(io.StringIO()):
             from huggingface_hub import snapshot_download
         folder = snapshot_download(
             model_id, revision=revision, allow_patterns=list(patterns), etag_timeout=_ANSWER_SECONDS
         )
     except ModuleNotFoundError:
         raise
-    except (
-        Exception
-    ) as error:  # Those of the library that speaks HTTP, whichever that is, and of the user's settings.
+    except Exception as error:  # Of the library that speaks HTTP, and of the user's settings.
         led = sorted(name for name in os.environ if _SETTINGS.fullmatch(name))
         remedy = f" (the environment sets {', '.join(led)})" if led else ""
         raise RemoteError(f"{model_id} cannot be had from the hub: {first_line(error)}{remedy}") from error

@@ -26,11 +26,11 @@ from typing import Any
 from aotgaudi.bundle.bundle import Bundle, open_bundle
 from aotgaudi.bundle.capture_receipt import CaptureReceipt
 from aotgaudi.bundle.format import INDEX_NAME
-from aotgaudi.bundle.staging import building_directory, exchange_directory, refuse_foreign, settle
+from aotgaudi.bundle.staging import replacing
 from aotgaudi.bundle.trust import ANY_BUNDLE, TrustPolicy
 from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.errors import CorruptError, ManifestError, RemoteError, SpecError, TargetError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, RemoteError, SpecError, TargetError
 from aotgaudi.files import open_descriptor
 from aotgaudi.share.layer import Compression, Layer, unpack_layer, write_layer
 from aotgaudi.share.oci import (
@@ -251,18 +251,11 @@ def pull_image(
         UntrustedError: `policy` does not allow the bundle.
         RemoteError, StoreError, SpecError: the image cannot be read, holds no bundle, or `out` cannot be written.
     """
-    refuse_foreign(out)
-    try:
-        with building_directory(out) as building:
-            _unpack_image(source, building, is_insecure=is_insecure)
-            bundle = open_bundle(building, policy)
-            report = verify_bundle(bundle)
-            if report.corrupt:
-                raise CorruptError(f"{source}: {report.corrupt[0].path}: {report.corrupt[0].reason}")
-            settle(building)
-            exchange_directory(building, out)
-    except OSError as error:
-        raise store_error("write the bundle", out, error) from error
+    with replacing(out, "the bundle") as building:
+        _unpack_image(source, building, is_insecure=is_insecure)
+        report = verify_bundle(open_bundle(building, policy))
+        if report.corrupt:
+            raise CorruptError(f"{source}: {report.corrupt[0].path}: {report.corrupt[0].reason}")
     return open_bundle(out, policy)
 
 

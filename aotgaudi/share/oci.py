@@ -21,10 +21,10 @@ from typing import Annotated, Any, TypeVar
 import pydantic
 from pydantic import Field, StringConstraints
 
-from aotgaudi.bundle.staging import building_directory, exchange_directory, holds_something, settle
+from aotgaudi.bundle.staging import holds_something, replacing
 from aotgaudi.digest import Digest, canonical_json
 from aotgaudi.document import Count, ForeignValue, first_problem
-from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError, store_error
+from aotgaudi.errors import CorruptError, ManifestError, SpecError, StoreError
 from aotgaudi.files import Temporary, place, temporary_file, write_atomic
 from aotgaudi.store.cas import Fault, read_blob, read_bounded, verified_chunks
 
@@ -235,7 +235,7 @@ class LayoutWriter:
         """Names a written file by its digest. Raises OSError."""
         path = self._layout.blob_path(digest)
         file.settle(_BLOB_MODE)
-        place(file.path, path, path.exists)
+        place(file.path, path)
 
     def add_bytes(self, data: bytes) -> Digest:
         """Writes a blob. Raises OSError."""
@@ -257,7 +257,6 @@ class LayoutWriter:
         index = {"schemaVersion": 2, "mediaType": IMAGE_INDEX_TYPE, "manifests": [image]}
         write_atomic(self._root / INDEX_NAME, canonical_json(index))
         write_atomic(self._root / LAYOUT_NAME, _LAYOUT)
-        settle(self._root)
 
 
 @contextlib.contextmanager
@@ -266,13 +265,8 @@ def new_layout(out: Path) -> Iterator[LayoutWriter]:
 
     Replaces an empty directory, or a layout that holds only images of bundles. Raises StoreError.
     """
-    refuse_foreign_layout(out)
-    try:
-        with building_directory(out) as building:
-            yield LayoutWriter(building)
-            exchange_directory(building, out)
-    except OSError as error:
-        raise store_error("write the image layout", out, error) from error
+    with replacing(out, "the image layout", refuse_foreign_layout) as building:
+        yield LayoutWriter(building)
 
 
 def refuse_foreign_layout(out: Path) -> None:

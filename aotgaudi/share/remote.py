@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,6 +28,7 @@ from urllib.parse import unquote, urlsplit
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, MissingObjectError, RemoteError, SpecError, first_line
 from aotgaudi.files import open_descriptor, place, temporary_file
+from aotgaudi.machine import LateError, within
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.records import LARGEST_RECORD_BYTES, RecordStore
 
@@ -111,8 +111,8 @@ class Remote:
         seconds = self._seconds + num_bytes / _LEAST_BYTES_PER_SECOND
         for is_last in (False, True):
             try:
-                return _within(seconds, action)
-            except _LateError as error:
+                return within(seconds, action)
+            except LateError as error:  # Limits of libraries apply to single reads, which may trickle.
                 raise NoAnswerError(f"{self.label}: has not answered in {seconds:.0f} s") from error
             except Exception as error:
                 if is_last or isinstance(error, PermissionError):
@@ -148,7 +148,7 @@ class _Directory:
             for chunk in _chunks(source):
                 file.write(chunk)
             file.settle(_MODE)
-            place(file.path, path, path.exists)
+            place(file.path, path)
 
 
 class _FileSystem:
@@ -239,32 +239,3 @@ def _chunks(source: Source) -> Iterator[bytes]:
     with source.open("rb") as file:
         while chunk := file.read(1 << 20):
             yield chunk
-
-
-class _LateError(Exception):
-    """An action has not ended in time."""
-
-
-def _within(seconds: float, action: Callable[[], T]) -> T:
-    """Returns the result of `action`, or raises what it raises, or _LateError after `seconds`.
-
-    The time limits of libraries apply to single reads, so a server that trickles could hold us for ever. A late thread is
-    abandoned: it is a daemon, and holds only a connection.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(action())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
-        raise _LateError
-    return results[0]

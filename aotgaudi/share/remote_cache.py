@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from aotgaudi.digest import Digest, sha256_bytes
@@ -139,9 +138,7 @@ class RemoteCache:
     def __enter__(self) -> RemoteCache:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None or issubclass(kind, CompileError):
                 self.finish()
@@ -171,7 +168,7 @@ class RemoteCache:
 
     def fetch(self, digest: Digest) -> None:
         """Fetches one object into the store. Raises RemoteError, MissingObjectError, CorruptError, StoreError."""
-        self._once(self._fetch, digest).result()
+        self._once(self._fetch, [digest])
 
     def upload(self, key: str, row: Row) -> Future[None]:
         """Uploads the objects of `row` that the remote lacks, and then its record, unless there is a sound one.
@@ -231,8 +228,7 @@ class RemoteCache:
                     self._answers[key] = None
                     return False
                 row = parse(load_record(key, data))
-                for future in [self._once(self._fetch, digest) for digest in dict.fromkeys(row.digests())]:
-                    future.result()
+                self._once(self._fetch, row.digests())
         except (ValueError, CorruptError, MissingObjectError) as error:  # A RecordError is a ValueError.
             self._refused.add(key)
             self._stale.add(key)
@@ -248,12 +244,15 @@ class RemoteCache:
             self._came.add(key)
         return True
 
-    def _once(self, action: Callable[[Digest], None], digest: Digest) -> Future[None]:
-        """Starts `_fetch` or `_put` for an object, unless that has been done."""
+    def _once(self, action: Callable[[Digest], None], digests: Iterable[Digest]) -> None:
+        """Waits for `action` on all `digests`, which begins unless it has begun. Raises what it raises."""
+        wanted = [(action, digest) for digest in dict.fromkeys(digests)]
         with self._lock:
-            if (action, digest) not in self._started:
-                self._started[action, digest] = self._objects.submit(action, digest)
-            return self._started[action, digest]
+            for one in wanted:
+                if one not in self._started:
+                    self._started[one] = self._objects.submit(*one)
+        for one in wanted:
+            self._started[one].result()
 
     def _fetch(self, digest: Digest) -> None:
         if self._store.objects.has(digest):
@@ -272,8 +271,7 @@ class RemoteCache:
         found = self._writing.call(lambda: self._remote.get_record(key))
         if found != data and found is not None and self._is_sound(key, found):
             return
-        for future in [self._once(self._put, digest) for digest in dict.fromkeys(row.digests())]:
-            future.result()
+        self._once(self._put, row.digests())
         if found != data:
             self._writing.call(lambda: self._remote.put_record(key, data))
             self._uploaded.add(num_records=1)

@@ -19,23 +19,27 @@ import hashlib
 import io
 import logging
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error
+from aotgaudi.errors import CorruptError, MissingObjectError, StoreError, store_error, store_errors
 from aotgaudi.files import (
     Examine,
     NotRegularError,
     Temporary,
     accept_any,
     again,
+    make_directories,
     open_descriptor,
     place,
+    place_first,
     temporary_file,
 )
 
@@ -68,12 +72,40 @@ def remove(path: Path) -> bool:
     return True
 
 
-def discard_damaged(path: Path, reason: str) -> bool:
-    """Removes what is damaged, so that it is a miss and is made again. Returns False if it is gone. Raises StoreError."""
-    is_removed = remove(path)
-    if is_removed:
+Problem = Callable[[Path], "str | None"]
+"""Returns what is wrong with a file; None if nothing is, or if it is gone."""
+
+
+def remove_rejected(path: Path, tmp: Path, problem: Problem) -> str | None:
+    """Removes what is at `path` if it has a `problem`, which is returned. Raises StoreError, and what `problem` raises.
+
+    It is first moved into the directory `tmp`, and judged there. So what another writer has put there since the caller
+    looked is not lost: it gets its name back.
+    """
+    aside = tmp / f"put-{os.getpid()}-{secrets.token_hex(8)}"
+    try:
+        make_directories(tmp)
+        os.rename(path, aside)
+        reason = None
+        try:
+            reason = problem(aside)
+        finally:
+            if reason is None:
+                place_first(aside, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise store_error("remove", path, error) from error
+    remove(aside)
+    return reason
+
+
+def discard_damaged(path: Path, tmp: Path, problem: Problem) -> bool:
+    """Removes what is damaged, as `remove_rejected` does, so that it is made again. Returns whether it did."""
+    reason = remove_rejected(path, tmp, problem)
+    if reason is not None:
         _LOG.warning("removed %s: %s", path, reason)
-    return is_removed
+    return reason is not None
 
 
 class _UnwritableError(Exception):
@@ -95,6 +127,12 @@ def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fau
         return found
     os.close(found)
     return None
+
+
+def damage_of(digest: Digest, path: Path) -> str | None:
+    """Returns in what the file differs from its digest; None if it does not, or is missing. Raises as `find_fault` does."""
+    fault = find_fault(path, digest)
+    return fault.reason if fault is not None and fault.state == "corrupt" else None
 
 
 def hold_blob(
@@ -292,14 +330,11 @@ class ObjectStore:
         """
         with _open_source(path) as source:
             size_bytes = os.fstat(source.fileno()).st_size
-            try:
-                with temporary_file(self._tmp) as file:
-                    digest = _copy_hashed(source, file)
-                    if not self._is_intact(digest):
-                        self._publish(file, digest)
-            except OSError as error:
-                doing = f"store {path.name} in"
-                raise store_error(doing, self.root, error, needed_bytes=size_bytes) from error
+            errors = store_errors(f"store {path.name} in", self.root, needed_bytes=size_bytes)
+            with errors, temporary_file(self._tmp) as file:
+                digest = _copy_hashed(source, file)
+                if not self._is_intact(digest):
+                    self._publish(file, digest)
         return digest
 
     def put_chunks(self, digest: Digest, chunks: Iterable[bytes]) -> None:
@@ -309,21 +344,17 @@ class ObjectStore:
         nothing behind.
         """
         state, size_bytes = hashlib.sha256(), 0
-        try:
-            with temporary_file(self._tmp) as file:
-                for chunk in chunks:
-                    size_bytes += len(chunk)
-                    if size_bytes > digest.size_bytes:
-                        break
-                    file.write(chunk)
-                    state.update(chunk)
-                if Digest(state.hexdigest(), size_bytes) != digest:
-                    raise CorruptError(f"object {digest}: its bytes are not what its digest says")
-                self._publish(file, digest)
-        except OSError as error:
-            raise store_error(
-                "store an object in", self.root, error, needed_bytes=digest.size_bytes
-            ) from error
+        errors = store_errors("store an object in", self.root, needed_bytes=digest.size_bytes)
+        with errors, temporary_file(self._tmp) as file:
+            for chunk in chunks:
+                size_bytes += len(chunk)
+                if size_bytes > digest.size_bytes:
+                    break
+                file.write(chunk)
+                state.update(chunk)
+            if Digest(state.hexdigest(), size_bytes) != digest:
+                raise CorruptError(f"object {digest}: its bytes are not what its digest says")
+            self._publish(file, digest)
 
     def has(self, digest: Digest) -> bool:
         """Returns whether a layer has a regular file of the right size, without reading it. One ``lstat`` per layer."""
@@ -386,7 +417,7 @@ class ObjectStore:
         return None
 
     def _is_intact(self, digest: Digest) -> bool:
-        return any(_holds_intact(Path(layer), digest) for layer in self._names)
+        return any(find_fault(Path(_object_name(layer, digest)), digest) is None for layer in self._names)
 
     def _publish(self, file: Temporary, digest: Digest) -> None:
         path = object_path(self.root, digest)
@@ -398,8 +429,8 @@ class ObjectStore:
                 f" {fault.reason} (the device failed: check it before trusting what it holds)"
             )
         if path.is_dir() and not path.is_symlink():
-            discard_damaged(path, "a directory in an object's place")
-        place(file.path, path, lambda: _holds_intact(self.root, digest))
+            discard_damaged(path, self._tmp, partial(damage_of, digest))
+        place(file.path, path)
 
     def _from_layers(self, digest: Digest, get: Callable[[Path], T | Fault]) -> T:
         faults = []
@@ -414,7 +445,7 @@ class ObjectStore:
         path = object_path(layer, digest)
         if self._heals and layer == self.root and fault.state == "corrupt":
             try:
-                discard_damaged(path, fault.reason)
+                discard_damaged(path, self._tmp, partial(damage_of, digest))
             except StoreError as error:
                 _LOG.warning("%s is damaged (%s) and stays: %s", path, fault.reason, error)
         return path, fault
@@ -435,15 +466,9 @@ def _object_name(root: str, digest: Digest) -> str:
     return f"{root}/objects/sha256/{digest.sha256[:2]}/{digest.sha256}"
 
 
-def _holds_intact(root: Path, digest: Digest) -> bool:
-    return find_fault(object_path(root, digest), digest) is None
-
-
 def _open_source(path: Path) -> io.FileIO:
-    try:
+    with store_errors("read", path):
         return io.FileIO(open_descriptor(path, follow=True), "rb")
-    except OSError as error:
-        raise store_error("read", path, error) from error
 
 
 def _copy_hashed(source: io.FileIO, target: Temporary) -> Digest:

@@ -17,18 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
 from aotgaudi.store.cas import remove
 from aotgaudi.store.records import RecordError, Stamp, digests_in
-from aotgaudi.store.scratch import (
-    ScratchItem,
-    Usage,
-    list_scratch,
-    sweep_temporary_files,
-    usage_of,
-)
+from aotgaudi.store.scratch import ScratchItem, Usage, list_scratch, sweep_temporary_files, usage_of
 from aotgaudi.store.store import Root, Store
 
 KINDS = (
@@ -70,11 +65,6 @@ class StoredRecord:
     key: str
     stamp: Stamp
     objects: frozenset[Digest]
-
-    @property
-    def used(self) -> float:
-        """When it was last used, in seconds."""
-        return self.stamp.used
 
 
 @dataclass(frozen=True)
@@ -240,13 +230,10 @@ def collect_unless_used(store: Store, max_bytes: int, kept: Iterable[Root] = ())
 
 
 def _by_last_use(contents: Contents) -> Iterable[StoredRecord | ScratchItem]:
-    items: list[StoredRecord | ScratchItem] = [*contents.scratch]
-    items += (record for record in contents.records if record.key not in contents.kept_keys)
-    return sorted(items, key=lambda item: (item.used, _name(item)))
-
-
-def _name(item: StoredRecord | ScratchItem) -> str:
-    return item.path.name if isinstance(item, ScratchItem) else item.key
+    items: list[tuple[float, str, StoredRecord | ScratchItem]]
+    items = [(item.used, item.path.name, item) for item in contents.scratch]
+    items += [(row.stamp.used, row.key, row) for row in contents.records if row.key not in contents.kept_keys]
+    return (item for *_, item in sorted(items, key=itemgetter(0, 1)))
 
 
 def _remove(store: Store, plan: CollectionPlan) -> None:

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from aotgaudi.errors import StoreError, store_error
+from aotgaudi.errors import StoreError, store_errors
 
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -101,14 +101,12 @@ _CHECKED = ("", "objects", "objects/sha256", "records", "roots")
 
 def refuse_unsafe(root: Path) -> None:
     """Raises StoreError if others than root, us and our groups could have written to the store at `root`."""
-    try:
+    with store_errors("look at", root):
         resolved = root.resolve(strict=True)
         for path in (resolved / name for name in _CHECKED):
             if path.exists():
                 _refuse_directory(root, path)
         parent = replaceable_in(root)
-    except OSError as error:
-        raise store_error("look at", root, error) from error
     if parent is not None:
         raise StoreError(
             f"store at {root}: everybody may replace it, for everybody may write to {parent}"

@@ -16,7 +16,7 @@ import resource
 from pathlib import Path
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import StoreError, store_error
+from aotgaudi.errors import StoreError, store_errors
 from aotgaudi.files import Examine, accept_any
 from aotgaudi.store.cas import Fault, copy_blob, hold_blob
 
@@ -99,24 +99,16 @@ def allow_open_files(num_files: int) -> None:
 
 
 def _sealed_copy(path: Path, digest: Digest, examine: Examine) -> int | Fault:
-    memory = _new_memory(path.name)
+    with store_errors("make sealed memory (memfd_create) for", Path(path.name)):
+        memory = os.memfd_create(path.name[:64], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        fault = copy_blob(path, digest, memory, examine)
-        if fault is None:
-            fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
-            return memory
-    except OSError as error:
-        os.close(memory)
-        raise store_error("copy into sealed memory", path, error) from error
+        with store_errors("copy into sealed memory", path):
+            fault = copy_blob(path, digest, memory, examine)
+            if fault is None:
+                fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS)
+                return memory
     except BaseException:
         os.close(memory)
         raise
     os.close(memory)
     return fault
-
-
-def _new_memory(name: str) -> int:
-    try:
-        return os.memfd_create(name[:64], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    except OSError as error:
-        raise store_error("make sealed memory (memfd_create) for", Path(name), error) from error

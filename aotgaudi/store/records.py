@@ -31,13 +31,14 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
-from aotgaudi.errors import StoreError, store_error
-from aotgaudi.files import Temporary, open_descriptor, place, place_first, temporary_file
-from aotgaudi.store.cas import Fault, discard_damaged, look, remove
+from aotgaudi.errors import StoreError, store_errors
+from aotgaudi.files import Temporary, open_descriptor, place_first, temporary_file
+from aotgaudi.store.cas import Fault, look, remove, remove_rejected
 
 RECORD_SCHEMA = "aotgaudi.record/1"
 LARGEST_RECORD_BYTES = 1 << 24
@@ -162,16 +163,14 @@ class RecordStore:
         """
         data = dump_record(key, value)
         new = load_record(key, data)
-        try:
+        with store_errors("write", self.path(key), needed_bytes=len(data)):
             for _ in range(_TURNS):
                 earlier, is_free = self._look(key)
                 if earlier is not None and (earlier == new or keep(earlier)):
                     _note_difference(key, earlier, new)
                     return earlier
-                if self._write(key, data, is_free):
+                if self._write(key, data, None if is_free else keep):
                     return new
-        except OSError as error:
-            raise store_error("write", self.path(key), error, needed_bytes=len(data)) from error
         raise StoreError(f"cannot write {self.path(key)}: others keep replacing it by what is no record")
 
     def touch(self, key: str, now: float) -> None:
@@ -198,20 +197,17 @@ class RecordStore:
             return None, False
         return value, value is None
 
-    def _write(self, key: str, data: bytes, is_free: bool) -> bool:
-        """Writes the file: as the first one if the caller found none, else in place of the one that it rejected.
+    def _write(self, key: str, data: bytes, keep: Keep | None) -> bool:
+        """Writes the file, after removing one that `keep` rejects or that is no record, if the caller found one.
 
         Returns False if another writer was first; the caller must then read that writer's file.
         """
         path = self.path(key)
         with temporary_file(self.root / "tmp") as file:
             _write_verified(file, data)
-            if is_free:
-                return place_first(file.path, path)
-            if path.is_dir() and not path.is_symlink():
-                discard_damaged(path, "a directory in a record's place")
-            place(file.path, path, lambda: _is(path, data))
-            return True
+            if keep is not None:
+                remove_rejected(path, file.path.parent, partial(_rejection, key, keep))
+            return place_first(file.path, path)
 
     def _file_name(self, key: str) -> str:
         return f"{self._name}/{key[:2]}/{key}.json"
@@ -224,10 +220,12 @@ def _write_verified(file: Temporary, data: bytes) -> None:
         raise StoreError(f"what was written to {file.path} reads back differently: the device failed")
 
 
-def _is(path: Path, data: bytes) -> bool:
-    with contextlib.suppress(OSError):
-        return _read(str(path)) == data
-    return False
+def _rejection(key: str, keep: Keep, path: Path) -> str | None:
+    try:
+        value = read_record(key, path)
+    except RecordError as error:
+        return str(error)
+    return None if value is None or keep(value) else "rejected"
 
 
 def _read(path: str) -> bytes:
@@ -271,7 +269,7 @@ class Actions:
     """A persistent mapping from keys (64 hex digits) to JSON objects. Safe between processes and hosts.
 
     `lower` are roots of read-only layers, which are searched in order for keys that `root` lacks. With `read_only`, uses are
-    not noted and writing raises StoreError. `clock` returns the time of a use.
+    not noted and writing raises StoreError.
     """
 
     def __init__(
@@ -280,12 +278,10 @@ class Actions:
         lower: Iterable[Path] = (),
         *,
         read_only: bool = False,
-        clock: Callable[[], float] = time.time,
     ) -> None:
         self.records = RecordStore(root)
         self._lower = tuple(map(RecordStore, lower))
         self._read_only = read_only
-        self._clock = clock
 
     def get(self, key: str) -> dict[str, Any] | None:
         """Returns the result recorded for `key`, or None."""
@@ -341,7 +337,7 @@ class Actions:
         for key in keys:
             stamp = self.records.stamp(key)
             if stamp is not None and self._is_use_due(stamp):
-                self.records.touch(key, self._clock())
+                self.records.touch(key, time.time())
 
     def __iter__(self) -> Iterator[str]:
         """Yields the present keys of the store's own records, in ascending order."""
@@ -355,7 +351,7 @@ class Actions:
         return None
 
     def _is_use_due(self, stamp: Stamp) -> bool:
-        return not self._read_only and abs(self._clock() - stamp.used) > USE_GRANULARITY_SECONDS
+        return not self._read_only and abs(time.time() - stamp.used) > USE_GRANULARITY_SECONDS
 
     def _require_writable(self) -> None:
         if self._read_only:

@@ -28,11 +28,12 @@ from pathlib import Path
 from aotgaudi.digest import sha256_bytes
 from aotgaudi.errors import StoreError
 from aotgaudi.files import (
+    lock_directory,
     make_directories,
+    make_locked_directory,
     open_descriptor,
     own_directory,
     temporary_file,
-    try_lock_directory,
 )
 from aotgaudi.store.cas import remove
 
@@ -84,7 +85,8 @@ def sweep_temporary_files(root: Path) -> int:
     """Removes the leftovers of dead writers in ``tmp/``, and returns how many. The next sweep tries again what stays."""
     num_removed = 0
     with contextlib.suppress(OSError):
-        before = _file_system_time(root / "tmp") - GRACE_SECONDS
+        with temporary_file(root / "tmp") as file:
+            before = file.path.stat().st_mtime - GRACE_SECONDS
         for path in sorted((root / "tmp").iterdir()):
             with contextlib.suppress(OSError, StoreError):
                 num_removed += _remove_abandoned(path, before)
@@ -97,12 +99,12 @@ def locked_directory(root: Path) -> Iterator[Path]:
 
     Raises OSError, and StoreError like `plain_path`.
     """
-    path = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=plain_path(root) / "tmp"))
-    with try_lock_directory(path):  # Without locks, a sweep goes by age.
-        try:
-            yield path
-        finally:
-            shutil.rmtree(path, ignore_errors=True)
+    path, lock = make_locked_directory(plain_path(root) / "tmp", SCRATCH_PREFIX)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
 
 
 def plain_path(path: Path) -> Path:
@@ -151,11 +153,6 @@ def usage_of(path: Path) -> Usage:
     return usage
 
 
-def _file_system_time(directory: Path) -> float:
-    with temporary_file(directory) as file:
-        return file.path.stat().st_mtime
-
-
 def _remove_abandoned(path: Path, before: float) -> bool:
     status = path.lstat()
     if stat.S_ISREG(status.st_mode):
@@ -188,5 +185,5 @@ def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
 
 def _is_abandoned(directory: Path) -> bool:
     """Returns whether no process holds the lock of a scratch directory. False without locks."""
-    with try_lock_directory(directory) as is_free:
+    with lock_directory(directory) as is_free:
         return is_free is True

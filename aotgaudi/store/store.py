@@ -31,7 +31,7 @@ from pydantic import AfterValidator, Field, field_serializer
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.document import DigestField, Document, Sha256, load_document
-from aotgaudi.errors import AotGaudiError, CorruptError, ManifestError, StoreError, store_error
+from aotgaudi.errors import AotGaudiError, CorruptError, ManifestError, StoreError, store_error, store_errors
 from aotgaudi.files import make_directories, read_regular, temporary_file, write_atomic
 from aotgaudi.store.cas import ObjectStore, remove
 from aotgaudi.store.location import refuse_unsafe
@@ -96,12 +96,10 @@ class Roots:
         Raises StoreError.
         """
         path, data = self._path(root.name), root.dumps()
-        try:
+        with store_errors("write", path, needed_bytes=len(data)):
             if path.is_file() and path.read_bytes() == data:
                 return
             make_directories(path.parent)
-        except OSError as error:
-            raise store_error("write", path, error, needed_bytes=len(data)) from error
         write_atomic(path, data)
 
     def get(self, name: str) -> Root:
@@ -203,11 +201,9 @@ class Locks:
     def _lock(self, name: str, operation: int) -> Iterator[bool | None]:
         """Yields whether we hold the lock; None without locks. Raises StoreError."""
         path = self._directory / name
-        try:
+        with store_errors("lock", path):
             make_directories(path.parent)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o664)
-        except OSError as error:
-            raise store_error("lock", path, error) from error
         try:
             yield _flock(descriptor, operation, path)
         finally:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from aotgaudi.llm import LLM, SamplingParams
+from aotgaudi import LLM, SamplingParams
 from tests.e2e.harness import MAX_MODEL_LEN, Server, Workplace, eventually
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from aotgaudi import LLM, SamplingParams, StructuredOutputs
 from aotgaudi.errors import AotGaudiError, NotWarmError, RequestError, SpecError, UntrustedError
-from aotgaudi.llm import LLM, SamplingParams, StructuredOutputs
 from tests.e2e.harness import Server, Workplace, environment
 
 pytestmark = pytest.mark.slow
@@ -164,7 +164,7 @@ def test_the_how_tos_example_runs_as_printed(
 SCRIPT = """
 import json, subprocess, sys
 from aotgaudi.errors import CompileForbiddenError
-from aotgaudi.llm import LLM, SamplingParams
+from aotgaudi import LLM, SamplingParams
 assert "torch" not in sys.modules
 with LLM(*sys.argv[1:], guard="process", threads=1) as llm:
     output = llm.generate([3, 4], SamplingParams(temperature=0, max_tokens=3, logprobs=None))[0]
@@ -200,7 +200,7 @@ def test_a_process_may_be_guarded_whole_until_the_model_is_closed(
 
 KERNEL_SCRIPT = """
 import ctypes, subprocess, sys
-from aotgaudi.llm import LLM, SamplingParams
+from aotgaudi import LLM, SamplingParams
 system = ctypes.CDLL(None).system
 assert system(b"exit 3") == 3 << 8
 with LLM(*sys.argv[1:], guard="kernel", threads=2) as llm:

@@ -615,7 +615,7 @@ def test_a_disk_that_is_full_at_any_step_leaves_no_bundle_and_the_next_build_wor
     def full(*_: object, **__: object) -> None:
         raise store_error("write to", fresh.folder, OSError(errno.ENOSPC, "No space left on device"))
 
-    for step in ("wrap.collect._take", "wrap.capture.record_capture", "bundle.pack.exchange_directory"):
+    for step in ("wrap.collect._take", "wrap.capture.record_capture", "bundle.staging._exchange"):
         with monkeypatch.context() as patched:
             patched.setattr(f"aotgaudi.{step}", full)
             with pytest.raises(StoreError, match="No space left"):

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import socket
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aotgaudi.errors import SpecError, StoreError, UntrustedError
-from aotgaudi.files import NotRegularError, open_descriptor, read_regular, write_atomic
+from aotgaudi.files import (
+    NotRegularError,
+    lock_directory,
+    make_locked_directory,
+    open_descriptor,
+    place,
+    read_regular,
+    write_atomic,
+)
+from tests.unit.failing import raising
 
 
 def test_write_replaces_the_content_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -156,3 +168,38 @@ def test_a_descriptor_is_opened_for_no_link_and_examined_before_it_is_given(tmp_
     with pytest.raises(UntrustedError, match="file of 1"):
         open_descriptor(tmp_path / "file", examine=refuse)
     os.close(open_descriptor(tmp_path / "link", follow=True))
+
+
+@pytest.mark.parametrize("call", ["open", "flock"], ids=["before it is opened", "before it is locked"])
+def test_a_directory_that_a_sweeper_finds_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    module: Any = fcntl if call == "flock" else os
+    real = getattr(module, call)
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        for path in tmp_path.iterdir():
+            path.rmdir()
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, call, late)
+    path, descriptor = make_locked_directory(tmp_path, "x-")
+
+    assert list(tmp_path.iterdir()) == [path]
+    with lock_directory(path) as is_free:
+        assert is_free is False
+    os.close(descriptor)
+    with lock_directory(path) as is_free:
+        assert is_free
+
+
+def test_an_older_file_is_not_taken_for_the_one_that_could_not_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").write_text("new")
+    (tmp_path / "old").write_text("old")
+    monkeypatch.setattr(os, "rename", raising(errno.ESTALE))
+
+    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+        place(tmp_path / "new", tmp_path / "old")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import threading
 import time
 from typing import Any
 
@@ -21,7 +20,7 @@ from aotgaudi.gaudi.counters import Counters, Counts
 from aotgaudi.gaudi.environment import ABSENT, BUSY, CARD_VARIABLES, recipe_directory
 from aotgaudi.gaudi.identity import device_type_of
 from aotgaudi.gaudi.recipes import flush_recipes
-from aotgaudi.machine import Memory
+from aotgaudi.machine import LateError, Memory, within
 
 DEVICE = "hpu"
 PATIENCE_SECONDS = 30.0
@@ -134,25 +133,13 @@ def _name() -> str:
 
     Raises RuntimeError as the bridge does, and TargetError where there is no answer: then this process gets no card.
     """
-    answers: list[str | Exception] = []
-
-    def ask() -> None:
-        try:
-            answers.append(str(_hpu().get_device_name()))
-        except Exception as error:  # It is raised where it is waited for.
-            answers.append(error)
-
-    asking = threading.Thread(target=ask, name="acquire", daemon=True)
-    asking.start()
-    asking.join(_ANSWER_SECONDS)
-    if not answers:
+    try:
+        return within(_ANSWER_SECONDS, lambda: str(_hpu().get_device_name()))
+    except LateError as error:
         raise TargetError(
             f"target: {_which()} does not answer: acquiring it took more than {_ANSWER_SECONDS:g} s (hl-smi; reset"
             " the card, or leave it out of HABANA_VISIBLE_MODULES)"
-        )
-    if isinstance(answers[0], Exception):
-        raise answers[0]
-    return answers[0]
+        ) from error
 
 
 def one_line(error: BaseException) -> str:

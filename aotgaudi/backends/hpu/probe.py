@@ -19,14 +19,9 @@ from typing import get_args
 from aotgaudi.backends.base import Target, version_of
 from aotgaudi.child import python_command
 from aotgaudi.digest import canonical_json, sha256_bytes
-from aotgaudi.errors import AotGaudiError, CardError, CompileError, SpecError, TargetError, store_error
+from aotgaudi.errors import AotGaudiError, CardError, CompileError, SpecError, TargetError, store_errors
 from aotgaudi.files import make_directories, write_atomic
-from aotgaudi.gaudi.environment import (
-    ENGINE_RULES,
-    may_change_code,
-    process_environment,
-    sealed_variables,
-)
+from aotgaudi.gaudi.environment import ENGINE_RULES, may_change_code, process_environment, sealed_variables
 from aotgaudi.gaudi.identity import (
     PLUGIN,
     DeviceType,
@@ -239,10 +234,8 @@ def learn(software: Mapping[str, str], environment: Mapping[str, str], memory: P
 
 
 def _ask(environment: Mapping[str, str]) -> Learnt:
-    try:
+    with store_errors("make a directory in", Path(tempfile.gettempdir())):
         made = tempfile.TemporaryDirectory(prefix="aotgaudi-learn-")
-    except OSError as error:
-        raise store_error("make a directory in", Path(tempfile.gettempdir()), error) from error
     with made as scratch:
         result = Path(scratch, "result.json")
         try:

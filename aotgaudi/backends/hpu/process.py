@@ -5,7 +5,7 @@ The environment is set before torch is imported, because the bridge reads it the
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import shutil
 import sys
@@ -13,7 +13,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from aotgaudi.errors import TargetError, store_error
+from aotgaudi.errors import TargetError, store_errors
+from aotgaudi.files import lock_directory, make_locked_directory
 from aotgaudi.gaudi.environment import process_environment
 from aotgaudi.machine import Memory
 from aotgaudi.manifest.memory import MemoryNeed
@@ -50,29 +51,18 @@ def prepare() -> None:
 def _new_directory() -> Path:
     """Returns a new directory of ours alone, locked as long as this process lives. Removes those of processes that ended."""
     parent = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    try:
+    with store_errors("make a directory in", parent):
         for old in parent.glob(f"{_PREFIX}*"):
-            if old.stat().st_uid == os.geteuid() and _locked(old):
-                _remove(old)
-        directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    except OSError as error:
-        raise store_error("make a directory in", parent, error) from error
-    _locked(directory)
-    return directory
+            with contextlib.suppress(FileNotFoundError):  # Another process removes it, too.
+                _remove_abandoned(old)
+        return make_locked_directory(parent, _PREFIX)[0]  # Its descriptor stays open.
 
 
-def _locked(directory: Path) -> bool:
-    """Locks a directory until this process ends. Returns False if another process has it."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    return True
-
-
-def _remove(directory: Path) -> None:
-    for path in directory.iterdir():
-        path.chmod(0o700)
-    shutil.rmtree(directory, ignore_errors=True)
+def _remove_abandoned(directory: Path) -> None:
+    if directory.stat().st_uid != os.geteuid():
+        return
+    with lock_directory(directory) as is_free:
+        if is_free:
+            for path in directory.iterdir():
+                path.chmod(0o700)
+            shutil.rmtree(directory, ignore_errors=True)

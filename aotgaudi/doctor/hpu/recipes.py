@@ -12,15 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.doctor.hpu.bridge import (
-    MAX_ERROR,
-    Bridge,
-    attempted,
-    difference,
-    graph,
-    refusal,
-    told,
-)
+from aotgaudi.doctor.hpu.bridge import MAX_ERROR, Bridge, attempted, difference, graph, refusal, told
 from aotgaudi.doctor.hpu.device import device_of
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, check, judged, probe, skipped
 from aotgaudi.gaudi.environment import COMPILE_OPTIONS, recipe_directory

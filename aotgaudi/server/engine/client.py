@@ -18,17 +18,7 @@ from aotgaudi.engine.request import NewRequest
 from aotgaudi.engine.stats import EngineStats
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import Warmth
-from aotgaudi.server.engine.channel import (
-    Abort,
-    Add,
-    Ask,
-    Frames,
-    Running,
-    Status,
-    Stop,
-    Told,
-    frame,
-)
+from aotgaudi.server.engine.channel import Abort, Add, Ask, Frames, Running, Status, Stop, Told, frame
 from aotgaudi.server.engine.start import EngineProcess
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aotgaudi.child import spawn
@@ -90,7 +89,5 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -70,9 +70,8 @@ def run_engine(channel: Channel, phases: Phases) -> bool:
                 model.guard.arm(seccomp=begin.seccomp)
     except Exception as raised:
         error = machine_error(raised) or raised
-        if not isinstance(
-            error, (AotGaudiError, ImportError)
-        ):  # A bug of ours, of which the API server shows only the message.
+        if not isinstance(error, (AotGaudiError, ImportError)):
+            # A bug of ours, of which the API server shows only the message.
             logger.exception("the start has failed")
         channel.send(Failed(sendable(error)))
         return False

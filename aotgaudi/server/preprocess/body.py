@@ -95,17 +95,13 @@ class Body(Value):
             if name not in cls.not_yet:
                 _report(info.context, f"{cls.__name__.strip('_')}.{name[:MAX_ECHO_CHARS]}")
             elif not _asks_for_nothing(value[name]):
+                obeyed = (name for name, field in cls.model_fields.items() if field.annotation is not object)
                 raise PydanticCustomError(
                     "unsupported_parameter",
                     "The parameter '{name}' {problem} (supported: {supported})",
-                    {"name": name, "problem": NOT_SUPPORTED, "supported": ", ".join(cls._obeyed())},
+                    {"name": name, "problem": NOT_SUPPORTED, "supported": ", ".join(obeyed)},
                 )
         return {name: _integral(value[name]) for name in value if name in known}
-
-    @classmethod
-    def _obeyed(cls) -> list[str]:
-        """Returns the names of the parameters whose values the server uses."""
-        return [name for name, field in cls.model_fields.items() if field.annotation is not object]
 
 
 def _report(ignored: list[str] | None, member: str) -> None:

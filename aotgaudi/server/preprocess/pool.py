@@ -28,7 +28,6 @@ import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from aotgaudi import errors
@@ -47,18 +46,12 @@ from aotgaudi.server.preprocess.prepare import (
     answer_of_bytes,
 )
 from aotgaudi.server.preprocess.protocol import may_have_grammar
-from aotgaudi.server.preprocess.worker import (
-    GRAMMAR,
-    LAST,
-    MAX_PACKET_BYTES,
-    WORKERS,
-    Cause,
-    WorkerLimits,
-)
+from aotgaudi.server.preprocess.worker import GRAMMAR, LAST, MAX_PACKET_BYTES, WORKERS, Cause, WorkerLimits
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_STALL_SECONDS = 60.0
+_NO_ANSWER, _NO_WORKER = "its request workers do not answer", "its preprocessor pool has died"
 _OPEN_SECONDS = 300.0
 _CLOSE_SECONDS = 5.0
 _LARGE_BODY_BYTES = 64 * 1024
@@ -150,9 +143,7 @@ class PreprocessorPool:
     def __enter__(self) -> PreprocessorPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _killer(self, name: str) -> Callable[[], None]:
@@ -238,7 +229,7 @@ class WorkerQueue:
             RequestError: 400 if the worker hit a limit; 503 if it died of something else, or there is none that answers.
         """
         if self.is_stuck:
-            raise _no_answer()
+            raise _unread(_NO_ANSWER)
         done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[done] = b"%s\0%s" % (kind.encode(), raw)
         self._has_come.set()
@@ -271,7 +262,7 @@ class WorkerQueue:
         while not self._replacements.empty():  # The last worker ended while it was idle.
             await self._replaced()
         if self._streams is None:
-            _settle(done, _no_worker())
+            _settle(done, _unread(_NO_WORKER))
             return
         grammars: list[str] = []
         deadline = asyncio.get_running_loop().call_later(self._kill_seconds, self._kill)
@@ -322,7 +313,7 @@ class WorkerQueue:
         logger.error("no request worker has answered for %g s: requests are refused", self._stall_seconds)
         for done in (self._asked, *self._waiting):
             if done is not None:
-                _settle(done, _no_answer())
+                _settle(done, _unread(_NO_ANSWER))
 
     def _refusal(self, cause: Cause, num_bytes: int, grammar: str | None = None) -> RequestError:
         """Returns why the request of which the worker died is refused. `grammar` is as for `WorkerLimits.too_slow`."""
@@ -330,7 +321,7 @@ class WorkerQueue:
             return self._limits.too_slow(num_bytes, grammar)
         if cause == "memory":
             return self._limits.too_large(grammar)
-        return _no_worker() if self._streams is None else _died()
+        return _unread(_NO_WORKER if self._streams is None else "the worker that prepared it was ended")
 
     async def _replaced(self) -> Cause:
         """Waits for the worker's replacement, and returns why the worker ended."""
@@ -353,19 +344,5 @@ def _settle(done: asyncio.Future[bytes], outcome: bytes | RequestError) -> None:
         done.set_result(outcome)
 
 
-def _died() -> RequestError:
-    return RequestError(
-        "The server could not read the request: the worker that prepared it was ended", http_status=503
-    )
-
-
-def _no_answer() -> RequestError:
-    return RequestError(
-        "The server could not read the request: its request workers do not answer", http_status=503
-    )
-
-
-def _no_worker() -> RequestError:
-    return RequestError(
-        "The server could not read the request: its preprocessor pool has died", http_status=503
-    )
+def _unread(why: str) -> RequestError:
+    return RequestError(f"The server could not read the request: {why}", http_status=503)

@@ -216,10 +216,6 @@ def get_ready(tokenizer: Tokenizer) -> None:
     _ = tokenizer.max_token_chars
 
 
-def _tell_nobody(param: str) -> None:
-    del param
-
-
 @dataclass(frozen=True)
 class Preparer:
     """Prepares requests for one model.
@@ -232,7 +228,7 @@ class Preparer:
     chat_template: ChatTemplate | None
     grammars: Grammars
     model: ServedModel
-    on_grammar: Callable[[str], None] = _tell_nobody
+    on_grammar: Callable[[str], None] = lambda _: None
     ignored: list[str] = field(default_factory=list)
 
     def prepare(self, kind: Kind | TokenizeKind, raw: bytes) -> PreparedRequest | Tokenized:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from aotgaudi.backends.base import Target
-from aotgaudi.backends.hpu import card, runtime
+from aotgaudi.backends.hpu import card, process, runtime
 from aotgaudi.backends.hpu.process import RESERVED_SHARE, prepare
 from aotgaudi.backends.hpu.runtime import CardPlacement
 from aotgaudi.digest import Digest
@@ -93,3 +94,30 @@ def test_recipes_of_another_release_are_refused_by_its_version(
     files = [(f"7_a_syn{named}.{end}", Digest.of(b""), tmp_path) for end in ("recipe", "metadata")]
     with pytest.raises(TargetError, match=said):
         runtime.HpuRuntime(target).restore(files)
+
+
+@pytest.mark.parametrize("call", ["stat", "mkdir"], ids=["sweeping", "making a directory"])
+def test_two_processes_that_start_at_once_both_have_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The other one sweeps what we have found and not looked at yet, or what we have made and not locked yet."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    old = tmp_path / "aotgaudi-recipes-old"
+    old.mkdir()
+    real, others = getattr(os, call), list[Path]()
+
+    def late(path: Any, *arguments: Any, **options: Any) -> Any:
+        if not others and Path(path).name.startswith("aotgaudi-recipes-"):
+            if call == "mkdir":
+                real(path, *arguments, **options)
+            others.append(tmp_path)  # Only this once.
+            others.append(process._new_directory())
+            if call == "mkdir":
+                return None
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, call, late)
+
+    ours = process._new_directory()
+
+    assert set(tmp_path.iterdir()) == {ours, others[1]}

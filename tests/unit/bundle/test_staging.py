@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from aotgaudi.bundle.staging import building_directory, exchange_directory, sweep_abandoned
+from aotgaudi.bundle.staging import replacing, sweep_abandoned
+from aotgaudi.errors import StoreError
 
 DEAD = 2**31 - 1
 """No process has this number (pid_max is at most 2**22)."""
@@ -23,9 +24,12 @@ def directory(path: Path, text: str) -> Path:
 
 
 def replace(out: Path, text: str) -> None:
-    with building_directory(out) as building:
+    with replacing(out, "it", accept) as building:
         (building / "file").write_text(text)
-        exchange_directory(building, out)
+
+
+def accept(_: Path) -> None:
+    """Lets anything be replaced."""
 
 
 def names(root: Path) -> set[str]:
@@ -70,7 +74,8 @@ def test_what_dead_processes_left_goes_and_what_live_ones_have_stays(tmp_path: P
     (tmp_path / f"out.tmp-{DEAD - 1}").symlink_to(tmp_path / ".out.other")
     directory(tmp_path / "out", "x")
 
-    with building_directory(tmp_path / "out") as building:
+    with replacing(tmp_path / "out", "it", accept) as building:
+        (building / "file").write_text("new")
         sweep_abandoned(tmp_path / "out")
         assert building.is_dir(), "it is locked"
 
@@ -100,13 +105,42 @@ def test_a_bundle_whose_writer_died_between_two_renames_is_put_back(tmp_path: Pa
 def test_a_builder_that_is_killed_leaves_nothing_for_long(tmp_path: Path) -> None:
     code = (
         "import os, pathlib, signal\n"
-        "from aotgaudi.bundle.staging import building_directory\n"
-        f"with building_directory(pathlib.Path({str(tmp_path / 'out')!r})):\n"
+        "from aotgaudi.bundle.staging import replacing\n"
+        f"with replacing(pathlib.Path({str(tmp_path / 'out')!r}), 'it'):\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     assert len(names(tmp_path)) == 1
 
-    with building_directory(tmp_path / "out") as building:
+    with replacing(tmp_path / "out", "it") as building:
         assert names(tmp_path) == {building.name}
-    assert names(tmp_path) == set()
+        (building / "file").write_text("whole")
+    assert names(tmp_path) == {"out"}
+
+
+def test_of_two_writers_with_one_process_number_each_has_its_own_directory(tmp_path: Path) -> None:
+    """As in two containers that share a volume. Both began when nothing was there; the last one stays."""
+    out = tmp_path / "out"
+
+    with replacing(out, "it", accept) as building:
+        (building / "file").write_text("ours")
+        replace(out, "theirs")
+        assert (out / "file").read_text() == "theirs"
+
+    assert (out / "file").read_text() == "ours"
+    assert names(tmp_path) == {"out"}
+
+
+def test_what_somebody_else_put_there_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def seal() -> None:
+        with replacing(out, "it") as building:
+            (building / "file").write_text("ours")
+            directory(out, "notes of somebody else")
+
+    with pytest.raises(StoreError, match="neither a bundle nor empty"):
+        seal()
+
+    assert (out / "file").read_text() == "notes of somebody else"
+    assert names(tmp_path) == {"out"}

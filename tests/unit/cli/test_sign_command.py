@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aotgaudi.backends.base import Target
+from aotgaudi.bundle.signing import add_signatures
 from aotgaudi.bundle.trust import load_trusted_key
+from aotgaudi.files import lock_directory
 from aotgaudi.manifest.manifest import Manifest
 from tests.command import Command
 from tests.specs import ONE_SEQUENCE, spec_of
@@ -119,3 +122,19 @@ def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
     assert elsewhere.exit_code == 0, elsewhere.output
     assert (place.folder / "again" / path.name).read_bytes() == before[0]
     assert run("verify", "--no-target", "again", "--trusted-key", public(other)).exit_code == 0
+
+
+def test_of_two_signers_at_once_the_second_waits_and_adds(
+    bundle: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_free: list[bool | None] = []
+
+    def looking(*arguments: Any) -> bytes:
+        with lock_directory(bundle) as state:
+            is_free.append(state)
+        return add_signatures(*arguments)
+
+    monkeypatch.setattr("aotgaudi.cli.sign.add_signatures", looking)
+
+    assert run("sign", bundle, "--sign-key", key).exit_code == 0
+    assert is_free == [False]

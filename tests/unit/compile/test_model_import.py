@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from aotgaudi.compile import model_import
 from aotgaudi.compile.model_import import import_model
 from aotgaudi.errors import SpecError, StoreError
 from aotgaudi.share.hub import is_hub_id
@@ -107,6 +109,23 @@ def test_what_was_written_as_json(source: Path, tmp_path: Path) -> None:
 
     assert document["model"] == str(tmp_path / "out")
     assert set(document["files"]) == {path.name for path in (tmp_path / "out").iterdir()}
+
+
+def test_two_imports_never_mix_their_files_in_one_directory(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, out = model_import._load, tmp_path / "out"
+
+    def load(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        with pytest.raises(SpecError, match="another import writes to it now"):
+            import_model(str(source), out, "float32")
+        return real(*arguments)
+
+    monkeypatch.setattr(model_import, "_load", load)
+    import_model(str(source), out, "float32")
+
+    assert (out / "config.json").exists()
 
 
 def test_a_source_is_never_overwritten_by_itself(source: Path) -> None:

@@ -7,15 +7,28 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aotgaudi.compile.ray import RayPlace
-from aotgaudi.errors import SpecError
+from aotgaudi.compile.ray import RayPlace, _scratch_store
+from aotgaudi.errors import SpecError, StoreError
 
 pytestmark = pytest.mark.process
+
+
+def test_the_scratch_of_a_node_is_in_no_directory_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / f"aotgaudi-{os.geteuid()}").symlink_to("theirs")
+
+    with pytest.raises(StoreError, match="is not a directory of ours"):
+        _scratch_store("s3://bucket")
+
 
 is_required = os.environ.get("AOTGAUDI_REQUIRE_RAY") == "1"
 needs_ray = pytest.mark.skipif(
