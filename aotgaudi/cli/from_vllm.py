@@ -62,6 +62,13 @@ class KeptFile:
         metavar="NAME",
     )
 
+    def __post_init__(self) -> None:
+        files = [one for one in (self.from_vllm_pod, self.from_vllm_compose) if one is not None]
+        if len(files) > 1:
+            raise click.UsageError("--from-vllm-pod and --from-vllm-compose: give one of them.")
+        if self.container is not None and not files:
+            raise click.UsageError("--container goes with --from-vllm-pod or --from-vllm-compose.")
+
     def read(self, given: Mapping[str, str]) -> PlainCommand | None:
         """Returns the command in the file; None if no file is given. See `commands.container_files`."""
         from aotgaudi.commands.container_files import read_compose, read_pod
@@ -120,14 +127,14 @@ class VllmOptions(KeptFile):
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [name for name, value in vars(self).items() if value is not None]
-        sources = [self.command, self.from_vllm_pod, self.from_vllm_compose]
         if not self.is_given and given:
             raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --from-vllm COMMAND.")
-        if len([one for one in sources if one is not None]) > 1:
+        if self.command is not None and (
+            self.from_vllm_pod is not None or self.from_vllm_compose is not None
+        ):
             raise click.UsageError("--from-vllm, --from-vllm-pod and --from-vllm-compose: give one of them.")
-        if self.container is not None and self.command is not None:
-            raise click.UsageError("--container goes with --from-vllm-pod or --from-vllm-compose.")
         if self.spec_out is not None and self.spec_out.suffix != ".toml":
             raise click.UsageError("--spec-out takes a file that ends in .toml.")
         if self.num_blocks is not None and self.free_memory is not None:

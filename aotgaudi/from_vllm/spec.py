@@ -31,7 +31,6 @@ from aotgaudi.from_vllm.serving import (
     MODES,
     QUANTIZATION_VARIABLE,
     ServingEnvironment,
-    data_parallel_size,
     has_kv_transfer,
     lora_table,
     max_logprobs,
@@ -169,11 +168,10 @@ class _Parts:
     ) -> _Parts:
         rules = find_version(bucketing.version).environment
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
-        size, replica_notes = data_parallel_size(
+        sizes, replica_notes = parallel_table(
             setup.command, vllm_release(bucketing.version), has_experts=facts.has_experts
         )
-        tables = {**parallel_table(setup.command), "data_parallel_size": size}
-        parallel = _value(ParallelSpec, tables, "parallel")
+        parallel = _value(ParallelSpec, sizes, "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
         quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
