@@ -2,7 +2,7 @@
 
 Source of the lengths, by release: ``_get_and_verify_max_len`` in vllm/config/model.py (vllm/config.py up to 0.10) and
 ``patch_rope_parameters`` in vllm/transformers_utils/config.py; from 0.19.1 on also ``standardize_rope_params`` in
-transformers' modeling_rope_utils.py. ``tests/golden/vllm_lengths.py`` asks vLLM itself. tokenizer_config.json counts for
+transformers' modeling_rope_utils.py. ``tests/golden/vllm_answers.py`` asks vLLM itself. tokenizer_config.json counts for
 pooling models alone (since 0.10.1), and a sliding window only under --disable-sliding-window; a spec takes neither.
 """
 
