@@ -270,8 +270,8 @@ class ExtensionLinear:
 def prompt_axes(inputs: BucketingInputs) -> tuple[LinearAxis, LinearAxis]:
     """Returns the batch sizes and the query lengths of the prompt phase (linear.py 23-40)."""
     block_size, bounds = inputs.block_size, inputs.prompt
-    batch_size = LinearAxis.bounded(bounds.batch_size, 1, 32, inputs.max_num_prefill_seqs)
-    query_len = LinearAxis.bounded(bounds.query_len, block_size, block_size, inputs.max_model_len)
+    batch_size = LinearAxis(1, 32, inputs.max_num_prefill_seqs).bounded(bounds.batch_size)
+    query_len = LinearAxis(block_size, block_size, inputs.max_model_len).bounded(bounds.query_len)
     if not inputs.merged_prefill:
         return batch_size, query_len
     longest = min(batch_size.maximum * query_len.maximum, inputs.max_num_batched_tokens)
@@ -282,8 +282,8 @@ def decode_axes(inputs: BucketingInputs, blocks_max: int) -> tuple[LinearAxis, L
     """Returns the batch sizes and the contexts of the decode phase, up to `blocks_max` by default."""
     bounds, block_size = inputs.decode, inputs.block_size
     return (
-        LinearAxis.bounded(bounds.batch_size, 1, 32, inputs.max_num_seqs),
-        LinearAxis.bounded(bounds.num_blocks, block_size, block_size, blocks_max),
+        LinearAxis(1, 32, inputs.max_num_seqs).bounded(bounds.batch_size),
+        LinearAxis(block_size, block_size, blocks_max).bounded(bounds.num_blocks),
     )
 
 

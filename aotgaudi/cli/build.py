@@ -79,7 +79,6 @@ class _CheckOptions:
     )
     sample: int | None = option(
         f"How many units --check compiles again  [default: {DEFAULT_SAMPLE}]",
-        default=None,
         parse=_to_sample,
         metavar="N|all",
     )

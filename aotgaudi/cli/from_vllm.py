@@ -46,19 +46,15 @@ class KeptFile:
 
     from_vllm_pod: Path | None = option(
         "In place of COMMAND: manifests of Kubernetes (YAML) with a container that starts vLLM.",
-        default=None,
         metavar="FILE",
     )
     from_vllm_compose: Path | None = option(
-        "In place of COMMAND: a file of Docker Compose with a service that starts vLLM.",
-        default=None,
-        metavar="FILE",
+        "In place of COMMAND: a file of Docker Compose with a service that starts vLLM.", metavar="FILE"
     )
     container: str | None = option(
         "Which container or service  [default: the one that starts vLLM]",
         "--container",
         "--service",
-        default=None,
         metavar="NAME",
     )
 
@@ -88,40 +84,32 @@ class VllmOptions(KeptFile):
         'In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128", also as'
         " `docker run ...` or `sh -c '...'`. Its VLLM_* and PT_HPU_* variables count as well.",
         "--from-vllm",
-        default=None,
         metavar="COMMAND",
     )
     env_file: Path | None = option(
         "Lines of NAME=VALUE, read as `docker run --env-file` reads them  [default: this process's environment]",
-        default=None,
         metavar="FILE",
     )
     env_file_style: Literal["docker", "compose"] | None = option(
         "Whose rules FILE follows: compose removes quotes and comments after values.  [default: docker]",
-        default=None,
     )
     model_config: Path | None = option(
-        "The model's config.json  [default: MODEL's, a directory or a name on the hub]",
-        default=None,
-        metavar="FILE",
+        "The model's config.json  [default: MODEL's, a directory or a name on the hub]", metavar="FILE"
     )
     spec_out: Path | None = option(
-        "Write the spec as well (.toml), and its config beside it.", default=None, metavar="FILE"
+        "Write the spec as well (.toml), and its config beside it.", metavar="FILE"
     )
     num_blocks: int | None = option(
         "KV blocks  [default: the command's --num-gpu-blocks-override]",
-        default=None,
         type=click.IntRange(1, LARGEST_LIMIT),
         metavar="N",
     )
     free_memory: str | None = option(
         "Free device memory, e.g. 92GiB, from which the KV blocks are counted as upstream counts them.",
-        default=None,
         metavar="SIZE",
     )
     bucketing_version: VersionName | None = option(
         f"Your server's version, or the last one before it.  [default: {NEWEST_RELEASE}, the newest release]",
-        default=None,
         parse=_parse_version,
         metavar="VERSION",
     )
