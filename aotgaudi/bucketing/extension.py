@@ -98,7 +98,10 @@ class ExtensionStrategy:
         batch_sizes = sorted(self.source.prompt_batch_sizes(inputs))
         query_lens = sorted(self.source.query_lens(inputs))
         check_num_buckets(len(batch_sizes) * len(query_lens), "prompt")
-        contexts = [self._contexts(query_len, inputs) for query_len in query_lens]
+        contexts: list[Sequence[int]] = [
+            self.source.contexts(query_len, inputs) if inputs.prefix_caching else (0,)
+            for query_len in query_lens
+        ]
         runs = [
             _Run(batch_size, *query)
             for batch_size in batch_sizes
@@ -111,9 +114,6 @@ class ExtensionStrategy:
                 f"at least block_size {inputs.block_size}",
             )
         return runs
-
-    def _contexts(self, query_len: int, inputs: BucketingInputs) -> Sequence[int]:
-        return self.source.contexts(query_len, inputs) if inputs.prefix_caching else (0,)
 
     def _fitting(self, run: _Run, inputs: BucketingInputs) -> _Run:
         """Returns the part of a run that is within the step's tokens. Contexts count as well."""
@@ -346,18 +346,16 @@ class TwoDimensionalLinear:
         else:
             contexts = extension_range(block_axis, "bucketing.decode.num_blocks")
         check_num_buckets(len(batch_sizes) * len(contexts), "decode")
+        least = {size: bisect_left(contexts, size) if self.knows_contiguous_pa else 0 for size in batch_sizes}
         return _decode_table(
             (batch_size, context)
             for batch_size in batch_sizes
-            for context in cut_contexts(self._possible(contexts, batch_size), inputs.num_blocks)
+            for context in cut_contexts(contexts[least[batch_size] :], inputs.num_blocks)
         )
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
         """Returns the decode buckets. These versions have no speculative decoding."""
         return self.decode_table(inputs)
-
-    def _possible(self, contexts: Sequence[int], batch_size: int) -> Sequence[int]:
-        return contexts[bisect_left(contexts, batch_size) :] if self.knows_contiguous_pa else contexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,6 @@ class _Request:
     fit: Path | None = option(
         "With --hpu: examine nothing; say what of the card's memory a server of this spec would take, and how many KV blocks"
         " fit.",
-        type=click.Path(path_type=Path),
         metavar="SPEC",
     )
     store_root: Path = Path()

@@ -19,7 +19,7 @@ from aotgaudi.share.hub import fetch_model, is_hub_id
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
+from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config, read_text
 
 if TYPE_CHECKING:
     from aotgaudi.commands.env_file import EnvFile
@@ -203,13 +203,7 @@ def _environment(options: VllmOptions) -> EnvFile:
     file = options.env_file
     if file is None:
         return EnvFile(os.environ)
-    try:
-        text = file.read_bytes().decode()
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        raise SpecError(str(file), problem, "lines of NAME=VALUE") from error
-    except UnicodeDecodeError as error:
-        raise SpecError(str(file), f"is not UTF-8 text: {error.reason}", "lines of NAME=VALUE") from error
+    text = read_text(file, "lines of NAME=VALUE")
     return parse_env_file(text, str(file), os.environ, options.env_file_style or "docker")
 
 

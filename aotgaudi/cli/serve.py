@@ -290,10 +290,6 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _parse_lists(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(value for text in texts for value in _listed(text))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
     api_keys: tuple[str, ...] = option(
@@ -308,7 +304,7 @@ class _Clients:
     allowed_origins: tuple[str, ...] = option(
         "Origin whose pages may read answers in a browser (repeatable; *).",
         default=(),
-        parse=_parse_lists,
+        parse=lambda texts: tuple(value for text in texts for value in _listed(text)),
         metavar="ORIGIN",
     )
 
