@@ -44,13 +44,9 @@ class _Row:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class PromptEntry(_Row):
-    """A prefill step: `batch_size` sequences of `query_len` tokens, each after `num_ctx_blocks` blocks."""
-
-    kind: ClassVar[str] = "prompt"
+class _Step(_Row):
     batch_size: int
     query_len: int
-    num_ctx_blocks: int
 
     @property
     def num_tokens(self) -> int:
@@ -59,18 +55,19 @@ class PromptEntry(_Row):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class DecodeEntry(_Row):
+class PromptEntry(_Step):
+    """A prefill step: `batch_size` sequences of `query_len` tokens, each after `num_ctx_blocks` blocks."""
+
+    kind: ClassVar[str] = "prompt"
+    num_ctx_blocks: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DecodeEntry(_Step):
     """A decode step: one token for each of `batch_size` sequences, over `num_blocks` KV blocks in all."""
 
     kind: ClassVar[str] = "decode"
-    batch_size: int
-    query_len: int
     num_blocks: int
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens that a step computes, including padding."""
-        return self.batch_size * self.query_len
 
 
 @dataclass(frozen=True, slots=True, order=True)

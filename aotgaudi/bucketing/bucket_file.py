@@ -55,7 +55,8 @@ MAX_LINE_CHARS = 16_384
 _MAX_NUMBER = 2**64
 _MAX_EXPONENT = 64
 _LITERAL_RANGE = re.compile(r"range\(\s*(-?\d+)\s*,\s*(-?\d+)\s*(?:,\s*(-?\d+)\s*)?\)")
-_LITERAL_RANGE_VALUES = 10_000
+_LONGEST_RANGE = 10_000
+"""vllm_gaudi/extension/bucketing/file_strategy.py ``_MAX_RANGE_ELEMENTS`` at 091bbad."""
 
 _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = MappingProxyType(
     {
@@ -175,8 +176,8 @@ class _Reader:
             raise BadLineError("has a range that is not range(start, stop) or range(start, stop, step)")
         start, stop, step = (_bounded(int(digits)) for digits in (found[1], found[2], found[3] or "1"))
         values = _range(start, stop, step)
-        if len(values) > _LITERAL_RANGE_VALUES:
-            raise BadLineError(f"has a range of {len(values):,} values, more than {_LITERAL_RANGE_VALUES:,}")
+        if len(values) > _LONGEST_RANGE:
+            raise BadLineError(f"has a range of {len(values):,} values, more than {_LONGEST_RANGE:,}")
         return values
 
     def _computed_range(self, node: ast.Call) -> range:
@@ -378,8 +379,6 @@ _LONGEST_LIST = 1_000
 """The most numbers in a list, which keeps a line well below `MAX_LINE_CHARS`."""
 
 _SHORTEST_RANGE = 4
-_LONGEST_RANGE = 10_000
-"""vllm_gaudi/extension/bucketing/file_strategy.py ``_MAX_RANGE_ELEMENTS`` at 091bbad."""
 
 
 def bucket_lines(buckets: Iterable[Bucket]) -> Iterator[str]:

@@ -43,11 +43,6 @@ class ProductRules:
     speculates: bool = True
 
 
-def has_edge(inputs: BucketingInputs, rules: ProductRules) -> bool:
-    """Whether the edge rule applies."""
-    return rules.edge != "none" and inputs.max_model_len >= EDGE_MODEL_LEN
-
-
 def edge_context(query_len: int, context: int, inputs: BucketingInputs, rules: ProductRules) -> int:
     """Returns the context at the top of the context range: as many blocks as `query_len` leaves room for."""
     edge = (inputs.max_model_len - query_len) // inputs.block_size
@@ -165,7 +160,8 @@ class ProductStrategy:
 def combine_prompt(ranges: Ranges, inputs: BucketingInputs, rules: ProductRules) -> tuple[Bucket, ...]:
     """Returns the prompt table. Raises SpecError if no bucket is within the limits, or too many are."""
     contexts = sorted(set(ranges.contexts))
-    kept = contexts[:-1] if has_edge(inputs, rules) else contexts
+    has_edge = rules.edge != "none" and inputs.max_model_len >= EDGE_MODEL_LEN
+    kept = contexts[:-1] if has_edge else contexts
     runs = _checked(_prompt_runs(ranges, contexts, kept, inputs, rules), "prompt", inputs)
     table = _built(runs, kept)
     if inputs.sliding is None:

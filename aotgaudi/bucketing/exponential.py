@@ -218,20 +218,20 @@ def shared_cache(inputs: BucketingInputs) -> int:
 
 def sequences_or_shared_cache(inputs: BucketingInputs) -> int:
     """Returns the sequences' blocks, at most a third of a cache for each, but at least three times the cache (v0.19.1)."""
-    bounded = min(_padded_blocks(inputs), inputs.num_blocks * inputs.max_num_seqs // 3)
+    bounded = min(all_sequences(inputs), inputs.num_blocks * inputs.max_num_seqs // 3)
     return max(bounded, shared_cache(inputs))
 
 
 def all_sequences(inputs: BucketingInputs) -> int:
     """Returns the blocks of all sequences (v0.21.0, v0.24.0, v0.26.0)."""
-    return _padded_blocks(inputs)
+    return inputs.max_blocks_per_seq * inputs.max_num_seqs
 
 
 def sequences_within_shared_cache(inputs: BucketingInputs) -> int:
     """Returns the blocks of all sequences, at most three times the cache unless that clamp is off."""
     if inputs.skip_decode_block_clamp:
-        return _padded_blocks(inputs)
-    return min(_padded_blocks(inputs), shared_cache(inputs))
+        return all_sequences(inputs)
+    return min(all_sequences(inputs), shared_cache(inputs))
 
 
 def limit_of_cache(inputs: BucketingInputs, _blocks_max: int) -> int:
@@ -328,7 +328,7 @@ class ExponentialRanges:
         if not inputs.contiguous_pa:
             return self.rules.decode_max(inputs)
         if self.rules.contiguous_within_sequences:
-            return min(inputs.num_blocks, _padded_blocks(inputs))
+            return min(inputs.num_blocks, all_sequences(inputs))
         return inputs.num_blocks
 
     def _ranges(self, axes: ExponentialAxes, inputs: BucketingInputs) -> Ranges:
@@ -341,7 +341,3 @@ class ExponentialRanges:
 
 def _whole_blocks(inputs: BucketingInputs) -> int:
     return inputs.max_model_len // inputs.block_size * inputs.max_num_seqs
-
-
-def _padded_blocks(inputs: BucketingInputs) -> int:
-    return inputs.max_blocks_per_seq * inputs.max_num_seqs

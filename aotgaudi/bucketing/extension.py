@@ -98,7 +98,10 @@ class ExtensionStrategy:
         batch_sizes = sorted(self.source.prompt_batch_sizes(inputs))
         query_lens = sorted(self.source.query_lens(inputs))
         check_num_buckets(len(batch_sizes) * len(query_lens), "prompt")
-        contexts = [self._contexts(query_len, inputs) for query_len in query_lens]
+        contexts: list[Sequence[int]] = [
+            self.source.contexts(query_len, inputs) if inputs.prefix_caching else (0,)
+            for query_len in query_lens
+        ]
         runs = [
             _Run(batch_size, *query)
             for batch_size in batch_sizes
@@ -111,9 +114,6 @@ class ExtensionStrategy:
                 f"at least block_size {inputs.block_size}",
             )
         return runs
-
-    def _contexts(self, query_len: int, inputs: BucketingInputs) -> Sequence[int]:
-        return self.source.contexts(query_len, inputs) if inputs.prefix_caching else (0,)
 
     def _fitting(self, run: _Run, inputs: BucketingInputs) -> _Run:
         """Returns the part of a run that is within the step's tokens. Contexts count as well."""
@@ -270,8 +270,8 @@ class ExtensionLinear:
 def prompt_axes(inputs: BucketingInputs) -> tuple[LinearAxis, LinearAxis]:
     """Returns the batch sizes and the query lengths of the prompt phase (linear.py 23-40)."""
     block_size, bounds = inputs.block_size, inputs.prompt
-    batch_size = LinearAxis.bounded(bounds.batch_size, 1, 32, inputs.max_num_prefill_seqs)
-    query_len = LinearAxis.bounded(bounds.query_len, block_size, block_size, inputs.max_model_len)
+    batch_size = LinearAxis(1, 32, inputs.max_num_prefill_seqs).bounded(bounds.batch_size)
+    query_len = LinearAxis(block_size, block_size, inputs.max_model_len).bounded(bounds.query_len)
     if not inputs.merged_prefill:
         return batch_size, query_len
     longest = min(batch_size.maximum * query_len.maximum, inputs.max_num_batched_tokens)
@@ -282,8 +282,8 @@ def decode_axes(inputs: BucketingInputs, blocks_max: int) -> tuple[LinearAxis, L
     """Returns the batch sizes and the contexts of the decode phase, up to `blocks_max` by default."""
     bounds, block_size = inputs.decode, inputs.block_size
     return (
-        LinearAxis.bounded(bounds.batch_size, 1, 32, inputs.max_num_seqs),
-        LinearAxis.bounded(bounds.num_blocks, block_size, block_size, blocks_max),
+        LinearAxis(1, 32, inputs.max_num_seqs).bounded(bounds.batch_size),
+        LinearAxis(block_size, block_size, blocks_max).bounded(bounds.num_blocks),
     )
 
 
@@ -346,18 +346,16 @@ class TwoDimensionalLinear:
         else:
             contexts = extension_range(block_axis, "bucketing.decode.num_blocks")
         check_num_buckets(len(batch_sizes) * len(contexts), "decode")
+        least = {size: bisect_left(contexts, size) if self.knows_contiguous_pa else 0 for size in batch_sizes}
         return _decode_table(
             (batch_size, context)
             for batch_size in batch_sizes
-            for context in cut_contexts(self._possible(contexts, batch_size), inputs.num_blocks)
+            for context in cut_contexts(contexts[least[batch_size] :], inputs.num_blocks)
         )
 
     def decode_seed_table(self, inputs: BucketingInputs) -> tuple[Bucket, ...]:
         """Returns the decode buckets. These versions have no speculative decoding."""
         return self.decode_table(inputs)
-
-    def _possible(self, contexts: Sequence[int], batch_size: int) -> Sequence[int]:
-        return contexts[bisect_left(contexts, batch_size) :] if self.knows_contiguous_pa else contexts
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from aotgaudi.bucketing.strategy import BucketingInputs, Ranges, check_num_values
 from aotgaudi.errors import SpecError
 from aotgaudi.spec.bucketing import AxisBounds
+
+_Axis = TypeVar("_Axis", bound="LinearAxis")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +29,26 @@ class LinearAxis:
     step: int
     maximum: int
 
-    @classmethod
-    def bounded(cls, bounds: AxisBounds, minimum: int, step: int, maximum: int) -> LinearAxis:
-        """Returns an axis with these defaults, which the bounds of a spec override."""
-        return cls(
-            minimum if bounds.min is None else bounds.min,
-            step if bounds.step is None else bounds.step,
-            maximum if bounds.max is None else bounds.max,
-        )
+    def bounded(self: _Axis, bounds: AxisBounds) -> _Axis:
+        """Returns this axis with the bounds that a spec sets."""
+        given = {**vars(bounds), "minimum": bounds.min, "maximum": bounds.max}
+        return replace(self, **{name: given[name] for name in self.__match_args__ if given[name] is not None})
+
+    def values(self, where: str) -> tuple[int, ...]:
+        """Returns the values, ascending. Raises SpecError, naming `where`."""
+        return linear_range(self, where)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedAxis(LinearAxis):
+    """One dimension: values from `minimum` to `maximum`, multiples of `step` above it. `pad_max` 0 means no bound."""
+
+    pad_max: int
+    pad_percent: int
+
+    def values(self, where: str) -> tuple[int, ...]:
+        """Returns the values, ascending. Raises SpecError, naming `where`."""
+        return padded_range(self, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +61,9 @@ class LinearAxes:
 
     def ranges(self, phase: str) -> Ranges:
         """Returns the values of each dimension. Raises SpecError, naming the dimension."""
-        names = DIMENSIONS[phase]
         axes = (self.batch_size, self.query_len, self.context)
-        return Ranges(
-            *(linear_range(axis, f"bucketing.{phase}.{name}") for axis, name in zip(axes, names, strict=True))
-        )
+        named = zip(axes, DIMENSIONS[phase], strict=True)
+        return Ranges(*(axis.values(f"bucketing.{phase}.{name}") for axis, name in named))
 
 
 DIMENSIONS = {
@@ -85,18 +98,18 @@ class LinearRanges:
         """Returns the prompt dimensions (linear.py 14-54)."""
         block_size, max_tokens = inputs.block_size, inputs.max_num_batched_tokens
         num_seqs, bounds = inputs.max_num_prefill_seqs, inputs.prompt
-        query_len = LinearAxis.bounded(bounds.query_len, block_size, block_size, max_tokens)
+        query_len = LinearAxis(block_size, block_size, max_tokens).bounded(bounds.query_len)
         ctx_max = (inputs.max_model_len - query_len.minimum) // block_size
         if inputs.merged_prefill:
             return LinearAxes(
                 ONE,
                 LinearAxis(query_len.minimum, 4 * query_len.step, max_tokens),
-                LinearAxis.bounded(bounds.num_ctx_blocks, 0, 4, ctx_max * num_seqs),
+                LinearAxis(0, 4, ctx_max * num_seqs).bounded(bounds.num_ctx_blocks),
             )
         return LinearAxes(
-            LinearAxis.bounded(bounds.batch_size, 1, 1, num_seqs),
+            LinearAxis(1, 1, num_seqs).bounded(bounds.batch_size),
             query_len,
-            LinearAxis.bounded(bounds.num_ctx_blocks, 0, 1, ctx_max),
+            LinearAxis(0, 1, ctx_max).bounded(bounds.num_ctx_blocks),
         )
 
     def decode_axes(self, inputs: BucketingInputs) -> LinearAxes:
@@ -106,9 +119,9 @@ class LinearRanges:
         if inputs.contiguous_pa:
             most = num_blocks
         return LinearAxes(
-            LinearAxis.bounded(inputs.decode.batch_size, 1, 32, inputs.max_num_seqs),
+            LinearAxis(1, 32, inputs.max_num_seqs).bounded(inputs.decode.batch_size),
             ONE,
-            self._clamped(LinearAxis.bounded(inputs.decode.num_blocks, 1, block_size, most), inputs),
+            self._clamped(LinearAxis(1, block_size, most).bounded(inputs.decode.num_blocks), inputs),
         )
 
     def _clamped(self, axis: LinearAxis, inputs: BucketingInputs) -> LinearAxis:
@@ -154,42 +167,6 @@ _PAD_PARTS = 4
 """The default: a step is padded by at most a quarter of the dimension's maximum."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedAxis:
-    """One dimension: values from `minimum` to `maximum`, multiples of `step` above it. `pad_max` 0 means no bound."""
-
-    minimum: int
-    step: int
-    maximum: int
-    pad_max: int
-    pad_percent: int
-
-    def bounded(self, bounds: AxisBounds) -> PaddedAxis:
-        """Returns this axis with the bounds that a spec sets."""
-        return PaddedAxis(
-            self.minimum if bounds.min is None else bounds.min,
-            self.step if bounds.step is None else bounds.step,
-            self.maximum if bounds.max is None else bounds.max,
-            self.pad_max if bounds.pad_max is None else bounds.pad_max,
-            self.pad_percent if bounds.pad_percent is None else bounds.pad_percent,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedAxes:
-    """The three dimensions of one phase."""
-
-    batch_size: PaddedAxis
-    query_len: PaddedAxis
-    context: PaddedAxis
-
-    def ranges(self, phase: str) -> Ranges:
-        """Returns the values of each dimension. Raises SpecError, naming the dimension."""
-        axes = (self.batch_size, self.query_len, self.context)
-        named = zip(axes, DIMENSIONS[phase], strict=True)
-        return Ranges(*(padded_range(axis, f"bucketing.{phase}.{name}") for axis, name in named))
-
-
 class PaddingAwareRanges:
     """Ranges of both phases; stateless. See ``combine.RangeSource``."""
 
@@ -202,7 +179,7 @@ class PaddingAwareRanges:
         return padded_decode_axes(inputs).ranges("decode")
 
 
-def padded_prompt_axes(inputs: BucketingInputs) -> PaddedAxes:
+def padded_prompt_axes(inputs: BucketingInputs) -> LinearAxes:
     """Returns the prompt dimensions (padding_aware.py 12-65)."""
     block_size, max_tokens = inputs.block_size, inputs.max_num_batched_tokens
     num_seqs, bounds = inputs.max_num_prefill_seqs, inputs.prompt
@@ -215,10 +192,10 @@ def padded_prompt_axes(inputs: BucketingInputs) -> PaddedAxes:
         batch_size = replace(batch_size, minimum=1, step=1, maximum=1)
         query_len = replace(query_len, step=4 * query_len.step, maximum=max_tokens)
         context = PaddedAxis(0, 4, ctx_max * num_seqs, ctx_pad_max, _PAD_PERCENT)
-    return PaddedAxes(batch_size, query_len, context.bounded(bounds.num_ctx_blocks))
+    return LinearAxes(batch_size, query_len, context.bounded(bounds.num_ctx_blocks))
 
 
-def padded_decode_axes(inputs: BucketingInputs) -> PaddedAxes:
+def padded_decode_axes(inputs: BucketingInputs) -> LinearAxes:
     """Returns the decode dimensions (padding_aware.py 67-112)."""
     block_size, num_blocks = inputs.block_size, inputs.num_blocks
     most = max(-(-inputs.max_model_len * inputs.max_num_seqs // block_size), block_size)
@@ -229,7 +206,7 @@ def padded_decode_axes(inputs: BucketingInputs) -> PaddedAxes:
         context = replace(context, maximum=num_blocks)
     if context.minimum > num_blocks:
         context = replace(context, minimum=max(1, num_blocks - context.step))
-    return PaddedAxes(
+    return LinearAxes(
         _padded_axis(1, 2, inputs.max_num_seqs).bounded(inputs.decode.batch_size),
         PaddedAxis(1, 1, 1, 1, 0),
         context,

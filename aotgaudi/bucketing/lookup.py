@@ -127,7 +127,11 @@ class BucketTable:
 
     @cached_property
     def _decode_index(self) -> CoverIndex[DecodeEntry]:
-        return CoverIndex(self.decode, lambda entry: (entry.batch_size, entry.num_blocks), decode_cost)
+        return CoverIndex(
+            self.decode,
+            lambda entry: (entry.batch_size, entry.num_blocks),
+            lambda entry: (entry.num_blocks, entry.batch_size),
+        )
 
     @cached_property
     def _longest_index(self) -> CoverIndex[PromptEntry]:
@@ -143,8 +147,3 @@ def prompt_cost(entry: PromptEntry) -> tuple[int, ...]:
     tokens = entry.batch_size * entry.query_len
     context = entry.batch_size * entry.num_ctx_blocks
     return tokens, context, entry.batch_size, entry.query_len, entry.num_ctx_blocks
-
-
-def decode_cost(entry: DecodeEntry) -> tuple[int, ...]:
-    """Returns the cost that `find_decode` minimises."""
-    return entry.num_blocks, entry.batch_size

@@ -87,7 +87,8 @@ def split_buckets(max_num_tokens: int, hc_hidden_size: int, num_sms: int) -> tup
     """Returns the formula's buckets over 1 to `max_num_tokens`, ascending in tokens; () for 0 or less."""
     _require_positive("hc_hidden_size", hc_hidden_size)
     _require_num_sms(num_sms)
-    return tuple(_steps(max_num_tokens, _most_splits(hc_hidden_size), num_sms))
+    most_splits = max(1, -(-hc_hidden_size // _TILE) // _FEWEST_BLOCKS_A_SPLIT)
+    return tuple(_steps(max_num_tokens, most_splits, num_sms))
 
 
 def warm_up_buckets(rule: str, inputs: MhcInputs) -> tuple[MhcBucket, ...]:
@@ -203,10 +204,6 @@ def _steps(max_num_tokens: int, most_splits: int, num_sms: int) -> Iterator[MhcB
         last = max_num_tokens if n_splits == 1 else min(num_sms // n_splits * _TILE, max_num_tokens)
         yield MhcBucket(n_splits, first, last)
         first = last + 1
-
-
-def _most_splits(hc_hidden_size: int) -> int:
-    return max(1, -(-hc_hidden_size // _TILE) // _FEWEST_BLOCKS_A_SPLIT)
 
 
 def _require_positive(name: str, value: int) -> None:

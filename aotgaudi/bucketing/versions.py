@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from aotgaudi.bucketing.bucket_file import (
     EVALUATED,
@@ -200,114 +200,100 @@ _MAIN = GaudiVersion(
     lookup=LookupRules(),
 )
 
-_V0_26_0 = replace(
+_Version = TypeVar("_Version", bound=BucketingVersion)
+
+
+def _older(newer: _Version, name: VersionName, commit: str, date: str, **changes: Any) -> _Version:
+    """Returns the version before `newer`. Of a part that changes, a dict has the fields that differ."""
+    parts = {
+        part: replace(getattr(newer, part), **change) if isinstance(change, dict) else change
+        for part, change in changes.items()
+    }
+    return replace(newer, name=name, commit=commit, date=date, **parts)
+
+
+_V0_26_0 = _older(
     _MAIN,
-    name="vllm-gaudi@v0.26.0",
-    commit="b059f9c95d6a",
-    date="2026-08-06",
-    exponential=replace(_MAIN.exponential, decode_max=all_sequences),
-    lookup=replace(_MAIN.lookup, batches="fresh"),
+    *("vllm-gaudi@v0.26.0", "b059f9c95d6a", "2026-08-06"),
+    exponential={"decode_max": all_sequences},
+    lookup={"batches": "fresh"},
 )
 
-_V0_24_0 = replace(_V0_26_0, name="vllm-gaudi@v0.24.0", commit="90815f2f2c19", date="2026-07-13")
+_V0_24_0 = _older(_V0_26_0, "vllm-gaudi@v0.24.0", "90815f2f2c19", "2026-07-13")
 
-_V0_21_0 = replace(
+_V0_21_0 = _older(
     _V0_24_0,
-    name="vllm-gaudi@v0.21.0",
-    commit="fbf227524ae1",
-    date="2026-06-01",
-    exponential=replace(_V0_24_0.exponential, decode_limit=limit_of_blocks),
+    *("vllm-gaudi@v0.21.0", "fbf227524ae1", "2026-06-01"),
+    exponential={"decode_limit": limit_of_blocks},
 )
 
-_V0_19_1 = replace(
+_V0_19_1 = _older(
     _V0_21_0,
-    name="vllm-gaudi@v0.19.1",
-    commit="f2ebadf96ed0",
-    date="2026-05-08",
-    exponential=replace(
-        _V0_21_0.exponential, decode_max=sequences_or_shared_cache, contiguous_within_sequences=False
-    ),
-    linear=LinearRanges(clamps_always=True),
+    *("vllm-gaudi@v0.19.1", "f2ebadf96ed0", "2026-05-08"),
+    exponential={"decode_max": sequences_or_shared_cache, "contiguous_within_sequences": False},
+    linear={"clamps_always": True},
     has_padding_aware=False,
-    environment=replace(_V0_21_0.environment, strategy="flag"),
+    environment={"strategy": "flag"},
 )
 
-_V0_20_0_RC0 = replace(
+_V0_20_0_RC0 = _older(
     _V0_19_1,
-    name="vllm-gaudi@v0.20.0rc0",
-    commit="8a9d69851a77",
-    date="2026-04-15",
-    product=replace(_V0_19_1.product, prompt_fit="total", mamba_floors_decode=True),
-    exponential=replace(_V0_19_1.exponential, decode_max=shared_cache, decode_limit=limit_of_few_blocks),
+    *("vllm-gaudi@v0.20.0rc0", "8a9d69851a77", "2026-04-15"),
+    product={"prompt_fit": "total", "mamba_floors_decode": True},
+    exponential={"decode_max": shared_cache, "decode_limit": limit_of_few_blocks},
     has_padding_aware=True,
-    environment=replace(_V0_19_1.environment, strategy="named", defrag="off"),
-    lookup=replace(_V0_19_1.lookup, prompt_cap="decode_table", caps_decode=False),
+    environment={"strategy": "named", "defrag": "off"},
+    lookup={"prompt_cap": "decode_table", "caps_decode": False},
 )
 
-_V0_17_1 = replace(
+_V0_17_1 = _older(
     _V0_20_0_RC0,
-    name="vllm-gaudi@v0.17.1",
-    commit="dafb170c4cb1",
-    date="2026-03-31",
-    product=replace(_V0_20_0_RC0.product, mamba_rounding="always"),
-    exponential=replace(_V0_20_0_RC0.exponential, decode_limit=limit_of_blocks),
+    *("vllm-gaudi@v0.17.1", "dafb170c4cb1", "2026-03-31"),
+    product={"mamba_rounding": "always"},
+    exponential={"decode_limit": limit_of_blocks},
     has_padding_aware=False,
-    environment=replace(
-        _V0_20_0_RC0.environment, strategy="flag", has_unified=True, defrag="unified", mamba="model"
-    ),
+    environment={"strategy": "flag", "has_unified": True, "defrag": "unified", "mamba": "model"},
 )
 
-_V0_16_0 = replace(
+_V0_16_0 = _older(
     _V0_17_1,
-    name="vllm-gaudi@v0.16.0",
-    commit="da2ce4040782",
-    date="2026-03-06",
-    product=replace(_V0_17_1.product, mamba_divides_step=False),
-    exponential=replace(
-        _V0_17_1.exponential, decode_max=sequences_within_quarter, decode_limit=limit_of_cache
-    ),
+    *("vllm-gaudi@v0.16.0", "da2ce4040782", "2026-03-06"),
+    product={"mamba_divides_step": False},
+    exponential={"decode_max": sequences_within_quarter, "decode_limit": limit_of_cache},
     file=EVALUATED,
-    lookup=replace(_V0_17_1.lookup, prompt_cap="cache", decode_cap="cache", widens_with_mamba=False),
+    lookup={"prompt_cap": "cache", "decode_cap": "cache", "widens_with_mamba": False},
 )
 
-_V0_14_1 = replace(
+_V0_14_1 = _older(
     _V0_16_0,
-    name="vllm-gaudi@v0.14.1",
-    commit="c4ecd716a0fa",
-    date="2026-02-04",
-    product=replace(_V0_16_0.product, edge="unbounded"),
-    environment=replace(_V0_16_0.environment, has_context_edge=False, sampler=0),
+    *("vllm-gaudi@v0.14.1", "c4ecd716a0fa", "2026-02-04"),
+    product={"edge": "unbounded"},
+    environment={"has_context_edge": False, "sampler": 0},
 )
 
-_V0_13_0 = replace(
+_V0_13_0 = _older(
     _V0_14_1,
-    name="vllm-gaudi@v0.13.0",
-    commit="de3d735d655a",
-    date="2026-01-09",
-    product=replace(_V0_14_1.product, edge="none", mamba_rounding="never", mamba_floors_decode=False),
-    exponential=replace(
-        _V0_14_1.exponential,
-        points=RangeRule(clips_last=False, knows_long_context=True),
-        shortens_long_contexts=False,
-        decode_max=sequences_within_cache,
-    ),
-    environment=replace(_V0_14_1.environment, mamba="none"),
-    lookup=replace(_V0_14_1.lookup, caps_batch=False, batches="all"),
+    *("vllm-gaudi@v0.13.0", "de3d735d655a", "2026-01-09"),
+    product={"edge": "none", "mamba_rounding": "never", "mamba_floors_decode": False},
+    exponential={
+        "points": RangeRule(clips_last=False, knows_long_context=True),
+        "shortens_long_contexts": False,
+        "decode_max": sequences_within_cache,
+    },
+    environment={"mamba": "none"},
+    lookup={"caps_batch": False, "batches": "all"},
 )
 
-_V0_11_2 = replace(
+_V0_11_2 = _older(
     _V0_13_0,
-    name="vllm-gaudi@v0.11.2",
-    commit="f9b644693b1e",
-    date="2025-12-05",
-    product=replace(_V0_13_0.product, speculates=False),
-    exponential=replace(
-        _V0_13_0.exponential,
-        points=RangeRule(special_minima=frozenset({0}), clips_last=False, knows_long_context=True),
-        heeds_query_min=False,
-    ),
-    environment=replace(_V0_13_0.environment, has_query_min_one=False, lora_extra_vocab_size=256),
-    lookup=replace(_V0_13_0.lookup, has_seeds=False),
+    *("vllm-gaudi@v0.11.2", "f9b644693b1e", "2025-12-05"),
+    product={"speculates": False},
+    exponential={
+        "points": RangeRule(special_minima=frozenset({0}), clips_last=False, knows_long_context=True),
+        "heeds_query_min": False,
+    },
+    environment={"has_query_min_one": False, "lora_extra_vocab_size": 256},
+    lookup={"has_seeds": False},
 )
 
 _V0_10_1 = ExtensionVersion(
@@ -353,29 +339,23 @@ _EXTENSION_7717587 = ExtensionVersion(
     lookup=_V0_11_2.lookup,
 )
 
-_EXTENSION_8211E0B = replace(
+_EXTENSION_8211E0B = _older(
     _EXTENSION_7717587,
-    name="vllm-hpu-extension@8211e0b",
-    commit="8211e0ba420e976cca07be323328e41fa8a1a9da",
-    date="2025-08-22",
+    *("vllm-hpu-extension@8211e0b", "8211e0ba420e976cca07be323328e41fa8a1a9da", "2025-08-22"),
     product=ExtensionRules(),
     linear=ExtensionLinear(blocks_past_end=1),
-    environment=replace(_EXTENSION_7717587.environment, defrag=None),
+    environment={"defrag": None},
 )
 
-_EXTENSION_AD55828 = replace(
+_EXTENSION_AD55828 = _older(
     _EXTENSION_8211E0B,
-    name="vllm-hpu-extension@ad55828",
-    commit="ad55828",
-    date="2025-07-04",
+    *("vllm-hpu-extension@ad55828", "ad55828", "2025-07-04"),
     product=ExtensionRules(slices=False),
     exponential=ExtensionExponentialRules(
         batch_size_step=1, long_context="never", dense_contexts=True, heeds_limits=True
     ),
     linear=ExtensionLinear(blocks_past_end=0),
-    environment=replace(
-        _EXTENSION_8211E0B.environment, strategy="opt_in", has_sliding=False, has_limits=True
-    ),
+    environment={"strategy": "opt_in", "has_sliding": False, "has_limits": True},
     lookup=replace(_V0_10_1.lookup, rounding="power_of_two", prompt_cap="none", decode_cap="none"),
 )
 
@@ -387,28 +367,15 @@ _EXTENSION_29BC7A4 = TwoDimensionalVersion(
     environment=replace(_EXTENSION_AD55828.environment, strategy="opt_in_word", contiguous_pa="on"),
 )
 
-_EXTENSION_2B4BA56 = replace(
+_EXTENSION_2B4BA56 = _older(
     _EXTENSION_29BC7A4,
-    name="vllm-hpu-extension@2b4ba56",
-    commit="2b4ba562c43c538c2a502d19461f32cb43affbaa",
-    date="2025-04-18",
+    *("vllm-hpu-extension@2b4ba56", "2b4ba562c43c538c2a502d19461f32cb43affbaa", "2025-04-18"),
     heeds_contiguous_pa=False,
 )
 
 HISTORY: tuple[BucketingVersion, ...] = (
-    *(
-        _MAIN,
-        _V0_26_0,
-        _V0_24_0,
-        _V0_21_0,
-        _V0_19_1,
-        _V0_20_0_RC0,
-        _V0_17_1,
-        _V0_16_0,
-        _V0_14_1,
-        _V0_13_0,
-        _V0_11_2,
-    ),
+    *(_MAIN, _V0_26_0, _V0_24_0, _V0_21_0, _V0_19_1, _V0_20_0_RC0),
+    *(_V0_17_1, _V0_16_0, _V0_14_1, _V0_13_0, _V0_11_2),
     *(_V0_10_1, _EXTENSION_7717587, _EXTENSION_8211E0B, _EXTENSION_AD55828),
     *(_EXTENSION_29BC7A4, _EXTENSION_2B4BA56),
 )

@@ -79,7 +79,6 @@ class _CheckOptions:
     )
     sample: int | None = option(
         f"How many units --check compiles again  [default: {DEFAULT_SAMPLE}]",
-        default=None,
         parse=_to_sample,
         metavar="N|all",
     )
@@ -391,11 +390,6 @@ def _write_manifest(manifest: Manifest, spec_path: Path) -> Path:
 _UNMEASURED = "how long that takes is not known: no record of this store is of units compiled on a Gaudi"
 
 
-def _can_estimate(plan: Plan) -> bool:
-    """Whether compile times are known. Those of the table were measured on CPUs."""
-    return plan.target.backend != "hpu" or plan.is_complete or bool(plan.estimates.by_label)
-
-
 @click.command("plan")
 @path_argument("manifest_path", metavar="MANIFEST")
 @store_options
@@ -422,6 +416,8 @@ def build_plan(
 
 
 def _document(plan: Plan, jobs: int) -> dict[str, Any]:
+    # The compile times of the table were measured on CPUs.
+    is_known = plan.target.backend != "hpu" or plan.is_complete or plan.estimates.by_label
     return {
         "target": plan.target.model_dump(mode="json"),
         "num_entries": sum(len(state.entries) for state in plan.programs),
@@ -442,7 +438,7 @@ def _document(plan: Plan, jobs: int) -> dict[str, Any]:
         ],
         "compare_model": not plan.is_checked,
         "num_jobs": jobs,
-        "estimate_seconds": plan.estimate_seconds(jobs) if _can_estimate(plan) else None,
+        "estimate_seconds": plan.estimate_seconds(jobs) if is_known else None,
     }
 
 

@@ -48,12 +48,12 @@ class CaptureSettings:
         "Warm-up requests to send once the server is healthy: none, smoke, sampler or"
         " shapes, and a file of your own requests (JSONL, as OpenAI's batches have them)"
         "  [default: sampler; with --shapes: shapes]",
+        default=(),
         metavar="LEVEL|FILE",
     )
     no_repairs: bool = option("Do not apply workarounds for known vLLM bugs.", default=False)
     shapes: Path | None = option(
         "Have the server compile the closed, proved shapes of this spec (vllm-gaudi, SGLang).",
-        default=None,
         metavar="SPEC",
     )
     sandbox_root: Path = option(
@@ -64,14 +64,11 @@ class CaptureSettings:
     )
     shards: int | None = option(
         "Warm up in N parts, a server for each, one after another; parts in the store are not repeated (vllm-gaudi).",
-        default=None,
         type=click.IntRange(1, MAX_SHARDS),
         metavar="N",
     )
     shard: str | None = option(
-        "Warm up part I of N only, and leave what it compiles in the store for --merge.",
-        default=None,
-        metavar="I/N",
+        "Warm up part I of N only, and leave what it compiles in the store for --merge.", metavar="I/N"
     )
     merge: bool = option(
         "With --shards: run none, but take what --shard I/N left in the store.", default=False

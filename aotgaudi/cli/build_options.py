@@ -47,7 +47,6 @@ class RemoteOptions:
 
     remote: str | None = option(
         "Look there for what the store lacks: s3://BUCKET/PREFIX, https://HOST/DIR, /DIR, ...",
-        default=None,
         envvar="AOTGAUDI_REMOTE",
         metavar="URL",
     )

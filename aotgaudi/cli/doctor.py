@@ -54,29 +54,24 @@ class _Request:
     )
     card: int | None = option(
         "With --hpu: which card, as `hl-smi` counts them  [default: any]",
-        default=None,
         type=click.IntRange(min=0),
         metavar="N",
     )
-    only: str | None = option("With --hpu: only these checks.", default=None, metavar="H-nn,...")
+    only: str | None = option("With --hpu: only these checks.", metavar="H-nn,...")
     out: Path | None = option(
         f"With --hpu: where {JSON_NAME} and {MARKDOWN_NAME} go  [default: here]",
-        default=None,
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
     )
     target_file: Path | None = option(
         "With --hpu: write what this machine compiles for, for `build plan --target` elsewhere.",
         "--write-target",
-        default=None,
         type=click.Path(path_type=Path, dir_okay=False),
         metavar="FILE",
     )
     fit: Path | None = option(
         "With --hpu: examine nothing; say what of the card's memory a server of this spec would take, and how many KV blocks"
         " fit.",
-        default=None,
-        type=click.Path(path_type=Path),
         metavar="SPEC",
     )
     store_root: Path = Path()

@@ -19,7 +19,7 @@ from aotgaudi.share.hub import fetch_model, is_hub_id
 from aotgaudi.spec.bucketing import NEWEST_RELEASE, VersionName
 from aotgaudi.spec.build_spec import BuildSpec
 from aotgaudi.spec.limits import LARGEST_LIMIT
-from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config
+from aotgaudi.spec.parse import json_sha256, read_bucket_file, read_config, read_text
 
 if TYPE_CHECKING:
     from aotgaudi.commands.env_file import EnvFile
@@ -46,21 +46,24 @@ class KeptFile:
 
     from_vllm_pod: Path | None = option(
         "In place of COMMAND: manifests of Kubernetes (YAML) with a container that starts vLLM.",
-        default=None,
         metavar="FILE",
     )
     from_vllm_compose: Path | None = option(
-        "In place of COMMAND: a file of Docker Compose with a service that starts vLLM.",
-        default=None,
-        metavar="FILE",
+        "In place of COMMAND: a file of Docker Compose with a service that starts vLLM.", metavar="FILE"
     )
     container: str | None = option(
         "Which container or service  [default: the one that starts vLLM]",
         "--container",
         "--service",
-        default=None,
         metavar="NAME",
     )
+
+    def __post_init__(self) -> None:
+        files = [one for one in (self.from_vllm_pod, self.from_vllm_compose) if one is not None]
+        if len(files) > 1:
+            raise click.UsageError("--from-vllm-pod and --from-vllm-compose: give one of them.")
+        if self.container is not None and not files:
+            raise click.UsageError("--container goes with --from-vllm-pod or --from-vllm-compose.")
 
     def read(self, given: Mapping[str, str]) -> PlainCommand | None:
         """Returns the command in the file; None if no file is given. See `commands.container_files`."""
@@ -81,53 +84,45 @@ class VllmOptions(KeptFile):
         'In place of SPEC: the command of a vLLM server, quoted, e.g. "vllm serve MODEL --max-num-seqs 128", also as'
         " `docker run ...` or `sh -c '...'`. Its VLLM_* and PT_HPU_* variables count as well.",
         "--from-vllm",
-        default=None,
         metavar="COMMAND",
     )
     env_file: Path | None = option(
         "Lines of NAME=VALUE, read as `docker run --env-file` reads them  [default: this process's environment]",
-        default=None,
         metavar="FILE",
     )
     env_file_style: Literal["docker", "compose"] | None = option(
         "Whose rules FILE follows: compose removes quotes and comments after values.  [default: docker]",
-        default=None,
     )
     model_config: Path | None = option(
-        "The model's config.json  [default: MODEL's, a directory or a name on the hub]",
-        default=None,
-        metavar="FILE",
+        "The model's config.json  [default: MODEL's, a directory or a name on the hub]", metavar="FILE"
     )
     spec_out: Path | None = option(
-        "Write the spec as well (.toml), and its config beside it.", default=None, metavar="FILE"
+        "Write the spec as well (.toml), and its config beside it.", metavar="FILE"
     )
     num_blocks: int | None = option(
         "KV blocks  [default: the command's --num-gpu-blocks-override]",
-        default=None,
         type=click.IntRange(1, LARGEST_LIMIT),
         metavar="N",
     )
     free_memory: str | None = option(
         "Free device memory, e.g. 92GiB, from which the KV blocks are counted as upstream counts them.",
-        default=None,
         metavar="SIZE",
     )
     bucketing_version: VersionName | None = option(
         f"Your server's version, or the last one before it.  [default: {NEWEST_RELEASE}, the newest release]",
-        default=None,
         parse=_parse_version,
         metavar="VERSION",
     )
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         given = [name for name, value in vars(self).items() if value is not None]
-        sources = [self.command, self.from_vllm_pod, self.from_vllm_compose]
         if not self.is_given and given:
             raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --from-vllm COMMAND.")
-        if len([one for one in sources if one is not None]) > 1:
+        if self.command is not None and (
+            self.from_vllm_pod is not None or self.from_vllm_compose is not None
+        ):
             raise click.UsageError("--from-vllm, --from-vllm-pod and --from-vllm-compose: give one of them.")
-        if self.container is not None and self.command is not None:
-            raise click.UsageError("--container goes with --from-vllm-pod or --from-vllm-compose.")
         if self.spec_out is not None and self.spec_out.suffix != ".toml":
             raise click.UsageError("--spec-out takes a file that ends in .toml.")
         if self.num_blocks is not None and self.free_memory is not None:
@@ -208,13 +203,7 @@ def _environment(options: VllmOptions) -> EnvFile:
     file = options.env_file
     if file is None:
         return EnvFile(os.environ)
-    try:
-        text = file.read_bytes().decode()
-    except OSError as error:
-        problem = f"cannot be read: {error.strerror or error}"
-        raise SpecError(str(file), problem, "lines of NAME=VALUE") from error
-    except UnicodeDecodeError as error:
-        raise SpecError(str(file), f"is not UTF-8 text: {error.reason}", "lines of NAME=VALUE") from error
+    text = read_text(file, "lines of NAME=VALUE")
     return parse_env_file(text, str(file), os.environ, options.env_file_style or "docker")
 
 

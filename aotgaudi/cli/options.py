@@ -60,7 +60,7 @@ def said(text: str, *names: str, **settings: Any) -> Settings:
     return {"help": text, "names": names, **settings}
 
 
-def option(text: str, *names: str, default: Any = dataclasses.MISSING, **settings: Any) -> Any:
+def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
     """Returns a field of a group of options, with its default. A callable default is called each time the command runs."""
     if callable(default):
         settings["default"], default = default, dataclasses.MISSING

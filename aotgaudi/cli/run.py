@@ -29,14 +29,11 @@ class _Supervision:
     """How a wrapped server is supervised; see `aotgaudi.wrap.run_options.RunOptions`."""
 
     on_compile: OnCompile = option(
-        "Whether a compile after ready is only counted and logged, or ends the server.",
-        default="report",
+        "Whether a compile after ready is only counted and logged, or ends the server.", default="report"
     )
     no_exercise: bool = option("Be ready without asking what was asked in the build.", default=False)
     no_repairs: bool = option("Do not apply workarounds for known vLLM bugs.", default=False)
-    root: Path | None = option(
-        "Where the server's caches lie  [default: as in the build]", default=None, metavar="DIR"
-    )
+    root: Path | None = option("Where the server's caches lie  [default: as in the build]", metavar="DIR")
     listen: str = option(
         "Where /ready, /live, /metrics and /report are answered.", default=str(Listen()), metavar="HOST:PORT"
     )

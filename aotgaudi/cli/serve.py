@@ -112,9 +112,7 @@ def _parse_override(text: str) -> Mapping[str, Any]:
 class _Serving:
     """What to serve from a bundle of programs, and how."""
 
-    model: str | None = option(
-        "Model directory (or hub id): config, weights, tokenizer.", default=None, metavar="DIR"
-    )
+    model: str | None = option("Model directory (or hub id): config, weights, tokenizer.", metavar="DIR")
     served_model_names: tuple[str, ...] = option(
         "Name in the API (repeatable)  [default: the directory's name]",
         "--served-model-name",
@@ -128,12 +126,11 @@ class _Serving:
     )
     override_generation_config: Mapping[str, Any] | None = option(
         "Sampling defaults that win over the file's, e.g. '{\"temperature\": 0.6}'.",
-        default=None,
         parse=_parse_override,
         metavar="JSON",
     )
     chat_template: Path | None = option(
-        "Chat template (Jinja) to use in place of the model's.", default=None, metavar="FILE"
+        "Chat template (Jinja) to use in place of the model's.", metavar="FILE"
     )
     allow_unbound_model: bool = option(
         "With --trusted-key: take a bundle whose signature does not cover the model directory.", default=False
@@ -141,17 +138,14 @@ class _Serving:
     prefix_caching: bool | None = option(
         "Whether prompts start after what is cached of them  [default: as the bundle's spec says, which is yes]",
         "--enable-prefix-caching/--no-enable-prefix-caching",
-        default=None,
     )
     kv_cache_memory: int | None = option(
         "Memory of the KV cache, e.g. 4GiB  [default: of limits.num_blocks of the bundle's spec]",
-        default=None,
         parse=parse_byte_count,
         metavar="SIZE",
     )
     policy: Policy | None = option(
         "How prompts and decodes take turns: even streams, or full steps  [default: as the bundle's spec says]",
-        default=None,
     )
     seccomp: Seccomp = option(
         "With --require-warm: have the kernel refuse to start processes, once ready.", default="auto"
@@ -296,10 +290,6 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _parse_lists(texts: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(value for text in texts for value in _listed(text))
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
     api_keys: tuple[str, ...] = option(
@@ -310,11 +300,11 @@ class _Clients:
         envvar=API_KEY_VARIABLES,
         metavar="KEY",
     )
-    api_key_file: Path | None = option("File of such keys, one a line.", default=None, metavar="FILE")
+    api_key_file: Path | None = option("File of such keys, one a line.", metavar="FILE")
     allowed_origins: tuple[str, ...] = option(
         "Origin whose pages may read answers in a browser (repeatable; *).",
         default=(),
-        parse=_parse_lists,
+        parse=lambda texts: tuple(value for text in texts for value in _listed(text)),
         metavar="ORIGIN",
     )
 

@@ -230,15 +230,10 @@ def _signed(bundle: Bundle) -> str:
     return f"by one of {len(bundle.policy.keys)} trusted keys"
 
 
-def _bound(receipt: SealedReceipt) -> dict[str, str] | None:
-    if isinstance(receipt, Receipt) and receipt.model is not None:
-        return {name: str(digest) for name, digest in receipt.model.items()}
-    return None
-
-
 def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
     receipt = bundle.receipt
-    check = receipt.model_check if isinstance(receipt, Receipt) else None
+    check, model = (receipt.model_check, receipt.model) if isinstance(receipt, Receipt) else (None, None)
+    capture = receipt if isinstance(receipt, CaptureReceipt) else None
     return {
         "bundle": str(bundle.path),
         "intact": report.is_intact,
@@ -246,11 +241,9 @@ def _document(bundle: Bundle, report: Report, fit: _Fit) -> dict[str, Any]:
         "backend": bundle.index.backend,
         "target": bundle.receipt.target.model_dump(mode="json"),
         "machine": {"of": fit.of or None, "satisfies_target": fit.is_satisfied, "reason": fit.reason},
-        "model": _bound(bundle.receipt),
+        "model": None if model is None else {name: str(digest) for name, digest in model.items()},
         "model_check": check.model_dump(mode="json") if check else None,
-        "not_exercised": list(receipt.not_exercised) if isinstance(receipt, CaptureReceipt) else [],
-        "live_graphs": (
-            [row.model_dump() for row in receipt.live_graphs] if isinstance(receipt, CaptureReceipt) else []
-        ),
+        "not_exercised": list(capture.not_exercised) if capture else [],
+        "live_graphs": [row.model_dump() for row in capture.live_graphs] if capture else [],
         **dataclasses.asdict(report),
     }

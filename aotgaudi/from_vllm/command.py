@@ -92,7 +92,9 @@ class VllmCommand:
         given = _require_known(read)
         for name, value in given.items():
             _refuse(FLAGS[name], value)
-        taken = {name: value for name, value in given.items() if _is_read(FLAGS[name])}
+        taken = {
+            name: value for name, value in given.items() if FLAGS[name].effect == "taken" or name in _CHECKED
+        }
         values = {name: first(value) for name, value in taken.items() if not isinstance(value, bool)}
         model = values.pop("model", None)
         if not model:
@@ -107,10 +109,6 @@ class VllmCommand:
             unknown=_remarks(given, "unknown"),
             notes=read.notes,
         )
-
-
-def _is_read(flag: Flag) -> bool:
-    return flag.effect == "taken" or flag.name in _CHECKED
 
 
 def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:

@@ -7,7 +7,7 @@ vllm/v1/core/kv_cache_utils.py (``get_num_blocks``), in double precision and in 
 (vllm/worker/hpu_worker.py 342-390) reserves no dummy block, and gives each stage of a pipeline a scheduler with its share of
 the blocks.
 
-The sizes of a step are those of `StepRules`, by release of vLLM. ``tests/golden/vllm_steps.py`` asks vLLM itself.
+The sizes of a step are those of `StepRules`, by release of vLLM. ``tests/golden/vllm_answers.py`` asks vLLM itself.
 """
 
 from __future__ import annotations

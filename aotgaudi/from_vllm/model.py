@@ -2,7 +2,7 @@
 
 Source of the lengths, by release: ``_get_and_verify_max_len`` in vllm/config/model.py (vllm/config.py up to 0.10) and
 ``patch_rope_parameters`` in vllm/transformers_utils/config.py; from 0.19.1 on also ``standardize_rope_params`` in
-transformers' modeling_rope_utils.py. ``tests/golden/vllm_lengths.py`` asks vLLM itself. tokenizer_config.json counts for
+transformers' modeling_rope_utils.py. ``tests/golden/vllm_answers.py`` asks vLLM itself. tokenizer_config.json counts for
 pooling models alone (since 0.10.1), and a sliding window only under --disable-sliding-window; a spec takes neither.
 """
 
@@ -201,13 +201,10 @@ DtypeName = Literal["float32", "bfloat16", "float16"]
 
 DTYPES: Mapping[str, DtypeName] = {
     "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
     "half": "float16",
     "float16": "float16",
-    "fp16": "float16",
     "float": "float32",
     "float32": "float32",
-    "fp32": "float32",
 }
 _ONE_OF_DTYPES = f"one of {', '.join(sorted(DTYPES))}"
 
@@ -279,9 +276,14 @@ class ModelFacts:
     @property
     def has_experts(self) -> bool:
         """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
+        count = next((self.text[name] for name in _EXPERT_KEYS if name in self.text), 0)
+        if isinstance(count, list):
+            return any(count[:1])
         blocks = self.text.get("block_configs")
-        parts = (self.text, *(blocks if isinstance(blocks, list) else []))
-        return any(part.get(name) for part in parts if isinstance(part, Mapping) for name in _EXPERT_KEYS)
+        parts = [one for one in blocks if isinstance(one, Mapping)] if isinstance(blocks, list) else []
+        return bool(count) or any(
+            one.get("n_routed_experts") for one in parts if one.get("block_type") == "moe"
+        )
 
     @property
     def is_encoder_decoder(self) -> bool:

@@ -43,12 +43,11 @@ def overridden(
     given = _given(values, release)
     if not given:
         return config, ()
-    overrides = _Overrides(release)
+    overrides = _Overrides(release, values)
     # vLLM applies objects last.
     ordered = dict(sorted(given.items(), key=lambda item: isinstance(item[1], dict)))
     changed = overrides.changed(config, ordered, "")
-    note = f"--{_OVERRIDES}: the spec has the config with {', '.join(given)} changed"
-    return changed, (note, *overrides.notes)
+    return changed, (f"the spec has the config with {', '.join(given)} changed", *overrides.notes)
 
 
 def _given(values: Mapping[str, str], release: str) -> dict[str, Any]:
@@ -70,8 +69,8 @@ def _given(values: Mapping[str, str], release: str) -> dict[str, Any]:
 class _Overrides:
     """Applies overrides as a release does. Collects notes."""
 
-    def __init__(self, release: str) -> None:
-        self._name, self._release = release, release_numbers(release)
+    def __init__(self, release: str, values: Mapping[str, str]) -> None:
+        self._name, self._release, self._values = release, release_numbers(release), values
         self.notes: list[str] = []
 
     def changed(self, config: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -80,13 +79,13 @@ class _Overrides:
         for key, value in changes.items():
             before, place = config.get(key), f"{where}{key}"
             if key in _CLASS_KEYS and value != before:
-                raise _refused(place, "chooses the model's class", "a config.json with that")
+                raise self._refused(place, "chooses the model's class", "a config.json with that")
             if key in _ROPES:
                 self._set_rope(changed, key, value, where)
             elif isinstance(value, dict) and isinstance(before, dict) and (where or self._is_part(key)):
                 changed[key] = self.changed(before, value, f"{place}.")
             elif key == "text_config" and not where:
-                raise _refused(place, "is no object in both", "keys of config.json's text_config")
+                raise self._refused(place, "is no object in both", "keys of config.json's text_config")
             else:
                 changed[key] = value
         return changed
@@ -95,7 +94,7 @@ class _Overrides:
         is_part = key.endswith("_config") and key not in _PLAIN_OBJECTS
         if is_part and self._release < _MERGING:
             problem = f"replaces all of it: vLLM {self._name} does not start with that"
-            raise _refused(key, problem, "--model-config with that")
+            raise self._refused(key, problem, "--model-config with that")
         return is_part
 
     def _set_rope(self, config: dict[str, Any], key: str, value: Any, where: str) -> None:
@@ -105,7 +104,9 @@ class _Overrides:
             key != (read := _ROPES[has_parameters]) or (has_parameters and not is_object)
         ):
             if has_parameters and (where or not is_object):  # It is read before vLLM completes the RoPE.
-                raise _refused(where + key, f"may have no effect in vLLM {self._name}", f"an object {read}")
+                raise self._refused(
+                    where + key, f"may have no effect in vLLM {self._name}", f"an object {read}"
+                )
             self.notes.append(f"--{_OVERRIDES} {where}{key}: this vLLM does not read it, but {read}")
             return
         if where and is_object:
@@ -129,10 +130,10 @@ class _Overrides:
         missing += ["factor"] if rope.get("factor", 1) is None else []
         if missing:
             problem = f"has no {missing[0]}: vLLM {self._name} does not start with that"
-            raise _refused(where, problem, "give it")
+            raise self._refused(where, problem, "give it")
         if name == "yarn" and outside not in (None, rope[ORIGINAL]):
-            raise _refused(where, f"has another {ORIGINAL} than the config", f"{outside}")
+            raise self._refused(where, f"has another {ORIGINAL} than the config", f"{outside}")
 
-
-def _refused(key: str, problem: str, remedy: str) -> SpecError:
-    return SpecError(f"--{_OVERRIDES} {key}", problem, remedy)
+    def _refused(self, key: str, problem: str, remedy: str) -> SpecError:
+        flags = {name.replace("-", "_"): f"--{name}" for name in (_SCALING, _THETA) if name in self._values}
+        return SpecError(flags.get(key, f"--{_OVERRIDES} {key}"), problem, remedy)

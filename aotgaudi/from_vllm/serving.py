@@ -166,46 +166,48 @@ def _resolutions(reader: VariableReader) -> tuple[str, ...]:
     return tuple(item.strip() for item in text.split(",") if item.strip())
 
 
-def parallel_table(command: VllmCommand) -> dict[str, Any]:
-    """Returns the keys of ``spec.build_spec.ParallelSpec`` that a command gives. Raises SpecError."""
-    sizes = {
+def parallel_table(
+    command: VllmCommand, release: str, *, has_experts: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns the keys of ``spec.build_spec.ParallelSpec`` that a command gives, and notes on replicas. Raises SpecError.
+
+    Experts are those of ``_verify_with_expert_parallelism`` in vllm/config/model.py. From 0.14 on replicas of models
+    without experts are independent (``run_engine_core`` in vllm/v1/engine/core.py). The plugin pads steps among replicas
+    from v0.11.2 on.
+    """
+    flags = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+    table: dict[str, Any] = {
         name.replace("-", "_"): parse_integer(f"--{name}", command.values[name], minimum=1)
-        for name in ("tensor-parallel-size", "pipeline-parallel-size")
+        for name in flags
         if name in command.values
     }
-    return {**sizes, "expert_parallel": command.switches.get("enable-expert-parallel", False)}
-
-
-def data_parallel_size(
-    command: VllmCommand, release: str, *, has_experts: bool
-) -> tuple[int, tuple[str, ...]]:
-    """Returns how many replicas run in lockstep, and notes on replicas. Raises SpecError.
-
-    From 0.14 on those of models without experts are independent (``run_engine_core`` in vllm/v1/engine/core.py). The plugin
-    pads steps among replicas from v0.11.2 on.
-    """
-    flag = "data-parallel-size"
-    size = parse_integer(f"--{flag}", command.values.get(flag, "1"), minimum=1)
-    if size == 1:
-        return 1, ()
-    if release_numbers(release) < (0, 11):
+    expert_parallel = command.switches.get("enable-expert-parallel", False)
+    if expert_parallel and not has_experts:
+        problem = f"is given, but the model has no experts: vLLM {release} does not start with that"
+        raise SpecError("--enable-expert-parallel", problem, "leave it out")
+    size, note = table.get("data_parallel_size", 1), ""
+    if size > 1 and release_numbers(release) < (0, 11):
         problem = f"is {size}, and this version does not say how replicas step together"
-        raise SpecError(f"--{flag}", problem, "describe one replica")
-    if release_numbers(release) >= (0, 14) and not has_experts:
+        raise SpecError("--data-parallel-size", problem, "describe one replica")
+    if size > 1 and release_numbers(release) >= (0, 14) and not has_experts:
+        del table["data_parallel_size"]
         what = "a server of its own, and runs the same entries"
-        return 1, (f"{size} replicas of a model without experts: each is {what}",)
-    return size, (f"{size} replicas in lockstep: each pads its steps to those of the others",)
+        note = f"{size} replicas of a model without experts: each is {what}"
+    elif size > 1:
+        note = f"{size} replicas in lockstep: each pads its steps to those of the others"
+    return {**table, "expert_parallel": expert_parallel}, (note,) if note else ()
 
 
 def has_kv_transfer(command: VllmCommand, release: str) -> bool:
     """Returns whether --kv-transfer-config lets KV blocks come from elsewhere. Raises SpecError for unknown steps."""
     flag = "kv-transfer-config"
     table = parse_table(flag, command.values.get(flag, "{}"))
-    if table.get("kv_connector") is None:
-        return False
-    if table.get("kv_role") not in ("kv_producer", "kv_consumer", "kv_both"):
-        problem = f"is {shown(str(table.get('kv_role')))}: vLLM does not start with that"
+    role, is_on = table.get("kv_role"), table.get("kv_connector") is not None
+    if role not in ("kv_producer", "kv_consumer", "kv_both") and (is_on or role is not None):
+        problem = f"is {shown(str(role))}: vLLM does not start with that"
         raise SpecError(f"--{flag} kv_role", problem, "kv_producer, kv_consumer or kv_both")
+    if not is_on:
+        return False
     known = [name for name, since in _CONNECTORS.items() if since <= release_numbers(release)]
     connectors: list[Any] = [table]
     if table["kv_connector"] == "MultiConnector":
@@ -215,7 +217,7 @@ def has_kv_transfer(command: VllmCommand, release: str) -> bool:
     for one in connectors:
         name = one.get("kv_connector") if isinstance(one, dict) else None
         is_known = name in known and (one is table or name != "MultiConnector")
-        if not is_known or "kv_connector_module_path" in one:
+        if not is_known or one.get("kv_connector_module_path") is not None:
             remedy = f"one of {', '.join(known)}" if known else "a version of the plugin from v0.11.2 on"
             problem = f"is {shown(str(name))}, whose steps are not known in this version"
             raise SpecError(f"--{flag} kv_connector", problem, remedy)

@@ -23,7 +23,7 @@ from aotgaudi.from_vllm.buckets import (
 )
 from aotgaudi.from_vllm.command import OtherVariables, VllmCommand
 from aotgaudi.from_vllm.limits import Limits, Pin, StepRules, read_limits
-from aotgaudi.from_vllm.model import CONFIG, Device, DtypeName, ModelFacts, served_dtype, vllm_release
+from aotgaudi.from_vllm.model import CONFIG, Device, ModelFacts, served_dtype, vllm_release
 from aotgaudi.from_vllm.overrides import overridden
 from aotgaudi.from_vllm.serving import (
     LAZY_VARIABLE,
@@ -31,7 +31,6 @@ from aotgaudi.from_vllm.serving import (
     MODES,
     QUANTIZATION_VARIABLE,
     ServingEnvironment,
-    data_parallel_size,
     has_kv_transfer,
     lora_table,
     max_logprobs,
@@ -158,10 +157,8 @@ class _Parts:
     serving: ServingEnvironment
     facts: ModelFacts
     limits: Limits
-    dtype: DtypeName
-    parallel: ParallelSpec
+    device: Device
     own_notes: tuple[str, ...]
-    quantization: QuantizationSpec | None
 
     @classmethod
     def of(
@@ -169,11 +166,10 @@ class _Parts:
     ) -> _Parts:
         rules = find_version(bucketing.version).environment
         dtype, dtype_notes = served_dtype(setup.command.values.get("dtype", "auto"), facts, rules)
-        size, replica_notes = data_parallel_size(
+        sizes, replica_notes = parallel_table(
             setup.command, vllm_release(bucketing.version), has_experts=facts.has_experts
         )
-        tables = {**parallel_table(setup.command), "data_parallel_size": size}
-        parallel = _value(ParallelSpec, tables, "parallel")
+        parallel = _value(ParallelSpec, sizes, "parallel")
         table = quantization_table(setup.command, serving, setup.digest_file)
         quantization = None if table is None else _value(QuantizationSpec, table, "model.quantization")
         device = Device(dtype=dtype, quantization=quantization, parallel=parallel)
@@ -183,16 +179,14 @@ class _Parts:
             serving=serving,
             facts=facts,
             limits=read_limits(setup.command, bucketing, serving, facts, device, setup.pin),
-            dtype=dtype,
-            parallel=parallel,
+            device=device,
             own_notes=(*dtype_notes, *replica_notes),
-            quantization=quantization,
         )
 
     def spec(self, setup: VllmSetup) -> BuildSpec:
         """Returns the spec. If the spec refuses a value, raises SpecError, naming the flag."""
         smallest = 1 if self.rules.sampler is None else self.rules.sampler
-        release = vllm_release(self.bucketing.version)
+        release, quantization = vllm_release(self.bucketing.version), self.device.quantization
         num_images = most_images(setup.command)
         vision = VisionSpec(
             enabled=num_images > 0 and self.facts.has_vision,
@@ -204,9 +198,9 @@ class _Parts:
             "schema": SPEC_SCHEMA,
             "model": {
                 "name": setup.command.values.get("served-model-name", setup.command.model),
-                "dtype": self.dtype,
+                "dtype": self.device.dtype,
                 "config": finite_json(setup.config),
-                "quantization": None if self.quantization is None else _json(self.quantization),
+                "quantization": None if quantization is None else _json(quantization),
             },
             "limits": dict(self.limits.table),
             "scheduler": {
@@ -216,7 +210,7 @@ class _Parts:
                 "static_shapes": self.serving.static_shapes,
                 "max_logprobs": max_logprobs(setup.command.values),
             },
-            "parallel": _json(self.parallel),
+            "parallel": _json(self.device.parallel),
             "lora": lora_table(setup.command, self.rules),
             "bucketing": self._bucketing(setup),
             "sampler": {"smallest_batch_size": smallest},
@@ -257,8 +251,8 @@ class _Parts:
         yield from self.own_notes
         yield from self.limits.notes
         yield from self._quantization_notes(setup.command)
-        if self.parallel.world_size > 1:
-            yield f"{self.parallel.world_size} devices: each runs the same entries, on its share of the model"
+        if (size := self.device.parallel.world_size) > 1:
+            yield f"{size} devices: each runs the same entries, on its share of the model"
         if self.serving.skips_warmup:
             yield (
                 "VLLM_SKIP_WARMUP: upstream would warm up nothing and compile on first use; the manifest lists"
@@ -274,7 +268,7 @@ class _Parts:
     def _quantization_notes(self, command: VllmCommand) -> Iterator[str]:
         if self.facts.is_quantized:
             yield "the checkpoint is quantized: the shapes are the same, the compiled code is not"
-        if self.quantization is None or self.quantization.config_sha256 is None:
+        if self.device.quantization is None or self.device.quantization.config_sha256 is None:
             return
         if "quantization" not in command.values:
             yield f"{QUANTIZATION_VARIABLE} alone turns on quantization by Intel Neural Compressor (inc)"

@@ -52,7 +52,7 @@ _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 _LOGIT_DTYPE = "float32"
 
 
-def sized(num_bytes: int) -> str:
+def sized(num_bytes: float) -> str:
     """Returns a size in powers of 1024: ``1.50 GiB``."""
     unit, name = next((pair for pair in _UNITS if num_bytes >= pair[0]), _UNITS[-1])
     return f"{num_bytes / unit:,.2f} {name}"

@@ -112,29 +112,23 @@ class Summary:
     def memory(self) -> Memory:
         """The memory for KV cache and steps."""
         spec = self.manifest.spec
-        num_devices, num_blocks = spec.parallel.world_size, spec.limits.num_blocks
-        budget = self.budget_bytes
+        known = Memory(
+            unknown=None,
+            num_devices=spec.parallel.world_size,
+            num_blocks=spec.limits.num_blocks,
+            budget_bytes=self.budget_bytes,
+        )
         try:
             need = MemoryNeed.of(spec, self.manifest.entries)
         except SpecError as error:
-            return Memory(
-                unknown=str(error), num_devices=num_devices, num_blocks=num_blocks, budget_bytes=budget
-            )
-        return Memory(
-            unknown=None,
-            num_devices=num_devices,
-            num_blocks=num_blocks,
-            kv_cache_bytes=need.cache_bytes,
-            layers=counted_layers(spec),
-            steps=tuple(
-                StepMemory(
-                    kind=entry.kind, entry=str(entry), total_bytes=buffers.total_bytes, **asdict(buffers)
-                )
-                for entry, buffers in need.steps
-            ),
-            total_bytes=need.total_bytes,
-            budget_bytes=budget,
+            return known.model_copy(update={"unknown": str(error)})
+        steps = (
+            StepMemory(kind=one.kind, entry=str(one), total_bytes=buffers.total_bytes, **asdict(buffers))
+            for one, buffers in need.steps
         )
+        found = {"layers": counted_layers(spec), "steps": tuple(steps)}
+        totals = {"kv_cache_bytes": need.cache_bytes, "total_bytes": need.total_bytes}
+        return known.model_copy(update={**found, **totals})
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

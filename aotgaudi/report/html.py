@@ -9,7 +9,8 @@ from string import Formatter
 from types import MappingProxyType
 from typing import Any
 
-_SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+from aotgaudi.manifest.memory import sized
+
 _LEAST_MINUTES = 120.0
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _VOID = frozenset({"meta", "link"})
@@ -90,7 +91,9 @@ class Numbers:
         for literal, name, form, _ in Formatter().parse(text):
             parts.append(literal)
             if name is not None:
-                parts.append(words[name] if name in words else self(_below(at, name), form or "count"))
+                parts.append(
+                    words[name] if name in words else self(f"{at}.{name}".lstrip("."), form or "count")
+                )
         return join(*parts)
 
     def table(self, at: str, columns: Mapping[str, str], most: int | None = None) -> Html:
@@ -106,10 +109,6 @@ class Numbers:
                 for i, row in enumerate(rows)
             ),
         )
-
-
-def _below(at: str, name: str) -> str:
-    return f"{at}.{name}" if at else name
 
 
 def number_at(document: Mapping[str, Any], place: str) -> Any:
@@ -128,11 +127,6 @@ def shown(value: float, form: str) -> str:
     return _FORMS[form](value)
 
 
-def _size(num_bytes: float) -> str:
-    unit, name = next((pair for pair in _SIZES if num_bytes >= pair[0]), (1, "B"))
-    return f"{num_bytes / unit:,.{0 if unit == 1 else 1}f} {name}"
-
-
 def _time(seconds: float) -> str:
     if seconds < _LEAST_MINUTES:
         return f"{seconds:,.1f} s"
@@ -144,7 +138,7 @@ def _time(seconds: float) -> str:
 _FORMS: Mapping[str, Callable[[float], str]] = MappingProxyType(
     {
         "count": "{:,}".format,
-        "size": _size,
+        "size": sized,
         "time": _time,
         "factor": "x {:,.2f}".format,
     }

@@ -42,7 +42,7 @@ def load_spec(path: Path) -> BuildSpec:
         SpecError: one mistake, with the file, the dotted path of the key, and what would be right.
     """
     try:
-        return parse_spec(_read(path, "a spec in TOML"), path.parent)
+        return parse_spec(read_text(path, "a spec in TOML"), path.parent)
     except SpecError as error:
         if error.where == str(path):
             raise
@@ -117,13 +117,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises SpecError.
     """
+    what = "the model's config.json"
+    text = read_text(path, what, "model.config", lambda path: read_regular(path, _MAX_CONFIG_BYTES))
     try:
-        text = _read(path, "the model's config.json", _read_regular)
         config = json.loads(text.removeprefix("\N{ZERO WIDTH NO-BREAK SPACE}"))
     except (ValueError, RecursionError) as error:
         raise SpecError("model.config", f"{path} is not JSON: {error}") from error
-    except SpecError as error:
-        raise SpecError("model.config", f"{error.where} {error.problem}", error.remedy) from error
     if not isinstance(config, dict):
         raise SpecError("model.config", f"{path} holds no JSON object", "a Hugging Face config.json")
     return config
@@ -158,38 +157,30 @@ def json_sha256(path: Path, where: str) -> str:
 
     Raises SpecError, which names `where`.
     """
+    text = read_text(path, "a file of JSON", where)
     try:
-        return sha256_bytes(canonical_json(json.loads(_read(path, "a file of JSON"))))
-    except SpecError as error:
-        raise SpecError(where, f"{error.where} {error.problem}", error.remedy) from error
+        return sha256_bytes(canonical_json(json.loads(text)))
     except (ValueError, RecursionError) as error:
         raise SpecError(where, f"{path} is not JSON: {error}", "a file of JSON") from error
 
 
 def read_bucket_file(path: Path) -> str:
     """Returns the text of a bucket file. Raises SpecError."""
-    try:
-        return _read(path, "a bucket file")
-    except SpecError as error:
-        raise SpecError("bucketing.file", f"{error.where} {error.problem}", error.remedy) from error
+    return read_text(path, "a bucket file", "bucketing.file")
 
 
-def _read(path: Path, wanted: str, read: Callable[[Path], bytes] = Path.read_bytes) -> str:
-    """The text of a file. A person may give a spec through a pipe; a model's directory holds only files."""
+def read_text(
+    path: Path, wanted: str, where: str = "", read: Callable[[Path], bytes] = Path.read_bytes
+) -> str:
+    """Returns the text of a file, or of a pipe. Raises SpecError, which names the path, after `where` if it is given."""
     try:
         return read(path).decode()
-    except OSError as error:
-        raise SpecError(str(path), f"cannot be read: {error.strerror or error}", wanted) from error
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            str(path), f"is not UTF-8 text: {error.reason} at byte {error.start}", wanted
-        ) from error
-    except ValueError as error:  # A path with a zero byte
-        raise SpecError(repr(str(path)), f"cannot be read: {error}", wanted) from error
-
-
-def _read_regular(path: Path) -> bytes:
-    return read_regular(path, _MAX_CONFIG_BYTES)
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"is not UTF-8 text: {error.reason} at byte {error.start}"
+        name = repr(str(path)) if "\0" in str(path) else str(path)
+        raise SpecError(where or name, f"{name} {problem}" if where else problem, wanted) from error
 
 
 def _not_json(value: Any, where: str) -> Iterator[tuple[str, Any]]:

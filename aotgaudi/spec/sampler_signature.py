@@ -100,7 +100,7 @@ def _declared(default: Any, neutral: float, *others: Any, **named: Any) -> Any:
     return field(default=default, metadata={"parameter": Parameter(neutral, *others, **named)})
 
 
-_SHARE = {"ge": 0, "le": 1}
+_SHARE, _ABOVE_ZERO = {"ge": 0, "le": 1}, {"gt": 0, "le": 1}
 _PENALTY = {"ge": -2, "le": 2}
 _FILTERED = "top_p below 1 or top_k above 0"
 
@@ -131,13 +131,7 @@ class SamplingValues:
         example=1.0,
     )
     top_p: float = _declared(
-        1.0,
-        1.0,
-        {"gt": 0, "le": 1},
-        {"gt": 0, "le": 1},
-        "a number in (0, 1]",
-        SamplerWork.FILTERED,
-        _FILTERED,
+        1.0, 1.0, _ABOVE_ZERO, _ABOVE_ZERO, "a number in (0, 1]", SamplerWork.FILTERED, _FILTERED
     )
     top_k: int = _declared(
         0,
@@ -162,10 +156,8 @@ class SamplingValues:
     repetition_penalty: float = _declared(
         1.0,
         1.0,
-        {
-            "ge": 0.01,
-            "le": 100,
-        },  # Others would make logits overflow 16-bit floats. Text is noise long before that.
+        # Others would make logits overflow 16-bit floats. Text is noise long before that.
+        {"ge": 0.01, "le": 100},
         {"gt": 0},
         "a number from 0.01 to 100",
         None,

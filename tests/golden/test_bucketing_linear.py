@@ -11,7 +11,6 @@ from aotgaudi.bucketing.linear import (
     LinearAxes,
     LinearAxis,
     LinearRanges,
-    PaddedAxes,
     PaddedAxis,
     linear_range,
     padded_decode_axes,
@@ -43,7 +42,7 @@ RANGE_ROWS = [
 ]
 
 
-def axes_of(row: Row, phase: str) -> LinearAxes | PaddedAxes:
+def axes_of(row: Row, phase: str) -> LinearAxes:
     inputs = inputs_of_phase(row, phase)
     if row["strategy"] == "padding_aware":
         return padded_prompt_axes(inputs) if phase == "prompt" else padded_decode_axes(inputs)

@@ -1,4 +1,4 @@
-"""The length that we read from a config beside the one that vLLM served, release by release (see vllm_lengths.py)."""
+"""The length that we read from a config beside the one that vLLM served, release by release (see vllm_answers.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.model import served_length
-from tests.golden.vllm_lengths import CASES, LENGTHS
+from tests.golden.vllm_answers import CONFIGS, LENGTHS
 
 TABLES = sorted((Path(__file__).parent / "data" / "vllm-lengths").glob("*.json"))
 
@@ -18,13 +18,13 @@ TABLES = sorted((Path(__file__).parent / "data" / "vllm-lengths").glob("*.json")
 def test_our_length_is_the_one_that_vllm_served(table: Path) -> None:
     expected = json.loads(table.read_text(encoding="utf-8"))
 
-    assert expected.keys() == CASES.keys()
-    assert {name: _ours(name, table.stem) for name in CASES} == expected
+    assert expected.keys() == CONFIGS.keys()
+    assert {name: _ours(name, table.stem) for name in CONFIGS} == expected
 
 
 def _ours(name: str, release: str) -> dict[str, object]:
     try:
-        served = served_length(CASES[name], release)
+        served = served_length(CONFIGS[name], release)
     except SpecError:
         return {"default": None, "taken": []}
     assert served is not None

@@ -11,7 +11,7 @@ from aotgaudi.bucketing.versions import find_version
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.model import ModelFacts, served_length
 from aotgaudi.from_vllm.overrides import overridden
-from tests.golden.vllm_lengths import LENGTHS
+from tests.golden.vllm_answers import LENGTHS
 from tests.golden.vllm_overrides import CASES
 
 TABLES = sorted((Path(__file__).parent / "data" / "vllm-overrides").glob("*.json"))

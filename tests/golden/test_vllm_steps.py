@@ -1,4 +1,4 @@
-"""The sizes of steps that we read from a command beside those of vLLM itself, release by release (see vllm_steps.py).
+"""The sizes of steps that we read from a command beside those of vLLM itself, release by release (see vllm_answers.py).
 
 Async scheduling is recorded and not compared: it forms the same steps.
 """
@@ -18,7 +18,7 @@ from aotgaudi.from_vllm.limits import Pin
 from aotgaudi.from_vllm.model import release_numbers, vllm_release
 from aotgaudi.from_vllm.spec import VllmSetup, spec_from_vllm
 from aotgaudi.spec.bucketing import VersionName
-from tests.golden.vllm_steps import CASES, MODELS
+from tests.golden.vllm_answers import CASES, MODELS
 
 TABLES = sorted((Path(__file__).parent / "data" / "vllm-steps").glob("*.json"))
 NEWEST = "vllm-gaudi@091bbad"

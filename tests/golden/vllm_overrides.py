@@ -1,6 +1,6 @@
 """Asks vLLM itself how long sequences may be under --hf-overrides, and prints the answers as a golden table.
 
-As `vllm_lengths`: run it with the interpreter of an environment that has vLLM, and save what it prints as
+As `vllm_answers`: run it with the interpreter of an environment that has vLLM, and save what it prints as
 ``data/vllm-overrides/RELEASE.json``. A case whose RoPE the model cannot be built with counts as one that does not start.
 An older release need not be installed: unpack its wheel and the transformers that it allows, and set PYTHONPATH to both.
 """
@@ -8,17 +8,14 @@ An older release need not be installed: unpack its wheel and the transformers th
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.golden.vllm_lengths import CASES as CONFIGS
-from tests.golden.vllm_lengths import answers
+from tests.golden.vllm_answers import CONFIGS, directories, lengths_of, print_table
 
 PLAIN, LINEAR, YARN = CONFIGS["plain"], CONFIGS["linear"], CONFIGS["yarn"]
 _PART = {key: value for key, value in PLAIN.items() if key != "architectures"}
@@ -122,19 +119,12 @@ def _ask(root: Path) -> Any:
     return ask
 
 
-def main() -> None:
-    """Prints the table of the vLLM that is installed."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name, (config, _) in CASES.items():
-            (root / name).mkdir()
-            (root / name / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        table = {name: answers(name, _ask(root)) for name in CASES}
-    rows = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in table.items())
-    print(f"{{\n{rows}\n}}")
+def overrides() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the lengths of each case."""
+    with directories({name: config for name, (config, _) in CASES.items()}) as root:
+        ask = _ask(root)
+        yield from ((name, lengths_of(name, ask)) for name in CASES)
 
 
 if __name__ == "__main__":
-    main()
+    print_table(overrides())

@@ -61,3 +61,18 @@ def test_an_environment_that_is_no_text_and_an_endless_path_are_refused(folder: 
 
     assert "e: is not UTF-8 text" in run.refusal(f"vllm serve . {FLAGS}", "--env-file", "e")
     assert "xxx: is not a directory" in run.refusal(f"vllm serve /{'x' * 5000} {FLAGS}")
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "said"),
+    [
+        ("manifest", "--container c", "--container goes with --from-vllm-pod"),
+        ("manifest", "--from-vllm-pod a --from-vllm-compose b", "give one of them"),
+        ("capture", "-o out --container c -- vllm serve m", "--container goes with --from-vllm-pod"),
+        ("capture", "-o out --from-vllm-pod a --from-vllm-compose b", "give one of them"),
+    ],
+)
+def test_options_of_a_file_go_together_in_each_command(command: str, options: str, said: str) -> None:
+    result = Command("build", command)(*options.split())
+
+    assert (result.exit_code, said in result.output) == (2, True)

@@ -383,6 +383,9 @@ def test_what_the_user_is_told() -> None:
         ("--max-num-seqs 200 --max-num-batched-tokens 129", {}, "--max-num-seqs"),
         ("--max-num-seqs 4096", {}, "--max-num-seqs"),
         ("--block-size 48", OF_0_17, "--block-size"),
+        ("--dtype bf16", {}, "--dtype"),
+        ("-tp 2 --enable-expert-parallel", {}, "--enable-expert-parallel"),
+        ("--enable-expert-parallel", OF_1_22, "--enable-expert-parallel"),
         ("--block-size 256", OF_0_10, "--block-size"),
         ("--performance-mode throughput", {"version": "vllm-gaudi@v0.16.0"}, "--performance-mode"),
         ("--performance-mode fast", {}, "--performance-mode"),
@@ -726,6 +729,7 @@ def test_validated_configurations_are_enumerated(
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "intermediate_size": 14336,
+        **({"num_experts": 128} if "A3B" in model else {}),
     }
     found = spec(f"{flags} --max-num-seqs 8 --max-model-len 4096", version=version, config=config)
     manifest = Manifest.of(found)

@@ -43,6 +43,8 @@ def test_older_releases_have_flags_for_the_rope_which_win_over_overrides() -> No
     assert (found.model.config["rope_theta"], found.model.config["rope_scaling"]) == (5e5, LINEAR)
     assert "rope_theta, rope_scaling changed" in "\n".join(report.notes)
     assert "no flag of vLLM 0.11.2" in mistake("--rope-theta 5e5", version="vllm-gaudi@v0.11.2").problem
+    no_type = mistake("""--rope-scaling '{"type": "linear"}'""", version="vllm-gaudi@v0.10.1")
+    assert (no_type.where, "has no rope_type" in no_type.problem) == ("--rope-scaling", True)
 
 
 def test_releases_between_transformers_4_and_5_do_not_read_an_overridden_rope_scaling() -> None:

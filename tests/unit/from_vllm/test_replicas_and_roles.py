@@ -32,6 +32,14 @@ def manifest_of(found: BuildSpec) -> Manifest:
         ("vllm-gaudi@v0.26.0", LLAMA, 1),
         ("vllm-gaudi@v0.26.0", MIXTRAL, 4),
         ("vllm-gaudi@v0.26.0", PARTS, 4),
+        (
+            "vllm-gaudi@v0.26.0",
+            {**LLAMA, "block_configs": [{"block_type": "mamba", "n_routed_experts": 4}]},
+            1,
+        ),
+        ("vllm-gaudi@v0.26.0", {**LLAMA, "num_experts": 0, "num_local_experts": 8}, 1),
+        ("vllm-gaudi@v0.26.0", {**LLAMA, "moe_num_experts": [64, 64]}, 4),
+        ("vllm-gaudi@v0.26.0", {**LLAMA, "moe_num_experts": [0, 64]}, 1),
         ("vllm-gaudi@v0.14.1", LLAMA, 1),
         ("vllm-gaudi@v0.13.0", LLAMA, 4),
         ("vllm-gaudi@v0.11.2", LLAMA, 4),
@@ -132,6 +140,7 @@ def test_without_chunks_a_prompt_may_start_after_any_token_that_was_sent() -> No
         ({**TRANSFER, "kv_connector_module_path": "mine"}, "vllm-gaudi@v0.26.0", "kv_connector"),
         ({**TRANSFER, "kv_connector": "MultiConnector"}, "vllm-gaudi@v0.26.0", "kv_connector"),
         ({"kv_connector": "NixlConnector"}, "vllm-gaudi@v0.26.0", "kv_role"),
+        ({"kv_role": "producer"}, "vllm-gaudi@v0.26.0", "kv_role"),
     ],
 )
 def test_a_connector_whose_steps_are_not_known_is_refused(
@@ -154,6 +163,12 @@ def test_connectors_in_a_connector_are_taken_if_all_are_known() -> None:
         assert name in mistake(f"--kv-transfer-config '{multi('NixlConnector', name)}'").problem
 
 
-@pytest.mark.parametrize("text", ["{}", '{"kv_connector":null}'])
+def test_a_module_of_null_is_the_connector_of_that_name() -> None:
+    table = {**TRANSFER, "kv_connector_module_path": None}
+
+    assert spec(f"--kv-transfer-config '{json.dumps(table)}'").scheduler.kv_transfer
+
+
+@pytest.mark.parametrize("text", ["{}", '{"kv_connector":null}', '{"kv_role":"kv_both"}'])
 def test_an_empty_configuration_of_transfers_is_none(text: str) -> None:
     assert spec(f"--kv-transfer-config '{text}'") == spec()

@@ -1,4 +1,4 @@
-"""The lengths and sizes of steps that a real vLLM says today are those of the golden table of its release."""
+"""What a real vLLM says today of lengths, sizes of steps and overrides stands in the golden tables of its release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from tests.guests_real.conftest import guest_python
 pytestmark = [pytest.mark.guests, pytest.mark.timeout(1800)]
 
 
-def test_the_golden_table_is_what_vllm_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("vllm-lengths", ("vllm_answers.py", "lengths")),
+        ("vllm-steps", ("vllm_answers.py", "steps")),
+        ("vllm-overrides", ("vllm_overrides.py",)),
+    ],
+)
+def test_the_golden_table_is_what_vllm_says(name: str, words: tuple[str, ...], tmp_path: Path) -> None:
     python = guest_python()
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "VLLM_PLUGINS": "", "OMP_NUM_THREADS": "1"}
 
@@ -28,8 +36,8 @@ def test_the_golden_table_is_what_vllm_says(tmp_path: Path) -> None:
     release = (
         said("-c", "from vllm.version import __version__; print(__version__)").split()[-1].partition("+")[0]
     )
-    table = ROOT / "tests" / "golden" / "data" / "vllm-steps" / f"{release}.json"
-    answers = json.loads(said(str(ROOT / "tests" / "golden" / "vllm_steps.py")))
+    table = ROOT / "tests" / "golden" / "data" / name / f"{release}.json"
+    answers = json.loads(said(str(ROOT / "tests" / "golden" / words[0]), *words[1:]))
 
-    assert table.exists(), f"record tests/golden/vllm_steps.py for vLLM {release}"
+    assert table.exists(), f"record tests/golden/{' '.join(words)} for vLLM {release}"
     assert answers == json.loads(table.read_text(encoding="utf-8"))
