@@ -10,16 +10,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from aotgaudi.commands.starts import PlainCommand, assignments
+from aotgaudi.commands.starts import FORMS, PlainCommand, assignments, find_vllm
 from aotgaudi.errors import SpecError, shown
 
 LONGEST = 100_000
 """The most characters of a command."""
 
-_REMEDY = "the command alone, with the value itself"
+_REMEDY = "the command alone, with the value itself, in quotes"
 _EXPANSION = r"\$\w*\\\n|\$(?:[A-Za-z_]\w*|\{[A-Za-z_][^{}'\"`\\$]*\}|\([^()'\"`\\$]*\))|`[^`\\$'\"]*`|\$[\w@*#?$!({[-]|`"
+_FILE = r"[\w./~${}-]+"
 _TOKEN = re.compile(
     rf"""(?P<joined>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]|\\.)*)"
+    | (?P<output>(?:(?<!\\\n)(?<![^ \t\n;&|])\d)?>>?[ \t]*(?:&\d|"{_FILE}"|{_FILE})(?=[ \t\n;&|]|\Z)
+        | (?:&>>?[ \t]*{_FILE}|\|[ \t]*tee(?:[ \t]+{_FILE})*)(?=[ \t]*(?:[\n;&]|\Z)) | &(?=[ \t\n]*\Z))
     | (?P<open>["'\\]) | (?P<blank>[ \t]+) | (?P<end>\n) | (?P<operator>(?:>|<|>>)&?\d* | [|&;()<>]+)
     | (?P<expansion>{_EXPANSION} | \$['"]) | (?P<comment>\#[^\n]*) | (?P<other>.)""",
     re.DOTALL | re.VERBOSE | re.ASCII,
@@ -33,6 +36,9 @@ _WHOLE = re.compile(r"\$[A-Za-z_]\w*|\$[({].*[)}]|`.+`", re.DOTALL | re.ASCII)
 _PATTERN = re.compile(r"[*?]|\[.+\]|\{.*(,|\.\.).*\}", re.DOTALL)
 _SPLIT_AGAIN = re.compile(r"[ \t\n*?\[]")
 _SETTING = re.compile(r"[-+][eux]*o?|pipefail")
+_OF_THE_SHELL = """. { alias builtin case cd command declare do done eval exec exit export for function getopts if let local
+    mapfile popd printf pushd read readarray readonly return select set shift source then trap typeset unset until while"""
+"""Commands that may change what the shell makes of the next ones. Programs cannot."""
 
 
 class Unread(str):
@@ -50,7 +56,7 @@ class Unread(str):
 def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand:
     """Returns the command of a script, with the variables that it exports. Words may be `Unread`.
 
-    Lines before the command may be blank, comments, assignments, ``export`` and ``set -e``.
+    Before it may be comments, assignments, ``export`` and ``set -e``. Programs, and where output goes, are left out.
 
     Args:
         text: the script.
@@ -64,18 +70,24 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand
     splitter = _Splitter(text, where, variables)
     exported: dict[str, str] = {}
     command: list[str] = []
+    left_out: list[str] = []
     for words in splitter.commands():
         is_export = words[0] == "export" and len(words) > 1
         given = dict(assignments(words[is_export:]))
-        if command:
-            raise SpecError(where, f"has a second command, {shown(words[0])}, on a line of its own", _REMEDY)
-        if len(given) == len(words) - is_export:
+        assigns = len(given) == len(words) - is_export
+        is_needed = find_vllm(command) or {*FORMS, *_OF_THE_SHELL.split()}.intersection(command)
+        if is_needed or (assigns and (command or left_out)):  # A program may decide whether it is assigned.
+            raise SpecError(where, f"has a second command, {shown(words[0])}", _REMEDY)
+        left_out += [shown(word.partition("=")[0]) for word in command[:1]]
+        command = []
+        if assigns:
             require_read(words, where)
             variables.update(given)
             exported.update({n: v for n, v in given.items() if is_export or n in exported or n in known})
         elif words[0] != "set" or not all(map(_SETTING.fullmatch, words[1:])):
             command = words
-    return PlainCommand(words=tuple(command), variables=exported)
+    notes = (f"{where}: leaves out {', '.join(left_out)}",) if left_out else ()
+    return PlainCommand(words=tuple(command), variables=exported, notes=notes)
 
 
 def split_string(text: str, where: str) -> tuple[str, ...]:
@@ -116,7 +128,7 @@ class _Splitter:
             if self._is_literal(token):
                 self._add(token[0][0], "x")
                 position = token.start() + 1
-            elif token["end"] and self.known is not None:
+            elif token[0] in ("\n", ";", "&&") and self.known is not None:
                 self._end_word()
                 if self.words:
                     yield self.words
@@ -135,7 +147,8 @@ class _Splitter:
 
     def _take(self, token: re.Match[str]) -> None:
         kind, text = token.lastgroup, token[0]
-        if kind in ("blank", "end"):
+        is_left_out = kind == "output" and self.known is not None and not (self.word or "").isdigit()
+        if kind in ("blank", "end") or is_left_out:
             self._end_word()
         elif kind == "comment" or (kind == "joined" and self.known is not None):
             pass
@@ -147,7 +160,7 @@ class _Splitter:
         elif kind == "open":
             problem = "no escaped character" if text == "\\" else "no closing quotation"
             raise SpecError(self.where, f"cannot be split into words: {problem}", "closed quotes")
-        elif kind == "operator":
+        elif kind in ("operator", "output"):
             if text[0] in "<>" and (self.word or "").isdigit():
                 text = (self.word or "") + text
             raise SpecError(self.where, f"has {shown(text)}, which a shell would read", _REMEDY)
@@ -193,8 +206,6 @@ class _Splitter:
     def _end_word(self) -> None:
         if self.word is not None:
             pattern = None if self.known is None else _PATTERN.search(self.plain)
-            if pattern is not None:
-                problem = f"has {shown(pattern[0][0])}, which a shell would expand"
-                raise SpecError(self.where, problem, "it in quotes")
-            self.words.append(Unread(self.word, self.part) if self.part else self.word)
+            part = self.part or (pattern[0][0] if pattern else "")
+            self.words.append(Unread(self.word, part) if part else self.word)
         self.word, self.part, self.plain = None, "", ""

@@ -30,6 +30,7 @@ Arity = Literal["value", "switch", "values"]
 FlagValue = Union[str, tuple[str, ...], bool]
 """The value of a flag: its text, its words, or whether a switch is on."""
 
+NO_MODEL = "vllm serve MODEL, python -m ... --model MODEL: a directory or a name on the hub"
 _FLAG = re.compile(r"-[^=\s][^=\s]*(=.*)?", re.DOTALL)
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _WRITTEN = re.compile(r"(?P<name>--?[^.=]*)(?:\.(?P<key>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
@@ -94,6 +95,25 @@ class CommandWords:
     def flags(self) -> dict[str, JsonValue]:
         """Returns every flag except secrets, in alphabetical order, in a key's form: a text, texts, a switch or a table."""
         return {name: _in_key(value) for name, value in self._values() if not is_secret(name)}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The words that belong to no flag, then every value of ``--model``."""
+        given = (word for one in self._options if one.name == "model" for word in one.values)
+        return (*self.positional, *given)
+
+    def one_model(self, where: str, *, is_module: bool = False) -> str:
+        """Returns the model of a vLLM command. Raises SpecError for none, and for several.
+
+        ``vllm serve`` refuses a word beside ``--model``. ``python -m`` (`is_module`) ignores a word, or refuses it (0.10).
+        Source: ``parse_args`` of vllm/utils/argparse_utils.py, releases 0.26 and 0.32.
+        """
+        if len(self.models) > 1:
+            problem = f"has {shown(self.models[1])} beside the model {shown(self.models[0])}"
+            raise SpecError(where, problem, "one model; a flag before a value")
+        if not any(self.models) or (is_module and self.positional):
+            raise SpecError(where, "names no model", NO_MODEL)
+        return self.models[0]
 
     def secrets(self) -> dict[str, JsonValue]:
         """Returns the flags that are secrets. Never store them."""

@@ -18,7 +18,7 @@ from aotgaudi.commands.flags import (
 )
 from aotgaudi.commands.forms import read_form
 from aotgaudi.commands.shell import read_script
-from aotgaudi.commands.starts import REMEDY, PlainCommand, assignments, find_vllm
+from aotgaudi.commands.starts import REMEDY, PlainCommand, assignments, find_vllm, has_one_api_server
 from aotgaudi.commands.variables import KUBERNETES
 from aotgaudi.commands.words import (
     FALSE_WORDS,
@@ -89,28 +89,22 @@ class VllmCommand:
             raise SpecError(WHERE, "starts no server" if words else "is empty", REMEDY)
         start, after = found
         read = _READER.read(words[after:])
-        given = _require_known(read)
-        for name, value in given.items():
+        _require_known(read)
+        for name, value in read.given.items():
             _refuse(FLAGS[name], value)
-        taken = {name: value for name, value in given.items() if _is_read(FLAGS[name])}
+        given = read.given.items()
+        taken = {name: value for name, value in given if FLAGS[name].effect == "taken" or name in _CHECKED}
         values = {name: first(value) for name, value in taken.items() if not isinstance(value, bool)}
-        model = values.pop("model", None)
-        if not model:
-            remedy = "vllm serve MODEL, MODEL a directory or a name on the hub"
-            raise SpecError(WHERE, "names no model", remedy)
+        values.pop("model", None)
         return cls(
-            model=model,
+            model=read.one_model(WHERE, is_module=has_one_api_server(words)),
             assignments=dict(assignments(words[:start])),
             values=values,
             switches={name: value for name, value in taken.items() if isinstance(value, bool)},
-            harmless=_remarks(given, "harmless"),
-            unknown=_remarks(given, "unknown"),
+            harmless=_remarks(read.given, "harmless"),
+            unknown=_remarks(read.given, "unknown"),
             notes=read.notes,
         )
-
-
-def _is_read(flag: Flag) -> bool:
-    return flag.effect == "taken" or flag.name in _CHECKED
 
 
 def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
@@ -122,17 +116,11 @@ def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
     return read_form(read_script(text.replace("\r\n", "\n"), WHERE, {}), caller, cwd)
 
 
-def _require_known(read: CommandWords) -> dict[str, FlagValue]:
-    """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
+def _require_known(read: CommandWords) -> None:
     for flag in read.unknown.values():
         close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
         remedy = f"did you mean --{close[0]}? " if close else ""
         raise SpecError(flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph")
-    model = read.positional
-    if len(model) > 1:
-        problem = f"has {shown(model[1])} beside the model {shown(model[0])}"
-        raise SpecError(WHERE, problem, "one model; a flag before a value")
-    return {"model": model[0], **read.given} if model else dict(read.given)
 
 
 def _refuse(flag: Flag, value: FlagValue) -> None:

@@ -103,7 +103,7 @@ def test_each_is_read_as_the_plain_command_is(
         ("sh -c 'VLLM_A=$B vllm serve m'", "has '$B', which a shell would expand"),
         ("docker run x sh -c 'vllm serve $MODEL'", "has '$MODEL', which a shell would expand"),
         (
-            "docker run x sh -c 'vllm serve m | tee log'",
+            "docker run x sh -c 'vllm serve m | grep x'",
             "the script of sh: has '|', which a shell would read",
         ),
         ("nohup docker run vllm/x vllm serve m", "begins with 'nohup', which may start something else"),
@@ -203,7 +203,22 @@ POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: 
             POD.format("args: [m], envFrom: [{configMapRef: {name: other}}]"),
             "the ConfigMap 'other' is not in the file",
         ),
-        (POD.format("command: [sh, -c], args: [vllm serve m; true]"), "the script of sh: has ';'"),
+        (POD.format("command: [sh, -c], args: [vllm serve m; true]"), "has a second command, 'true'"),
+        (POD.format("command: [sh, -c], args: [. ./env && vllm serve m]"), "has a second command, 'vllm'"),
+        (
+            POD.format("args: [m]")
+            + "---\nspec: {model: {modelFormat: {name: vLLM}, args: [--max-num-seqs=9]}}",
+            "has flags or variables that KServe adds to a runtime's (the pod that it makes: kubectl get pod",
+        ),
+        (
+            "kind: Set\nmetadata: {name: s}\nspec: {roles: [{name: a, template: {spec: {containers: [&c {name: c, image:"
+            " vllm/x, args: [m]}]}}}, {name: b, template: {spec: {containers: [*c]}}}]}",
+            "2 containers may start vLLM: s/roles/a/c, s/roles/b/c (--container NAME)",
+        ),
+        (
+            "args: [{{ .Values.model }}]",
+            "is not YAML: while constructing a mapping (a template, as it is rendered)",
+        ),
         (POD.format("command: [bash, run.sh]"), "a script is not read"),
     ],
 )
@@ -231,14 +246,22 @@ def test_a_pod_that_cannot_be_read_is_refused_in_one_sentence(pod: str, sentence
         ("services: {a: 1}", "compose.yaml: a: has a value of type int (a table)"),
         ("services: {a: {image: vllm/x, command: '${M:?say which}'}}", "a: M is not set (say which)"),
         ("services: {a: {image: vllm/x, command: '$'}}", "which Compose cannot read"),
-        ("services: {a: {image: vllm/x, command: m | tee}}", "a: command: has '|'"),
+        ("services: {a: {image: vllm/x, command: m | tee}}", "a: command: has '| tee'"),
+        ("services: {a: {image: vllm/x, command: m > log}}", "a: command: has '> log'"),
+        ("services: {a: {image: vllm/x, command: '--model $M'}}", "a: M is not set (M=..., here or in .env)"),
+        ("services: {a: {image: vllm/x, entrypoint: ['${M}']}}", "a: M is not set (M=..., here or in .env)"),
+        (
+            "services: {a: {image: vllm/x, command: m, environment: {VLLM_A: '${M}', HF_TOKEN: $N}}}",
+            "a: M is not set",
+        ),
+        ("services: {a: {image: vllm/x, command: m, environment: [VLLM_A=$M]}}", "a: M is not set"),
         (
             "services: {a: {image: vllm/x, command: [m, --port, 80]}}",
             "a: command: has a value of type int",
         ),
         (
-            "services: {a: {image: vllm/x, environment: {VLLM_A: true}}}",
-            "a: VLLM_A: has a value of type bool",
+            "services: {a: {image: vllm/x, environment: {VLLM_A: [true]}}}",
+            "a: VLLM_A: has a value of type list",
         ),
         ("services: {a: {image: vllm/x, env_file: none.env}}", "none.env: cannot be read"),
         ("services: &a {a: *a}", "compose.yaml: is not YAML: Circular reference detected"),

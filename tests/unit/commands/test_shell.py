@@ -44,8 +44,39 @@ PIECES += [
     "$$",
     "é",
     "[a]",
+    "> f",
+    "2>>$A",
+    "&>f",
+    '>"f"',
+    "| tee f",
+    "| tee -a f b",
 ]
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
+FRONTS = [
+    "A=1",
+    "export A=2",
+    "export A=3 D=4",
+    "D=5 export A",
+    "set -e",
+    "true",
+    "false",
+    "test -n x",
+    "test -z x",
+]
+FRONTS += [
+    "echo y > f",
+    "D=6 true",
+    "printf -v A 7",
+    "cd .",
+    "read A",
+    "unset A",
+    "{ A=8",
+    "# c\n",
+    ":",
+    "true | tee f",
+]
+JOINTS = [";", "&&", "\n", " & ", "||", "|"]
+SERVER = '#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > found\nprintf "%s" "$A-$D" > variables\n'
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +85,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     for name in ("a", "b", "ab", "x"):
         (folder / name).touch()
+    (folder / "bin").mkdir()
+    (folder / "bin/vllm").write_text(SERVER, encoding="utf-8")
+    (folder / "bin/vllm").chmod(0o755)
     return folder
 
 
-def words_of(shell: str, script: str, folder: Path) -> list[str]:
+def started_by(shell: str, script: str, folder: Path) -> tuple[list[str], str] | None:
+    """The words and the variables A and D of the server that a shell starts; None if it starts none."""
+    (folder / "found").unlink(missing_ok=True)
     done = subprocess.run(
-        [shell, "-c", script],
-        env=KNOWN,
+        [shell, "-c", f"{script}\nwait"],
+        env={**KNOWN, "PATH": f"{folder}/bin:/usr/bin:/bin"},
         cwd=folder,
         capture_output=True,
         check=False,
         stdin=subprocess.DEVNULL,
     )
-    assert (done.returncode, done.stderr) == (0, b""), done.stderr
-    return done.stdout.decode().split("\0")[:-1]
+    if not (folder / "found").exists():
+        assert ">" in script or any(front in script for front in FRONTS), done.stderr
+        return None
+    words = (folder / "found").read_bytes().decode().split("\0")[:-1]
+    return words, (folder / "variables").read_bytes().decode()
 
 
 @pytest.mark.process
@@ -78,37 +117,62 @@ def words_of(shell: str, script: str, folder: Path) -> list[str]:
 @example(text="a#b ''#c {} a{b}c {a [ ] []")
 @given(text=TEXTS)
 def test_what_is_accepted_is_what_the_shell_makes_of_it(shell: str, text: str, folder: Path) -> None:
-    script = f"printf '%s\\0' x {text}"
+    script = f"vllm serve x {text}"
     try:
         words = read_script(script, "T", KNOWN).words
     except SpecError:
         return
     if not any(isinstance(word, Unread) for word in words):
-        assert list(words[2:]) == words_of(shell, script, folder)
+        started = started_by(shell, script, folder)
+        assert started is None or list(words[1:]) == started[0]
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(rows=[("test -z x", "&&"), ("A=1", ";")])
+@example(rows=[("A=1", "&&"), ("true", "\n"), ("echo y > f", ";")])
+@given(rows=st.lists(st.tuples(st.sampled_from(FRONTS), st.sampled_from(JOINTS)), max_size=4))
+def test_what_runs_before_a_server_changes_nothing_or_is_refused(
+    shell: str, rows: list[tuple[str, str]], folder: Path
+) -> None:
+    script = "".join(front + joint for front, joint in rows) + 'vllm serve "$A" > log'
+    try:
+        found = read_script(script, "T", KNOWN)
+    except SpecError:
+        return
+    if any(isinstance(word, Unread) for word in found.words):
+        return
+    started = started_by(shell, script, folder)
+    expected = {**KNOWN, **found.variables}
+    assert started is None or started == (list(found.words[1:]), f"{expected['A']}-{expected.get('D', '')}")
+    run_before = [
+        front.split("=")[0].split()[0] for front, _ in rows if front.split()[-1] in ("true", "false")
+    ]
+    assert all(f"'{name}'" in "".join(found.notes) for name in run_before)
 
 
 @pytest.mark.parametrize(
     ("text", "character"),
     [
         ("a | b", "'|'"),
-        ("a; b", "';'"),
-        ("a && b", "'&&'"),
-        ("a &", "'&'"),
-        ("a > log", "'>'"),
-        ("a 2>&1", "'2>&1'"),
+        ("a || b", "'||'"),
+        ("a & b", "'&'"),
+        ("a > $(pwd)", "'>'"),
+        ("a 2>&-", "'2>&'"),
         ("a < in", "'<'"),
+        ("vllm serve a; b", "a second command, 'b'"),
+        ("vllm serve a && b", "a second command, 'b'"),
+        ("vllm serve a\nb", "a second command, 'b'"),
+        ("docker rm a\nb", "a second command, 'b'"),
+        ("source a; b", "a second command, 'b'"),
+        ("a && A=1; b", "a second command, 'A=1'"),
         ("(a)", "'('"),
         ("a $(b", "'$('"),
         ("a $1", "'$1'"),
         ("a $@", "'$@'"),
         ("a $'b'", '"$\'"'),
         ("a `b", "'`'"),
-        ("a *.txt", "'*'"),
-        ("a b?", "'?'"),
-        ("a [bc]", "'['"),
-        ("a {b,c}", "'{'"),
-        ('a {"b":1,"c":2}', "'{'"),
-        ("a\nb", "a second command, 'b'"),
         ("a $B", "$B, whose value a shell would split or expand"),
         ("a 'b", "no closing quotation"),
         ("a b\\", "no escaped character"),
@@ -134,6 +198,11 @@ def test_what_a_shell_would_do_besides_is_refused_by_its_characters(text: str, c
         ("a ${A:-b}", "${A:-b}"),
         ("C=1 a $C", "$C"),
         ("A=1 a $A", "$A"),
+        ("a *.txt", "*"),
+        ("a b?", "?"),
+        ("a x[bc]", "["),
+        ("a {b,c}", "{"),
+        ('a {"b":1,"c":2}', "{"),
     ],
 )
 def test_what_is_not_known_is_kept_as_a_word_that_is_not_read(text: str, part: str) -> None:

@@ -11,6 +11,7 @@ from aotgaudi.commands.words import Remark
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.command import VllmCommand
 
+MODULE = "python -m vllm.entrypoints.openai.api_server"
 TAKEN = sorted(
     name
     for name, flag in FLAGS.items()
@@ -151,14 +152,23 @@ def test_a_refused_switch_may_be_off() -> None:
         ("vllm serve", "the vLLM command", "names no model"),
         ("vllm serve --port 8000", "the vLLM command", "names no model"),
         ("vllm serve a b", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve a --model b", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve --model=b a", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve --model a --model b", "the vLLM command", "has 'b' beside the model 'a'"),
+        (
+            "vllm serve --model a --trust-remote-code false",
+            "the vLLM command",
+            "has 'a' beside the model 'false'",
+        ),
+        (f"{MODULE} a", "the vLLM command", "names no model"),
+        (f"{MODULE} a --model b", "the vLLM command", "has 'b' beside the model 'a'"),
         ("vllm serve 'a", "the vLLM command", "cannot be split into words: no closing quotation"),
-        ("vllm serve a | tee log", "the vLLM command", "has '|', which a shell would read"),
-        ("vllm serve a 2>&1", "the vLLM command", "has '2>&1', which a shell would read"),
+        ("vllm serve a | grep x", "the vLLM command", "has '|', which a shell would read"),
         ("vllm serve a\n--port 1", "the vLLM command", "has a second command, '--port'"),
         ("vllm serve ~/a", "the command", "has '~', which a shell would expand"),
         ("vllm serve a --config none.yaml", "none.yaml", "cannot be read"),
-        ("vllm serve a > log", "the vLLM command", "has '>', which a shell would read"),
-        ("vllm serve a && x", "the vLLM command", "has '&&', which a shell would read"),
+        ("vllm serve a < log", "the vLLM command", "has '<', which a shell would read"),
+        ("vllm serve a && x", "the vLLM command", "has a second command, 'x'"),
         ("vllm serve $MODEL", "the command", "has '$MODEL', which a shell would expand"),
         ("vllm serve a --port ${PORT}", "the command", "has '${PORT}', which a shell would expand"),
         ("vllm serve a --max-num-seqs", "--max-num-seqs", "has no value"),

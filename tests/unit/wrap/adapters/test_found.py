@@ -125,7 +125,7 @@ def test_assignments_in_front_count_as_variables(here: Here) -> None:
     [
         ((), "the command: is empty"),
         (("ls",), "starts no server that is known"),
-        (("bash", "-c", "vllm serve tiny; x"), "the script of bash: has ';', which a shell would read"),
+        (("bash", "-c", "vllm serve tiny; x"), "the script of bash: has a second command, 'x'"),
         (("bash", "-c", "ls"), "'ls' starts no server that is known"),
         (("bash", "vllm", "serve", "tiny"), "begins with 'bash vllm': a script is not read"),
         (("nohup", "vllm", "serve", "tiny"), "begins with 'nohup', which may start something else"),
@@ -133,6 +133,9 @@ def test_assignments_in_front_count_as_variables(here: Here) -> None:
         (("vllm", "serve"), "names no model"),
         (("vllm", "serve", "tiny", "other"), "has 'other' beside the model 'tiny'"),
         (("vllm", "serve", "tiny", "--model", "other"), "has 'other' beside the model 'tiny'"),
+        (("vllm", "serve", "--model=tiny", "--model", "other"), "has 'other' beside the model 'tiny'"),
+        ((sys.executable, "-m", SERVER, "tiny"), "names no model"),
+        ((sys.executable, "-m", SERVER, "tiny", "--model", "other"), "has 'other' beside the model 'tiny'"),
         (("vllm", "serve", "/no/such"), "there is no directory '/no/such'"),
         (("vllm", "serve", "org/name"), "fetch it first: hf download org/name"),
         (("vllm", "serve", "tiny/config.json"), "is the file 'tiny/config.json'"),
