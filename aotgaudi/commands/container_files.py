@@ -200,12 +200,16 @@ class _Service(_Kept):
             raise SpecError(self.where, "has extends, which is not read", "the whole service")
         one = {name: self._interpolated(value) for name, value in self.table.items()}
         entrypoint = self._split(one, "entrypoint")
+        rows = _get(one, "volumes", list, self.where)
+        volumes = (
+            f"{row.get('source')}:{row.get('target')}" if isinstance(row, dict) else row for row in rows
+        )
         return PlainCommand(
             words=entered(str(one.get("image")), entrypoint, self._split(one, "command") or (), self.where),
             variables=self._variables(one),
             is_contained=True,
             folder=_get(one, "working_dir", str, self.where),
-            mounts=dict(mounts(map(_as_option, _get(one, "volumes", list, self.where)), self.path.parent)),
+            mounts=dict(mounts((("volume", str(volume)) for volume in volumes), self.path.parent)),
         )
 
     def _require_set(self) -> None:
@@ -305,8 +309,3 @@ def _typed(value: object, kind: type[_Value], where: str) -> _Value:
         remedy = "a text, in quotes" if kind is str else "a list" if kind is list else "a table"
         raise SpecError(where, f"has a value of type {type(value).__name__}", remedy)
     return value
-
-
-def _as_option(row: Any) -> tuple[str, str]:
-    """Returns a volume of Compose as docker's --volume."""
-    return "volume", f"{row.get('source')}:{row.get('target')}" if isinstance(row, dict) else str(row)

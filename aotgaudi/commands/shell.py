@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     rf"""(?P<joined>\\\n) | \\(?P<escaped>.) | '(?P<single>[^']*)' | "(?P<double>(?:[^"\\]|\\.)*)"
     | (?P<output>(?:(?<!\\\n)(?<![^ \t\n;&|])\d)?>>?[ \t]*(?:&\d|"{_FILE}"|{_FILE})(?=[ \t\n;&|]|\Z)
         | (?:&>>?[ \t]*{_FILE}|\|[ \t]*tee(?:[ \t]+{_FILE})*)(?=[ \t]*(?:[\n;&]|\Z)) | &(?=[ \t\n]*\Z))
-    | (?P<open>["'\\]) | (?P<blank>[ \t]+) | (?P<end>\n) | (?P<operator>(?:>|<|>>)&?\d* | [|&;()<>]+)
+    | (?P<open>["'\\]) | (?P<blank>[ \t]+) | (?P<end>\n) | (?P<operator>[|&;()<>]+)
     | (?P<expansion>{_EXPANSION} | \$['"]) | (?P<comment>\#[^\n]*) | (?P<other>.)""",
     re.DOTALL | re.VERBOSE | re.ASCII,
 )
@@ -70,15 +70,15 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand
     splitter = _Splitter(text, where, variables)
     exported: dict[str, str] = {}
     command: list[str] = []
-    left_out: list[str] = []
+    notes: list[str] = []
     for words in splitter.commands():
         is_export = words[0] == "export" and len(words) > 1
         given = dict(assignments(words[is_export:]))
         assigns = len(given) == len(words) - is_export
         is_needed = find_vllm(command) or {*FORMS, *_OF_THE_SHELL.split()}.intersection(command)
-        if is_needed or (assigns and (command or left_out)):  # A program may decide whether it is assigned.
+        if is_needed or (assigns and (command or notes)):  # A program may decide whether it is assigned.
             raise SpecError(where, f"has a second command, {shown(words[0])}", _REMEDY)
-        left_out += [shown(word.partition("=")[0]) for word in command[:1]]
+        notes += [f"{where}: leaves out {shown(word.partition('=')[0])}" for word in command[:1]]
         command = []
         if assigns:
             require_read(words, where)
@@ -86,8 +86,7 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand
             exported.update({n: v for n, v in given.items() if is_export or n in exported or n in known})
         elif words[0] != "set" or not all(map(_SETTING.fullmatch, words[1:])):
             command = words
-    notes = (f"{where}: leaves out {', '.join(left_out)}",) if left_out else ()
-    return PlainCommand(words=tuple(command), variables=exported, notes=notes)
+    return PlainCommand(words=tuple(command), variables=exported, notes=tuple(notes))
 
 
 def split_string(text: str, where: str) -> tuple[str, ...]:
@@ -161,8 +160,6 @@ class _Splitter:
             problem = "no escaped character" if text == "\\" else "no closing quotation"
             raise SpecError(self.where, f"cannot be split into words: {problem}", "closed quotes")
         elif kind in ("operator", "output"):
-            if text[0] in "<>" and (self.word or "").isdigit():
-                text = (self.word or "") + text
             raise SpecError(self.where, f"has {shown(text)}, which a shell would read", _REMEDY)
         elif kind == "expansion":
             self._expand(text, is_quoted=False)

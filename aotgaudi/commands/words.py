@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, Union
 from pydantic import JsonValue
 from pydantic_core import from_json
 
+from aotgaudi.commands.starts import REMEDY
 from aotgaudi.commands.variables import is_secret, is_secret_key, without_credentials
 from aotgaudi.digest import canonical_json
 from aotgaudi.errors import SpecError, shown
@@ -30,7 +31,6 @@ Arity = Literal["value", "switch", "values"]
 FlagValue = Union[str, tuple[str, ...], bool]
 """The value of a flag: its text, its words, or whether a switch is on."""
 
-NO_MODEL = "vllm serve MODEL, python -m ... --model MODEL: a directory or a name on the hub"
 _FLAG = re.compile(r"-[^=\s][^=\s]*(=.*)?", re.DOTALL)
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 _WRITTEN = re.compile(r"(?P<name>--?[^.=]*)(?:\.(?P<key>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
@@ -108,12 +108,13 @@ class CommandWords:
         ``vllm serve`` refuses a word beside ``--model``. ``python -m`` (`is_module`) ignores a word, or refuses it (0.10).
         Source: ``parse_args`` of vllm/utils/argparse_utils.py, releases 0.26 and 0.32.
         """
-        if len(self.models) > 1:
-            problem = f"has {shown(self.models[1])} beside the model {shown(self.models[0])}"
+        model, *others = self.models or ("",)
+        if others:
+            problem = f"has {shown(others[0])} beside the model {shown(model)}"
             raise SpecError(where, problem, "one model; a flag before a value")
-        if not any(self.models) or (is_module and self.positional):
-            raise SpecError(where, "names no model", NO_MODEL)
-        return self.models[0]
+        if not model or (is_module and self.positional):
+            raise SpecError(where, "names no model", REMEDY)
+        return model
 
     def secrets(self) -> dict[str, JsonValue]:
         """Returns the flags that are secrets. Never store them."""

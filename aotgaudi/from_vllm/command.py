@@ -24,7 +24,6 @@ from aotgaudi.commands.words import (
     FALSE_WORDS,
     TRUE_WORDS,
     CommandReader,
-    CommandWords,
     FlagValue,
     Remark,
     first,
@@ -89,7 +88,12 @@ class VllmCommand:
             raise SpecError(WHERE, "starts no server" if words else "is empty", REMEDY)
         start, after = found
         read = _READER.read(words[after:])
-        _require_known(read)
+        for flag in read.unknown.values():
+            close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
+            remedy = f"did you mean --{close[0]}? " if close else ""
+            raise SpecError(
+                flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph"
+            )
         for name, value in read.given.items():
             _refuse(FLAGS[name], value)
         given = read.given.items()
@@ -114,13 +118,6 @@ def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
         SpecError: something of it cannot be read.
     """
     return read_form(read_script(text.replace("\r\n", "\n"), WHERE, {}), caller, cwd)
-
-
-def _require_known(read: CommandWords) -> None:
-    for flag in read.unknown.values():
-        close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
-        remedy = f"did you mean --{close[0]}? " if close else ""
-        raise SpecError(flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph")
 
 
 def _refuse(flag: Flag, value: FlagValue) -> None:

@@ -34,9 +34,8 @@ from aotgaudi.bundle.launch import (
     WarmUpRequest,
     world,
 )
-from aotgaudi.commands.starts import assignments, has_one_api_server
+from aotgaudi.commands.starts import REMEDY, assignments, has_one_api_server
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
-from aotgaudi.commands.words import NO_MODEL
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import SpecError, shown
 from aotgaudi.files import read_regular
@@ -139,7 +138,7 @@ def find_server(
     started = server_kind(cast("GuestName", start.server))
     flags = started.read(words[start.after :], start.environ)
     if has_one_api_server(words) and "model" not in flags.values:
-        raise SpecError(WHERE, "names no model", NO_MODEL)
+        raise SpecError(WHERE, "names no model", REMEDY)
     question = question_of(words, start, directory)
     with asking if asking is not None and asking.question == question else Asking(question) as asked:
         model = find_model(flags, start.environ, directory)

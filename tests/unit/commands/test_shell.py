@@ -159,7 +159,7 @@ def test_what_runs_before_a_server_changes_nothing_or_is_refused(
         ("a || b", "'||'"),
         ("a & b", "'&'"),
         ("a > $(pwd)", "'>'"),
-        ("a 2>&-", "'2>&'"),
+        ("a 2>&-", "'>&'"),
         ("a < in", "'<'"),
         ("vllm serve a; b", "a second command, 'b'"),
         ("vllm serve a && b", "a second command, 'b'"),
