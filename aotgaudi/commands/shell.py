@@ -78,7 +78,8 @@ def read_script(text: str, where: str, known: Mapping[str, str]) -> PlainCommand
         is_needed = find_vllm(command) or {*FORMS, *_OF_THE_SHELL.split()}.intersection(command)
         if is_needed or (assigns and (command or notes)):  # A program may decide whether it is assigned.
             raise SpecError(where, f"has a second command, {shown(words[0])}", _REMEDY)
-        notes += [f"{where}: leaves out {shown(word.partition('=')[0])}" for word in command[:1]]
+        programs = [word for word in command if "=" not in word]
+        notes += [f"{where}: leaves out {shown(word)}" for word in programs[:1]]
         command = []
         if assigns:
             require_read(words, where)

@@ -90,16 +90,12 @@ class VllmCommand:
         read = _READER.read(words[after:])
         for flag in read.unknown.values():
             close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
-            remedy = f"did you mean --{close[0]}? " if close else ""
-            raise SpecError(
-                flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph"
-            )
+            remedy = f"{f'did you mean --{close[0]}? ' if close else ''}leave it out if it changes no graph"
+            raise SpecError(flag, "is a flag that is not known", remedy)
         for name, value in read.given.items():
             _refuse(FLAGS[name], value)
-        given = read.given.items()
-        taken = {name: value for name, value in given if FLAGS[name].effect == "taken" or name in _CHECKED}
-        values = {name: first(value) for name, value in taken.items() if not isinstance(value, bool)}
-        values.pop("model", None)
+        taken = {n: v for n, v in read.given.items() if FLAGS[n].effect == "taken" or n in _CHECKED}
+        values = {n: first(v) for n, v in taken.items() if n != "model" and not isinstance(v, bool)}
         return cls(
             model=read.one_model(WHERE, is_module=has_one_api_server(words)),
             assignments=dict(assignments(words[:start])),

@@ -146,9 +146,7 @@ def test_what_runs_before_a_server_changes_nothing_or_is_refused(
     started = started_by(shell, script, folder)
     expected = {**KNOWN, **found.variables}
     assert started is None or started == (list(found.words[1:]), f"{expected['A']}-{expected.get('D', '')}")
-    run_before = [
-        front.split("=")[0].split()[0] for front, _ in rows if front.split()[-1] in ("true", "false")
-    ]
+    run_before = [front.split()[-1] for front, _ in rows if front.split()[-1] in ("true", "false")]
     assert all(f"'{name}'" in "".join(found.notes) for name in run_before)
 
 
