@@ -6,6 +6,7 @@ the Compose file.
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,6 +42,9 @@ def read_pod(path: Path, container: str | None, given: Mapping[str, str]) -> Pla
         SpecError: names the file, or the containers among which to choose.
     """
     owners = list(_owners(read_yaml(read_text(path), str(path)), ""))
+    if any("modelFormat" in one and ("args" in one or "env" in one) for _, one in owners):
+        problem = "has flags or variables that KServe adds to a runtime's"
+        raise SpecError(str(path), problem, "the pod that it makes: kubectl get pod NAME -o yaml")
     maps = {name: one for name, one in owners if one.get("kind") == "ConfigMap"}
     found = [
         _Pod(f"{owner}/{one.get('name')}", one, path, given, maps)
@@ -74,18 +78,16 @@ def _chosen(path: Path, found: Sequence[_Kept], name: str | None, what: str) -> 
     """Returns the command that is asked for, or the only one that starts vLLM. Raises SpecError."""
     labels = ", ".join(one.label for one in found) or "none"
     if name is not None:
-        likely = [one for one in found if name in (one.label, one.label.rpartition("/")[2])]
+        asked = re.compile("(.*/)?" + re.escape(name).replace("/", "/(.*/)?"))
+        likely = [one for one in found if asked.fullmatch(one.label)]
         problem, remedy = f"has {len(likely)} {what}s called {shown(name)}", f"one of: {labels}"
     else:
         likely = [one for one in found if one.names_vllm()] or list(found)
         if len(likely) > 1:
             likely = [one for one in likely if one.may_start_vllm()]
         names = ", ".join(one.label for one in likely)
-        several, none = (
-            f"{len(likely)} {what}s may start vLLM: {names}",
-            f"no {what} starts vLLM (of {labels})",
-        )
-        problem, remedy = several if likely else none, f"--{what} NAME"
+        problem, remedy = f"{len(likely)} {what}s may start vLLM: {names}", f"--{what} NAME"
+        problem = problem if likely else f"no {what} starts vLLM (of {labels})"
     if len(likely) != 1:
         raise SpecError(str(path), problem, remedy)
     return likely[0].read()
@@ -198,13 +200,28 @@ class _Service(_Kept):
             raise SpecError(self.where, "has extends, which is not read", "the whole service")
         one = {name: self._interpolated(value) for name, value in self.table.items()}
         entrypoint = self._split(one, "entrypoint")
+        rows = _get(one, "volumes", list, self.where)
+        volumes = (
+            f"{row.get('source')}:{row.get('target')}" if isinstance(row, dict) else row for row in rows
+        )
         return PlainCommand(
             words=entered(str(one.get("image")), entrypoint, self._split(one, "command") or (), self.where),
             variables=self._variables(one),
             is_contained=True,
             folder=_get(one, "working_dir", str, self.where),
-            mounts=dict(mounts(map(_as_option, _get(one, "volumes", list, self.where)), self.path.parent)),
+            mounts=dict(mounts((("volume", str(volume)) for volume in volumes), self.path.parent)),
         )
+
+    def _require_set(self) -> None:
+        """Raises SpecError for a variable that counts and is not set: Compose takes nothing for it, with a warning."""
+        own = self.table.get("environment") or ()
+        rows = own.items() if isinstance(own, dict) else (str(row).partition("=") for row in own)
+        text = [row[-1] for row in rows if is_needed(str(row[0]))]
+        text += [self.table.get("entrypoint"), self.table.get("command")]
+        for found in _VARIABLE.finditer(str(text)):
+            name = found["name"] or found["braced"]
+            if name and not found["how"] and name not in self.environ:
+                raise SpecError(self.where, f"{name} is not set", f"{name}=..., here or in .env")
 
     def _split(self, one: dict[str, Any], name: str) -> Sequence[str] | None:
         """Returns the words of a command; None for the image's own."""
@@ -227,10 +244,11 @@ class _Service(_Kept):
             own = {name: value if is_given else None for name, is_given, value in rows}
         for name, value in own.items():
             if value is not None:
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                found[str(name)] = str(value) if is_number else _get(own, name, str, self.where)
+                is_plain = isinstance(value, (int, float))
+                found[str(name)] = json.dumps(value) if is_plain else _get(own, name, str, self.where)
             elif name in self.environ:
                 found[name] = self.environ[name]
+        self._require_set()
         return found
 
     def _interpolated(self, value: Any) -> Any:
@@ -257,13 +275,16 @@ class _Service(_Kept):
 
 
 def _owners(value: Any, owner: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields every table in a document, with the name of the object that it is in."""
+    """Yields every table in a document, with the name of its object and the keys and names that lead to it there."""
     if isinstance(value, dict):
         if "kind" in value and isinstance(value.get("metadata"), dict):
             owner = str(value["metadata"].get("name"))
         yield owner, value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from _owners(inner, owner)
+        for key, inner in value.items():
+            yield from _owners(inner, owner if key in ("spec", "template") else f"{owner}/{key}")
+    for inner in value if isinstance(value, list) else ():
+        is_named = isinstance(inner, dict) and "name" in inner
+        yield from _owners(inner, f"{owner}/{inner['name']}" if is_named else owner)
 
 
 def _known(text: str, where: str) -> str:
@@ -288,8 +309,3 @@ def _typed(value: object, kind: type[_Value], where: str) -> _Value:
         remedy = "a text, in quotes" if kind is str else "a list" if kind is list else "a table"
         raise SpecError(where, f"has a value of type {type(value).__name__}", remedy)
     return value
-
-
-def _as_option(row: Any) -> tuple[str, str]:
-    """Returns a volume of Compose as docker's --volume."""
-    return "volume", f"{row.get('source')}:{row.get('target')}" if isinstance(row, dict) else str(row)

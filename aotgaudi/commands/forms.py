@@ -144,7 +144,7 @@ def read_yaml(text: str, where: str) -> list[Any]:
         return documents
     except (yaml.YAMLError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         problem = str(error).partition("\n")[0]
-        raise SpecError(where, f"is not YAML: {problem}") from error
+        raise SpecError(where, f"is not YAML: {problem}", "a template, as it is rendered") from error
 
 
 def _without_form(kept: PlainCommand, caller: Mapping[str, str], cwd: Path) -> PlainCommand | None:
@@ -313,12 +313,15 @@ def _with_config(kept: PlainCommand, cwd: Path) -> PlainCommand:
     words[num_ahead:num_ahead] = read
     if is_serve and "--model" not in read and not num_ahead:
         raise _error("names no model", "with --config: right after serve, or in the file")
-    given = _READER.read(words).positional if is_serve and "--model" in read else ()
+    named = _READER.read(words)
+    given = named.positional if is_serve and "--model" in read else ()
     if given:  # It wins over the file's model.
         ends = (at for at, word in enumerate(words) if word == given[0])
         del words[next(at for at in ends if _READER.read(words[: at + 1]).positional)]
         _cut(words, "--model")
         words.insert(0, given[0])
+    elif "--model" in read and len(named.models) > 1 + len(named.positional):
+        _cut(words, "--model")
     return replace(kept, words=(*kept.words[:after], *words), notes=(*notes, *more))
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal, NoReturn, Union
 from pydantic import JsonValue
 from pydantic_core import from_json
 
+from aotgaudi.commands.starts import REMEDY
 from aotgaudi.commands.variables import is_secret, is_secret_key, without_credentials
 from aotgaudi.digest import canonical_json
 from aotgaudi.errors import SpecError, shown
@@ -94,6 +95,26 @@ class CommandWords:
     def flags(self) -> dict[str, JsonValue]:
         """Returns every flag except secrets, in alphabetical order, in a key's form: a text, texts, a switch or a table."""
         return {name: _in_key(value) for name, value in self._values() if not is_secret(name)}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The words that belong to no flag, then every value of ``--model``."""
+        given = (word for one in self._options if one.name == "model" for word in one.values)
+        return (*self.positional, *given)
+
+    def one_model(self, where: str, *, is_module: bool = False) -> str:
+        """Returns the model of a vLLM command. Raises SpecError for none, and for several.
+
+        ``vllm serve`` refuses a word beside ``--model``. ``python -m`` (`is_module`) ignores a word, or refuses it (0.10).
+        Source: ``parse_args`` of vllm/utils/argparse_utils.py, releases 0.26 and 0.32.
+        """
+        model, *others = self.models or ("",)
+        if others:
+            problem = f"has {shown(others[0])} beside the model {shown(model)}"
+            raise SpecError(where, problem, "one model; a flag before a value")
+        if not model or (is_module and self.positional):
+            raise SpecError(where, "names no model", REMEDY)
+        return model
 
     def secrets(self) -> dict[str, JsonValue]:
         """Returns the flags that are secrets. Never store them."""

@@ -18,13 +18,12 @@ from aotgaudi.commands.flags import (
 )
 from aotgaudi.commands.forms import read_form
 from aotgaudi.commands.shell import read_script
-from aotgaudi.commands.starts import REMEDY, PlainCommand, assignments, find_vllm
+from aotgaudi.commands.starts import REMEDY, PlainCommand, assignments, find_vllm, has_one_api_server
 from aotgaudi.commands.variables import KUBERNETES
 from aotgaudi.commands.words import (
     FALSE_WORDS,
     TRUE_WORDS,
     CommandReader,
-    CommandWords,
     FlagValue,
     Remark,
     first,
@@ -89,24 +88,21 @@ class VllmCommand:
             raise SpecError(WHERE, "starts no server" if words else "is empty", REMEDY)
         start, after = found
         read = _READER.read(words[after:])
-        given = _require_known(read)
-        for name, value in given.items():
+        for flag in read.unknown.values():
+            close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
+            remedy = f"{f'did you mean --{close[0]}? ' if close else ''}leave it out if it changes no graph"
+            raise SpecError(flag, "is a flag that is not known", remedy)
+        for name, value in read.given.items():
             _refuse(FLAGS[name], value)
-        taken = {
-            name: value for name, value in given.items() if FLAGS[name].effect == "taken" or name in _CHECKED
-        }
-        values = {name: first(value) for name, value in taken.items() if not isinstance(value, bool)}
-        model = values.pop("model", None)
-        if not model:
-            remedy = "vllm serve MODEL, MODEL a directory or a name on the hub"
-            raise SpecError(WHERE, "names no model", remedy)
+        taken = {n: v for n, v in read.given.items() if FLAGS[n].effect == "taken" or n in _CHECKED}
+        values = {n: first(v) for n, v in taken.items() if n != "model" and not isinstance(v, bool)}
         return cls(
-            model=model,
+            model=read.one_model(WHERE, is_module=has_one_api_server(words)),
             assignments=dict(assignments(words[:start])),
             values=values,
             switches={name: value for name, value in taken.items() if isinstance(value, bool)},
-            harmless=_remarks(given, "harmless"),
-            unknown=_remarks(given, "unknown"),
+            harmless=_remarks(read.given, "harmless"),
+            unknown=_remarks(read.given, "unknown"),
             notes=read.notes,
         )
 
@@ -118,19 +114,6 @@ def read_kept(text: str, caller: Mapping[str, str], cwd: Path) -> PlainCommand:
         SpecError: something of it cannot be read.
     """
     return read_form(read_script(text.replace("\r\n", "\n"), WHERE, {}), caller, cwd)
-
-
-def _require_known(read: CommandWords) -> dict[str, FlagValue]:
-    """Returns the value of each flag, including `model`. Raises SpecError for an unknown flag, and for two models."""
-    for flag in read.unknown.values():
-        close = difflib.get_close_matches(flag.lstrip("-"), KNOWN, n=1, cutoff=0.75)
-        remedy = f"did you mean --{close[0]}? " if close else ""
-        raise SpecError(flag, "is a flag that is not known", f"{remedy}leave it out if it changes no graph")
-    model = read.positional
-    if len(model) > 1:
-        problem = f"has {shown(model[1])} beside the model {shown(model[0])}"
-        raise SpecError(WHERE, problem, "one model; a flag before a value")
-    return {"model": model[0], **read.given} if model else dict(read.given)
 
 
 def _refuse(flag: Flag, value: FlagValue) -> None:

@@ -34,7 +34,7 @@ from aotgaudi.bundle.launch import (
     WarmUpRequest,
     world,
 )
-from aotgaudi.commands.starts import assignments, has_one_api_server
+from aotgaudi.commands.starts import REMEDY, assignments, has_one_api_server
 from aotgaudi.commands.variables import hugging_face_home, is_secret, without_credentials
 from aotgaudi.commands.words import one_text
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
@@ -139,6 +139,8 @@ def find_server(
     started = server_kind(cast("GuestName", start.server))
     flags = started.read(words[start.after :], start.environ)
     if has_one_api_server(words):
+        if "model" not in flags.values:
+            raise SpecError(WHERE, "names no model", REMEDY)
         flags = replace(flags, world={**flags.world, API_SERVERS: 1})
     question = question_of(words, start, directory)
     with asking if asking is not None and asking.question == question else Asking(question) as asked:

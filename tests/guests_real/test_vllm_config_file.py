@@ -6,7 +6,8 @@ import json
 import os
 import random
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import yaml
 
 from aotgaudi.errors import SpecError
+from aotgaudi.from_vllm.command import VllmCommand
 from aotgaudi.wrap.starts import plain_command
 
 pytestmark = pytest.mark.guests
@@ -43,7 +45,8 @@ def read(words):
         found = vars(parser.parse_args(words))
     except (Exception, SystemExit) as error:
         return None
-    found["model"] = found.pop("model_tag") or found["model"]
+    word = found.pop("model_tag")
+    found["model"] = (word if words[:1] == ["serve"] else None) or found["model"]
     return {name: value for name, value in found.items() if name != "config"}
 
 print(json.dumps([read(words) for words in json.load(sys.stdin)]))
@@ -93,6 +96,33 @@ def after(words: list[str]) -> list[str]:
     return words[1:] if words[0] == "vllm" else words[3:]
 
 
+def judged(commands: Sequence[list[str]]) -> list[Any]:
+    """What vLLM's parser reads in each command; None if it refuses it."""
+    asked = json.dumps([after(words) for words in commands])
+    python = os.environ["AOTGAUDI_GUEST_PYTHON"]
+    done = subprocess.run(
+        [python, "-c", JUDGE], input=asked, capture_output=True, text=True, check=True, timeout=600
+    )
+    found: list[Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_model_is_that_of_vllm_or_the_command_is_refused() -> None:
+    starts = (["vllm", "serve"], ["python", "-m", "vllm.entrypoints.openai.api_server"])
+    pieces = (["a"], ["b"], ["--model", "c"], ["--model=d"], ["--port", "1"])
+    orders = [order for count in range(4) for order in permutations(pieces, count)]
+    commands = [[*start, *chain.from_iterable(order)] for start in starts for order in orders]
+
+    for words, theirs in zip(commands, judged(commands), strict=True):
+        try:
+            ours = VllmCommand.of(words).model
+        except SpecError:
+            named = [word for word in after(words) if word in ("a", "b") or word.startswith("--model")]
+            assert theirs is None or len(named) != 1 or named[0] in ("a", "b"), words
+        else:
+            assert ours == theirs["model"], words
+
+
 def test_vllm_reads_the_plain_command_as_it_reads_the_kept_one(tmp_path: Path) -> None:
     kept, plain = [], []
     for words in commands(tmp_path, 600):
@@ -101,13 +131,7 @@ def test_vllm_reads_the_plain_command_as_it_reads_the_kept_one(tmp_path: Path) -
             plain.append([*plain_command(words, {}, tmp_path).words])
         except SpecError:
             plain.append([*words[:2], "--refused"])
-    asked = json.dumps([after(words) for words in (*kept, *plain)])
-    python = os.environ["AOTGAUDI_GUEST_PYTHON"]
-    done = subprocess.run(
-        [python, "-c", JUDGE], input=asked, capture_output=True, text=True, check=True, timeout=600
-    )
-    read = json.loads(done.stdout.splitlines()[-1])
-
+    read = judged([*kept, *plain])
     theirs, ours = read[: len(kept)], read[len(kept) :]
     differ = [
         (words, mine, their, our)

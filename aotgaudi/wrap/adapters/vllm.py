@@ -145,7 +145,7 @@ def read(words: Sequence[str], environ: Mapping[str, str]) -> Flags:
     """Reads the words after what starts the server. Raises SpecError."""
     read = _READER.read(words)
     flags = read.flags()
-    model = _model(read, flags)
+    model = read.one_model(WHERE)
     host = one_text(flags, "host")
     ranks = one_integer(flags, "data-parallel-size", 1)
     return Flags(
@@ -301,18 +301,6 @@ VLLM = ServerKind(
 
 def _is_on(values: Mapping[str, JsonValue], name: str) -> bool:
     return values.get(name, False) is not False
-
-
-def _model(read: CommandWords, flags: Mapping[str, JsonValue]) -> str:
-    given = one_text(flags, "model")
-    if len(read.positional) > 1 or (read.positional and given):
-        others = [*read.positional[1:], *filter(None, [given])]
-        problem = f"has {shown(others[0])} beside the model {shown(read.positional[0])}"
-        raise SpecError(WHERE, problem, "one model; a flag before a value")
-    model = read.positional[0] if read.positional else given
-    if not model:
-        raise SpecError(WHERE, "names no model", "vllm serve MODEL, MODEL a directory or a name on the hub")
-    return model
 
 
 def _authorization(read: CommandWords, environ: Mapping[str, str]) -> str:

@@ -204,6 +204,20 @@ POD = "kind: Pod\nmetadata: {{name: p}}\nspec: {{containers: [{{name: c, image: 
             "the ConfigMap 'other' is not in the file",
         ),
         (POD.format("command: [sh, -c], args: [vllm serve m; true]"), "the script of sh: has ';'"),
+        (
+            POD.format("args: [m]")
+            + "---\nspec: {model: {modelFormat: {name: vLLM}, args: [--max-num-seqs=9]}}",
+            "has flags or variables that KServe adds to a runtime's (the pod that it makes: kubectl get pod",
+        ),
+        (
+            "kind: Set\nmetadata: {name: s}\nspec: {roles: [{name: a, template: {spec: {containers: [&c {name: c, image:"
+            " vllm/x, args: [m]}]}}}, {name: b, template: {spec: {containers: [*c]}}}]}",
+            "2 containers may start vLLM: s/roles/a/c, s/roles/b/c (--container NAME)",
+        ),
+        (
+            "args: [{{ .Values.model }}]",
+            "is not YAML: while constructing a mapping (a template, as it is rendered)",
+        ),
         (POD.format("command: [bash, run.sh]"), "a script is not read"),
     ],
 )
@@ -232,13 +246,20 @@ def test_a_pod_that_cannot_be_read_is_refused_in_one_sentence(pod: str, sentence
         ("services: {a: {image: vllm/x, command: '${M:?say which}'}}", "a: M is not set (say which)"),
         ("services: {a: {image: vllm/x, command: '$'}}", "which Compose cannot read"),
         ("services: {a: {image: vllm/x, command: m | tee}}", "a: command: has '|'"),
+        ("services: {a: {image: vllm/x, command: '--model $M'}}", "a: M is not set (M=..., here or in .env)"),
+        ("services: {a: {image: vllm/x, entrypoint: ['${M}']}}", "a: M is not set (M=..., here or in .env)"),
+        (
+            "services: {a: {image: vllm/x, command: m, environment: {VLLM_A: '${M}', HF_TOKEN: $N}}}",
+            "a: M is not set",
+        ),
+        ("services: {a: {image: vllm/x, command: m, environment: [VLLM_A=$M]}}", "a: M is not set"),
         (
             "services: {a: {image: vllm/x, command: [m, --port, 80]}}",
             "a: command: has a value of type int",
         ),
         (
-            "services: {a: {image: vllm/x, environment: {VLLM_A: true}}}",
-            "a: VLLM_A: has a value of type bool",
+            "services: {a: {image: vllm/x, environment: {VLLM_A: [true]}}}",
+            "a: VLLM_A: has a value of type list",
         ),
         ("services: {a: {image: vllm/x, env_file: none.env}}", "none.env: cannot be read"),
         ("services: &a {a: *a}", "compose.yaml: is not YAML: Circular reference detected"),

@@ -11,6 +11,7 @@ from aotgaudi.commands.words import Remark
 from aotgaudi.errors import SpecError
 from aotgaudi.from_vllm.command import VllmCommand
 
+MODULE = "python -m vllm.entrypoints.openai.api_server"
 TAKEN = sorted(
     name
     for name, flag in FLAGS.items()
@@ -151,6 +152,16 @@ def test_a_refused_switch_may_be_off() -> None:
         ("vllm serve", "the vLLM command", "names no model"),
         ("vllm serve --port 8000", "the vLLM command", "names no model"),
         ("vllm serve a b", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve a --model b", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve --model=b a", "the vLLM command", "has 'b' beside the model 'a'"),
+        ("vllm serve --model a --model b", "the vLLM command", "has 'b' beside the model 'a'"),
+        (
+            "vllm serve --model a --trust-remote-code false",
+            "the vLLM command",
+            "has 'a' beside the model 'false'",
+        ),
+        (f"{MODULE} a", "the vLLM command", "names no model"),
+        (f"{MODULE} a --model b", "the vLLM command", "has 'b' beside the model 'a'"),
         ("vllm serve 'a", "the vLLM command", "cannot be split into words: no closing quotation"),
         ("vllm serve a | tee log", "the vLLM command", "has '|', which a shell would read"),
         ("vllm serve a 2>&1", "the vLLM command", "has '2>&1', which a shell would read"),
