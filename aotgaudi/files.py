@@ -145,27 +145,27 @@ def make_locked_directory(parent: Path, prefix: str) -> tuple[Path, int]:
         except BaseException:
             path.rmdir()
             raise
-        if _lock(descriptor, waits=False) is not False and path.exists():
+        if _lock(descriptor) is not False and path.exists():
             return path, descriptor
         os.close(descriptor)
 
 
 @contextlib.contextmanager
-def lock_directory(path: Path, *, waits: bool = False) -> Iterator[bool | None]:
+def lock_directory(path: Path) -> Iterator[bool | None]:
     """Holds a directory's lock (flock) during the block and yields True, or yields False at once if another holder has it.
 
-    With `waits`, waits for the other holder. Yields None on a file system without locks. Raises OSError.
+    Yields None on a file system without locks. Raises OSError.
     """
     descriptor = os.open(path, _DIRECTORY_FLAGS)
     try:
-        yield _lock(descriptor, waits=waits)
+        yield _lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int, *, waits: bool) -> bool | None:
+def _lock(descriptor: int) -> bool | None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
@@ -220,29 +220,23 @@ def own_directory(path: Path) -> bool:
         os.close(descriptor)
 
 
-def place(temporary: Path, path: Path) -> None:
-    """Renames `temporary` to `path`, replacing any file there, and makes the name durable. Raises OSError.
+def place(temporary: Path, path: Path, is_there: Callable[[], bool]) -> None:
+    """Renames `temporary` to `path`, replacing any file there, and makes the name durable.
 
-    A transient error is no error if `path` is now the file that `temporary` was.
+    After a rename that reported a transient error, `is_there` says whether `path` is the intended file.
+    Raises OSError.
     """
-    status = os.lstat(temporary)
 
     def rename() -> None:
         try:
             os.rename(temporary, path)
         except OSError as error:
-            if error.errno not in TRANSIENT_ERRORS or not _is(path, status):
+            if error.errno not in TRANSIENT_ERRORS or not is_there():
                 raise
 
     make_directories(path.parent)
     again(rename, retry_on=TRANSIENT_ERRORS)
     fsync_dir(path.parent)
-
-
-def _is(path: Path, status: os.stat_result) -> bool:
-    with contextlib.suppress(OSError):
-        return os.path.samestat(os.lstat(path), status)
-    return False
 
 
 def place_first(temporary: Path, path: Path) -> bool:

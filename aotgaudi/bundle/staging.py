@@ -3,10 +3,10 @@
 ::
 
     .NAME.tmp-PID-HEX    a bundle that a process is assembling, or the old bundle that it has exchanged and now removes
-    .NAME.old-PID        the old bundle, moved aside on a system that cannot exchange two names
+    .NAME.old-PID-HEX    the old bundle, moved aside on a system that cannot exchange two names
 
-A process locks (flock) its directories, and the lock ends with the process. The next writer to NAME removes the leftovers of
-dead processes.
+A process locks (flock) what it assembles or moves aside, and the lock ends with the process. The next writer to NAME removes
+the leftovers of dead processes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def replacing(
     sweep_abandoned(out)
     with store_errors(f"write {what}", out, needed_bytes=needed_bytes):
         out.parent.mkdir(parents=True, exist_ok=True)
-        building, lock = make_locked_directory(out.parent, f"{_private(out, 'tmp').name}-")
+        building, lock = make_locked_directory(out.parent, f".{out.name}.tmp-{os.getpid()}-")
         try:
             yield building
             settle(building)
@@ -100,39 +100,33 @@ def sweep_abandoned(out: Path) -> None:
     with contextlib.suppress(OSError):
         for path in sorted(out.parent.iterdir()):
             found = name.fullmatch(path.name)
-            if found is None or path.is_symlink() or not _is_abandoned(path, int(found[2])):
+            if found is None or path.is_symlink() or _is_running(int(found[2])):
                 continue
-            if found[1] == "old" and not out.exists():
-                os.rename(path, out)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+            with lock_directory(path) as is_free:
+                if is_free is not True:  # A process on any machine has it; or it cannot be told.
+                    continue
+                if found[1] == "old" and not out.exists():
+                    os.rename(path, out)
+                else:
+                    shutil.rmtree(path, ignore_errors=True)
 
 
-def _private(out: Path, kind: str) -> Path:
-    return out.with_name(f".{out.name}.{kind}-{os.getpid()}")
+def _is_running(process_id: int) -> bool:
+    """Returns whether another process has this id. Our own (1, in a container) says nothing."""
+    return process_id != os.getpid() and Path("/proc", str(process_id)).exists()
 
 
 def _exchange_in_steps(building: Path, out: Path) -> None:
-    retired = _private(out, "old")
-    shutil.rmtree(retired, ignore_errors=True)
-    os.rename(out, retired)
-    try:
-        os.rename(building, out)
-    except OSError:
-        os.rename(retired, out)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
-
-
-def _is_abandoned(path: Path, process_id: int) -> bool:
-    """Returns whether the process is gone and no process on any machine holds the directory's lock. False without locks.
-
-    If the id is our own (1, in a container), only the lock decides.
-    """
-    if process_id != os.getpid() and Path("/proc", str(process_id)).exists():
-        return False
-    with lock_directory(path) as is_free:
-        return is_free is True
+    name, _, writer = building.name.rpartition(".tmp-")
+    retired = out.with_name(f"{name}.old-{writer}")
+    with lock_directory(out):
+        os.rename(out, retired)
+        try:
+            os.rename(building, out)
+        except OSError:
+            os.rename(retired, out)
+            raise
+        shutil.rmtree(retired, ignore_errors=True)
 
 
 def settle(root: Path) -> None:

@@ -82,7 +82,7 @@ def check_directories(root: Path, on_the_way: Iterable[Path], rule: OwnerRule) -
         for path in on_the_way:
             with contextlib.suppress(
                 FileNotFoundError, NotADirectoryError
-            ):  # Verifying reports missing objects.
+            ):  # Verifying reports what is missing.
                 status = path.lstat()
                 if not stat.S_ISLNK(status.st_mode):
                     rule.check(path, status)

@@ -15,6 +15,7 @@ from aotgaudi.bundle.verify import verify_bundle
 from aotgaudi.cli.build_options import SigningOptions
 from aotgaudi.cli.options import json_option, options_of, path_argument
 from aotgaudi.cli.show import emit
+from aotgaudi.errors import StoreError
 from aotgaudi.files import lock_directory, write_atomic
 
 _MODE = 0o644
@@ -30,7 +31,11 @@ def sign(bundle_path: Path, signing: SigningOptions, as_json: bool) -> None:
     bundle = open_bundle(bundle_path)
     _refuse_damaged(bundle)
     statement = Statement.of(bundle.index_bytes, bundle.index, bundle.receipt)
-    with lock_directory(bundle_path.resolve(), waits=True):  # Another signer may be adding to the same file.
+    with lock_directory(bundle_path.resolve()) as is_ours:  # Another signer may be adding to the same file.
+        if is_ours is False:
+            raise StoreError(
+                f"cannot sign {bundle_path}: another process holds its lock (sign again when it has ended)"
+            )
         existing = read_signature(bundle_path)
         signed = add_signatures(existing, keys, statement)
         if signed != existing:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.backends.base import require_installed
-from aotgaudi.errors import SpecError, StoreError, first_line
+from aotgaudi.errors import SpecError, StoreError, first_line, store_errors
 from aotgaudi.files import lock_directory
 from aotgaudi.share.hub import fetch_model, is_hub_id
 
@@ -41,11 +41,11 @@ def import_model(source: str, out: Path, dtype: str, *, overwrite: bool = False)
     location, options = _locate(source)
     if Path(location).resolve() == out.resolve():
         raise SpecError(str(out), "is the source itself", "another directory")
-    try:
-        with _writable(out):
-            _save(*_load(source, location, dtype, options), out)
-    except OSError as error:
-        raise StoreError(f"cannot write {out}: {error.strerror or error}") from error
+    with _writable(out):
+        _require_free(out, overwrite=overwrite)  # Another import may have ended meanwhile.
+        model, tokenizer = _load(source, location, dtype, options)
+        with store_errors("write", out):
+            _save(model, tokenizer, out)
 
 
 def _require_free(out: Path, *, overwrite: bool) -> None:
@@ -60,8 +60,9 @@ def _require_free(out: Path, *, overwrite: bool) -> None:
 @contextlib.contextmanager
 def _writable(out: Path) -> Iterator[None]:
     """Creates `out`, so that one we may not write to fails before minutes of loading, and keeps other imports out of it."""
-    out.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=out).close()
+    with store_errors("write", out):
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
     with lock_directory(out.resolve()) as is_ours:
         if is_ours is False:
             raise SpecError(str(out), "another import writes to it now", "another directory")

@@ -57,7 +57,6 @@ class Layer:
 
     blob: Digest
     diff_id: str
-    compression: Compression
 
 
 class _Compressor(Protocol):
@@ -77,10 +76,10 @@ class _Writer:
         self._archive.update(data)
         self._emit(self._compressor.compress(data))
 
-    def finish(self, compression: Compression) -> Layer:
+    def finish(self) -> Layer:
         self._emit(self._compressor.flush())
         blob = Digest(self._blob.hexdigest(), self._size_bytes)
-        return Layer(blob, f"sha256:{self._archive.hexdigest()}", compression)
+        return Layer(blob, f"sha256:{self._archive.hexdigest()}")
 
     def _emit(self, data: bytes) -> None:
         self._blob.update(data)
@@ -107,7 +106,7 @@ def write_layer(bundle: Bundle, file: Temporary, compression: Compression) -> La
             writer.write(chunk)
         writer.write(bytes(-digest.size_bytes % _BLOCK_BYTES))
     writer.write(bytes(2 * _BLOCK_BYTES))
-    return writer.finish(compression)
+    return writer.finish()
 
 
 def _compressor(compression: Compression) -> _Compressor:

@@ -235,7 +235,7 @@ class LayoutWriter:
         """Names a written file by its digest. Raises OSError."""
         path = self._layout.blob_path(digest)
         file.settle(_BLOB_MODE)
-        place(file.path, path)
+        place(file.path, path, path.exists)
 
     def add_bytes(self, data: bytes) -> Digest:
         """Writes a blob. Raises OSError."""

@@ -148,7 +148,7 @@ class _Directory:
             for chunk in _chunks(source):
                 file.write(chunk)
             file.settle(_MODE)
-            place(file.path, path)
+            place(file.path, path, path.exists)
 
 
 class _FileSystem:

@@ -19,12 +19,10 @@ import hashlib
 import io
 import logging
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -36,10 +34,8 @@ from aotgaudi.files import (
     Temporary,
     accept_any,
     again,
-    make_directories,
     open_descriptor,
     place,
-    place_first,
     temporary_file,
 )
 
@@ -48,7 +44,7 @@ T = TypeVar("T")
 _HASHED_BYTES = 1 << 18
 _CHUNK_BYTES = 1 << 20
 
-ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR)
+_ABSENT_ERRORS = (errno.ENOENT, errno.ENOTDIR)
 MOVED_ERRORS = frozenset({errno.ESTALE, errno.EBUSY})
 """Errors of a network file system for a file that is gone or about to go. Its name is then looked up again."""
 
@@ -72,40 +68,12 @@ def remove(path: Path) -> bool:
     return True
 
 
-Problem = Callable[[Path], "str | None"]
-"""Returns what is wrong with a file; None if nothing is, or if it is gone."""
-
-
-def remove_rejected(path: Path, tmp: Path, problem: Problem) -> str | None:
-    """Removes what is at `path` if it has a `problem`, which is returned. Raises StoreError, and what `problem` raises.
-
-    It is first moved into the directory `tmp`, and judged there. So what another writer has put there since the caller
-    looked is not lost: it gets its name back.
-    """
-    aside = tmp / f"put-{os.getpid()}-{secrets.token_hex(8)}"
-    try:
-        make_directories(tmp)
-        os.rename(path, aside)
-        reason = None
-        try:
-            reason = problem(aside)
-        finally:
-            if reason is None:
-                place_first(aside, path)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise store_error("remove", path, error) from error
-    remove(aside)
-    return reason
-
-
-def discard_damaged(path: Path, tmp: Path, problem: Problem) -> bool:
-    """Removes what is damaged, as `remove_rejected` does, so that it is made again. Returns whether it did."""
-    reason = remove_rejected(path, tmp, problem)
-    if reason is not None:
+def discard_damaged(path: Path, reason: str) -> bool:
+    """Removes what is damaged, so that it is a miss and is made again. Returns False if it is gone. Raises StoreError."""
+    is_removed = remove(path)
+    if is_removed:
         _LOG.warning("removed %s: %s", path, reason)
-    return reason is not None
+    return is_removed
 
 
 class _UnwritableError(Exception):
@@ -127,12 +95,6 @@ def find_fault(path: Path, digest: Digest, examine: Examine = accept_any) -> Fau
         return found
     os.close(found)
     return None
-
-
-def damage_of(digest: Digest, path: Path) -> str | None:
-    """Returns in what the file differs from its digest; None if it does not, or is missing. Raises as `find_fault` does."""
-    fault = find_fault(path, digest)
-    return fault.reason if fault is not None and fault.state == "corrupt" else None
 
 
 def hold_blob(
@@ -280,7 +242,7 @@ def look(path: Path | str, action: Callable[[], T]) -> T | Fault:
     except _UnwritableError as error:
         raise error.reason from error
     except OSError as error:
-        if error.errno in ABSENT_ERRORS:
+        if error.errno in _ABSENT_ERRORS:
             return Fault("missing", "no such file")
         if isinstance(error, NotRegularError):
             return Fault("corrupt", f"not a regular file: {error.kind}")
@@ -429,8 +391,8 @@ class ObjectStore:
                 f" {fault.reason} (the device failed: check it before trusting what it holds)"
             )
         if path.is_dir() and not path.is_symlink():
-            discard_damaged(path, self._tmp, partial(damage_of, digest))
-        place(file.path, path)
+            discard_damaged(path, "a directory in an object's place")
+        place(file.path, path, lambda: find_fault(path, digest) is None)
 
     def _from_layers(self, digest: Digest, get: Callable[[Path], T | Fault]) -> T:
         faults = []
@@ -445,7 +407,7 @@ class ObjectStore:
         path = object_path(layer, digest)
         if self._heals and layer == self.root and fault.state == "corrupt":
             try:
-                discard_damaged(path, self._tmp, partial(damage_of, digest))
+                discard_damaged(path, fault.reason)
             except StoreError as error:
                 _LOG.warning("%s is damaged (%s) and stays: %s", path, fault.reason, error)
         return path, fault

@@ -1,6 +1,7 @@
 """Checks a whole store: hashes every object and record again, and removes damaged ones, so that builds make them again.
 
-It needs no lock, so builders may run meanwhile: a file that one of them has mended stays.
+It needs no lock, so builders may run meanwhile. A file is checked again just before it is removed. Should a builder mend it
+in between, the next build mends it once more.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError
-from aotgaudi.store.cas import damage_of, discard_damaged, object_path
+from aotgaudi.store.cas import discard_damaged, find_fault, object_path
 from aotgaudi.store.records import RecordError, digests_in, read_record
 from aotgaudi.store.store import Store
 
@@ -28,8 +28,8 @@ _NFS_REMOVED = ".nfs"
 
 _FOREIGN = "no object or record has this name"
 
-Problem = Callable[[Path, Path], "str | None"]
-"""Returns what is wrong with a file named as the first path, which lies at the second; None if it is intact or gone."""
+Problem = Callable[[Path], "str | None"]
+"""Returns what is wrong with a file; None if it is intact or gone."""
 
 
 @dataclass(frozen=True)
@@ -104,23 +104,23 @@ def _leaves(directory: Path) -> Iterator[Path]:
 def _find_bad(
     pool: ThreadPoolExecutor, paths: tuple[Path, ...], problem: Problem
 ) -> list[tuple[Path, Problem]]:
-    reasons = pool.map(problem, paths, paths)
-    return [(path, problem) for path, reason in zip(paths, reasons, strict=True) if reason]
+    return [(path, problem) for path, reason in zip(paths, pool.map(problem, paths), strict=True) if reason]
 
 
-def _object_problem(named: Path, path: Path) -> str | None:
-    if not (_HEX.fullmatch(named.name) and named.name.startswith(named.parent.name)):
+def _object_problem(path: Path) -> str | None:
+    if not (_HEX.fullmatch(path.name) and path.name.startswith(path.parent.name)):
         return _FOREIGN
     try:
         status = path.lstat()
     except FileNotFoundError:
         return None  # Collected or repaired by another process since it was listed.
-    return damage_of(Digest(named.name, status.st_size), path)
+    fault = find_fault(path, Digest(path.name, status.st_size))
+    return fault.reason if fault is not None and fault.state == "corrupt" else None
 
 
-def _record_problem(named: Path, path: Path) -> str | None:
-    key = named.name.removesuffix(".json")
-    if not (_HEX.fullmatch(key) and key.startswith(named.parent.name) and named.name.endswith(".json")):
+def _record_problem(path: Path) -> str | None:
+    key = path.name.removesuffix(".json")
+    if not (_HEX.fullmatch(key) and key.startswith(path.parent.name) and path.name.endswith(".json")):
         return _FOREIGN
     try:
         read_record(key, path)
@@ -131,10 +131,10 @@ def _record_problem(named: Path, path: Path) -> str | None:
 
 def _settled(root: Path, path: Path, problem: Problem, remove: bool) -> Damage | None:
     """Removes a damaged file. Returns None if it is intact or gone by now."""
-    reason = problem(path, path)
+    reason = problem(path)
     if reason == _FOREIGN and path.is_dir() and not path.is_symlink():
         remove = False
-    if reason is None or (remove and not discard_damaged(path, root / "tmp", partial(problem, path))):
+    if reason is None or (remove and not discard_damaged(path, reason)):
         return None
     return Damage(os.path.relpath(path, root), reason, remove)
 

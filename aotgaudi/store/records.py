@@ -31,14 +31,13 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from aotgaudi.digest import Digest, canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError, store_errors
-from aotgaudi.files import Temporary, open_descriptor, place_first, temporary_file
-from aotgaudi.store.cas import Fault, look, remove, remove_rejected
+from aotgaudi.files import Temporary, open_descriptor, place, place_first, temporary_file
+from aotgaudi.store.cas import Fault, discard_damaged, look, remove
 
 RECORD_SCHEMA = "aotgaudi.record/1"
 LARGEST_RECORD_BYTES = 1 << 24
@@ -169,7 +168,7 @@ class RecordStore:
                 if earlier is not None and (earlier == new or keep(earlier)):
                     _note_difference(key, earlier, new)
                     return earlier
-                if self._write(key, data, None if is_free else keep):
+                if self._write(key, data, is_free):
                     return new
         raise StoreError(f"cannot write {self.path(key)}: others keep replacing it by what is no record")
 
@@ -197,17 +196,20 @@ class RecordStore:
             return None, False
         return value, value is None
 
-    def _write(self, key: str, data: bytes, keep: Keep | None) -> bool:
-        """Writes the file, after removing one that `keep` rejects or that is no record, if the caller found one.
+    def _write(self, key: str, data: bytes, is_free: bool) -> bool:
+        """Writes the file: as the first one if the caller found none, else in place of the one that it rejected.
 
         Returns False if another writer was first; the caller must then read that writer's file.
         """
         path = self.path(key)
         with temporary_file(self.root / "tmp") as file:
             _write_verified(file, data)
-            if keep is not None:
-                remove_rejected(path, file.path.parent, partial(_rejection, key, keep))
-            return place_first(file.path, path)
+            if is_free:
+                return place_first(file.path, path)
+            if path.is_dir() and not path.is_symlink():
+                discard_damaged(path, "a directory in a record's place")
+            place(file.path, path, lambda: _is(path, data))
+            return True
 
     def _file_name(self, key: str) -> str:
         return f"{self._name}/{key[:2]}/{key}.json"
@@ -220,12 +222,10 @@ def _write_verified(file: Temporary, data: bytes) -> None:
         raise StoreError(f"what was written to {file.path} reads back differently: the device failed")
 
 
-def _rejection(key: str, keep: Keep, path: Path) -> str | None:
-    try:
-        value = read_record(key, path)
-    except RecordError as error:
-        return str(error)
-    return None if value is None or keep(value) else "rejected"
+def _is(path: Path, data: bytes) -> bool:
+    with contextlib.suppress(OSError):
+        return _read(str(path)) == data
+    return False
 
 
 def _read(path: str) -> bytes:

@@ -55,28 +55,6 @@ class FailingOnce:
         return self._real(*arguments, **options)
 
 
-def overtake(
-    monkeypatch: pytest.MonkeyPatch, calls: tuple[str, ...], action: Callable[[], object]
-) -> list[str]:
-    """Runs `action`, what another process does, right before the first of these calls of `os`, which is returned then."""
-    overtaken: list[str] = []
-
-    def before(call: str) -> Callable[..., object]:
-        real = getattr(os, call)
-
-        def late(*arguments: object, **options: object) -> object:
-            if not overtaken:
-                overtaken.append(call)
-                action()
-            return real(*arguments, **options)
-
-        return late
-
-    for call in calls:
-        monkeypatch.setattr(os, call, before(call))
-    return overtaken
-
-
 def fail_each(
     monkeypatch: pytest.MonkeyPatch, call: str, code: int, action: Callable[[], object], most: int = 400
 ) -> Iterator[AotGaudiError | None]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import socket
@@ -17,11 +16,9 @@ from aotgaudi.files import (
     lock_directory,
     make_locked_directory,
     open_descriptor,
-    place,
     read_regular,
     write_atomic,
 )
-from tests.unit.failing import raising
 
 
 def test_write_replaces_the_content_and_leaves_nothing_else(tmp_path: Path) -> None:
@@ -192,14 +189,3 @@ def test_a_directory_that_a_sweeper_finds_before_it_is_locked_is_made_again(
     os.close(descriptor)
     with lock_directory(path) as is_free:
         assert is_free
-
-
-def test_an_older_file_is_not_taken_for_the_one_that_could_not_be_renamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "new").write_text("new")
-    (tmp_path / "old").write_text("old")
-    monkeypatch.setattr(os, "rename", raising(errno.ESTALE))
-
-    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-        place(tmp_path / "new", tmp_path / "old")

@@ -228,9 +228,12 @@ def _roles(launch: Launch) -> dict[str, int]:
 
 
 def _build_steps(launch: Launch) -> tuple[tuple[str, ...], ...]:
-    """Returns the command of SGLang's DeepGEMM compiler with the server's flags, if there is a device for it."""
-    found = find_sglang(launch.words)
-    if launch.target.backend != "cuda" or found is None or not _has_deep_gemm(launch):
+    """Returns the command of SGLang's DeepGEMM compiler with the server's flags, if there is a device for it.
+
+    It asks for completions (compile_deep_gemm.py), which a server of embeddings refuses.
+    """
+    found, has_texts = find_sglang(launch.words), "is-embedding" not in launch.flags
+    if launch.target.backend != "cuda" or found is None or not has_texts or not _has_deep_gemm(launch):
         return ()
     python = f"{launch.place.prefix}/bin/python"
     return ((python, "-m", "sglang.compile_deep_gemm", *launch.words[found[1] :]),)
@@ -260,10 +263,7 @@ def _shapes(spec: BuildSpec, flags: Flags, environ: Mapping[str, str], installed
         raise SpecError("mhc", f"gives {len(counts)} token counts", f"at most {NUM_TOKEN_IDS}")
     return Shapes(
         manifest_id=manifest.id,
-        files={},
         words=() if CHUNK in flags.values else (f"--{CHUNK}", str(most * ranks)),
-        variables={},
-        paths={},
         requests=tuple(
             completion(f"{num_tokens} tokens", prompt=token_prompt(num_tokens, first), max_tokens=_GENERATED)
             for first, num_tokens in enumerate(counts)

@@ -66,6 +66,26 @@ def test_without_an_exchange_two_renames_do(tmp_path: Path, monkeypatch: pytest.
     assert names(tmp_path) == {"out"}
 
 
+def test_another_writer_leaves_alone_what_is_moved_aside_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two names cannot be exchanged, a writer with our number sweeps between our two renames."""
+    monkeypatch.setattr("aotgaudi.bundle.staging.exchange_names", lambda *_: False)
+    out, real = directory(tmp_path / "out", "old"), os.rename
+
+    def rename(old: Path, new: Path) -> None:
+        real(old, new)
+        if old == out:
+            sweep_abandoned(out)
+            assert not out.exists()
+
+    monkeypatch.setattr(os, "rename", rename)
+    replace(out, "new")
+
+    assert (out / "file").read_text() == "new"
+    assert names(tmp_path) == {"out"}
+
+
 def test_what_dead_processes_left_goes_and_what_live_ones_have_stays(tmp_path: Path) -> None:
     for name in (f".out.old-{DEAD}", f"out.tmp-{DEAD}", f".out.tmp-{DEAD}", f".out.tmp-{os.getppid()}"):
         directory(tmp_path / name, "x")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from aotgaudi.backends.base import Target
 from aotgaudi.bundle.signing import add_signatures
 from aotgaudi.bundle.trust import load_trusted_key
-from aotgaudi.files import lock_directory
 from aotgaudi.manifest.manifest import Manifest
 from tests.command import Command
 from tests.specs import ONE_SEQUENCE, spec_of
@@ -124,17 +124,17 @@ def test_building_signed_twice_gives_the_same_bytes_and_the_second_does_nothing(
     assert run("verify", "--no-target", "again", "--trusted-key", public(other)).exit_code == 0
 
 
-def test_of_two_signers_at_once_the_second_waits_and_adds(
+def test_of_two_signers_at_once_the_second_is_refused(
     bundle: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_free: list[bool | None] = []
+    second: list[Result] = []
 
-    def looking(*arguments: Any) -> bytes:
-        with lock_directory(bundle) as state:
-            is_free.append(state)
+    def meanwhile(*arguments: Any) -> bytes:
+        second.append(run("sign", bundle, "--sign-key", key))
         return add_signatures(*arguments)
 
-    monkeypatch.setattr("aotgaudi.cli.sign.add_signatures", looking)
+    monkeypatch.setattr("aotgaudi.cli.sign.add_signatures", meanwhile)
 
     assert run("sign", bundle, "--sign-key", key).exit_code == 0
-    assert is_free == [False]
+    assert second[0].exit_code == 2
+    assert "another process holds its lock (sign again when it has ended)" in second[0].output

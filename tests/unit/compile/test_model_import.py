@@ -128,6 +128,23 @@ def test_two_imports_never_mix_their_files_in_one_directory(
     assert (out / "config.json").exists()
 
 
+def test_an_import_that_ended_while_another_fetched_its_source_stays(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, out = model_import._locate, tmp_path / "out"
+
+    def locate(name: str) -> Any:
+        monkeypatch.undo()
+        import_model(str(source), out, "float32")
+        return real(name)
+
+    monkeypatch.setattr(model_import, "_locate", locate)
+    with pytest.raises(SpecError, match="is a directory with files in it"):
+        import_model(str(source), out, "bfloat16")
+
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+
+
 def test_a_source_is_never_overwritten_by_itself(source: Path) -> None:
     with pytest.raises(SpecError, match="is the source itself"):
         import_model(str(source), source, "float32", overwrite=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -20,7 +19,6 @@ from aotgaudi.share.remote import NoAnswerError, Remote, without_password
 from aotgaudi.store.cas import ObjectStore, object_path
 from aotgaudi.store.records import LARGEST_RECORD_BYTES
 from tests.remotes import Place, faulty_place, http_server, place
-from tests.unit.failing import raising
 
 __all__ = ["place"]
 
@@ -71,17 +69,6 @@ def test_what_was_put_is_there(remote: Remote, source: Path) -> None:
     assert not remote.has(Digest(DIGEST.sha256, DIGEST.size_bytes + 1))
     assert read(remote) == DATA
     assert remote.get_record(KEY) == b"two"
-
-
-def test_a_record_that_could_not_replace_an_older_one_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remote = Remote(str(tmp_path / "there"))
-    remote.put_record(KEY, b"one")
-    monkeypatch.setattr(os, "rename", raising(errno.EBUSY))
-
-    with pytest.raises(RemoteError, match=os.strerror(errno.EBUSY)):
-        remote.put_record(KEY, b"two")
 
 
 def test_a_directory_has_the_layout_of_a_store(tmp_path: Path, source: Path) -> None:

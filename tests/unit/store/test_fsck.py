@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from aotgaudi.digest import Digest
-from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.errors import StoreError
 from aotgaudi.store import fsck
 from aotgaudi.store.cas import object_path
 from aotgaudi.store.fsck import check_store
 from aotgaudi.store.store import Root, Store
-from tests.unit.failing import overtake, raising
+from tests.unit.failing import raising
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 DATA = b"the bytes of an artifact" * 50
@@ -165,35 +165,6 @@ def test_an_object_that_is_mended_meanwhile_stays(store: Store, monkeypatch: pyt
 
     assert check_store(store).is_clean
     assert store.objects.read(DIGEST) == DATA
-
-
-@pytest.mark.parametrize("is_read", [False, True], ids=["fsck", "a reader"])
-def test_an_object_that_is_mended_right_before_it_is_removed_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch, is_read: bool
-) -> None:
-    rewrite(object_path(store.root, DIGEST), b"damaged")
-    mended = overtake(
-        monkeypatch, ("rename", "unlink"), lambda: Store.open(store.root).objects.put_bytes(DATA)
-    )
-
-    if is_read:
-        with pytest.raises(CorruptError):
-            store.objects.read(DIGEST)
-    else:
-        assert check_store(store).is_clean
-    assert mended
-    assert store.objects.read(DIGEST) == DATA
-
-
-def test_a_record_that_is_mended_right_before_it_is_removed_stays(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rewrite(store.actions.records.path(KEY), b"damaged")
-    mended = overtake(monkeypatch, ("rename", "unlink"), lambda: store.actions.put(KEY, {"label": "again"}))
-
-    assert check_store(store).is_clean
-    assert mended
-    assert store.actions.get(KEY) == {"label": "again"}
 
 
 def test_a_root_that_cannot_be_read_is_named_and_stays(store: Store) -> None:

@@ -16,7 +16,7 @@ from aotgaudi import files
 from aotgaudi.digest import canonical_json, sha256_bytes
 from aotgaudi.errors import StoreError
 from aotgaudi.store.records import RecordError, RecordStore, dump_record, load_record
-from tests.unit.failing import overtake, raising
+from tests.unit.failing import raising
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 VALUE: dict[str, Any] = {
@@ -140,26 +140,6 @@ def test_an_earlier_result_that_is_not_worth_keeping_is_replaced(records: Record
 
     assert records.publish(KEY, {"n": 2}, keep=lambda value: value["n"] == 3) == {"n": 2}
     assert records.publish(KEY, {"n": 5}, keep=lambda value: value["n"] == 2) == {"n": 2}
-
-
-@pytest.mark.parametrize("call", ["fsync", "rename", "link"])
-@pytest.mark.parametrize("found", ["nothing", "damage", "a result that is rejected"])
-def test_a_result_that_came_between_our_look_and_our_write_stays(
-    records: RecordStore, monkeypatch: pytest.MonkeyPatch, found: str, call: str
-) -> None:
-    if found == "damage":
-        rewrite(records.path(KEY), b"no record")
-    elif found != "nothing":
-        records.publish(KEY, {"n": "lost"})
-
-    def publish(value: str) -> dict[str, Any]:
-        return RecordStore(records.root).publish(KEY, {"n": value}, keep=lambda value: value["n"] != "lost")
-
-    overtaken = overtake(monkeypatch, (call,), lambda: publish("theirs"))
-
-    assert publish("ours") == {"n": "theirs"} or not overtaken
-    assert records.get(KEY) == {"n": "theirs" if overtaken else "ours"}
-    assert leftovers(records) == []
 
 
 def test_equal_results_write_nothing(records: RecordStore) -> None:
