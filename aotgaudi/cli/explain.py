@@ -109,10 +109,13 @@ def explain(
     from aotgaudi.cli.captures import explain_compile_caches, explain_launch
     from aotgaudi.wrap.compile_cache import find_compile_caches
 
-    code = 0
-    if words or is_capture(path):
+    code, is_launch = 0, bool(words) or is_capture(path)
+    caches = () if is_launch else find_compile_caches(path)
+    if entry_text is not None and (is_launch or caches):
+        raise click.UsageError(f"ENTRY {entry_text!r} goes with a MANIFEST or a BUNDLE of programs.")
+    if is_launch:
         document, lines, code = explain_launch(path, words, dict(os.environ), place, against)
-    elif caches := find_compile_caches(path):
+    elif caches:
         document, lines, code = explain_compile_caches(caches, against)
     else:
         document, lines = explain_programs(path, entry_text, against, place, described)

@@ -42,7 +42,7 @@ def read_pod(path: Path, container: str | None, given: Mapping[str, str]) -> Pla
         SpecError: names the file, or the containers among which to choose.
     """
     owners = list(_owners(read_yaml(read_text(path), str(path)), ""))
-    if any("modelFormat" in one and ("args" in one or "env" in one) for _, one in owners):
+    if any("modelFormat" in one and _changes_a_start(one, str(path)) for _, one in owners):
         problem = "has flags or variables that KServe adds to a runtime's"
         raise SpecError(str(path), problem, "the pod that it makes: kubectl get pod NAME -o yaml")
     maps = {name: one for name, one in owners if one.get("kind") == "ConfigMap"}
@@ -61,7 +61,7 @@ def read_compose(path: Path, service: str | None, caller: Mapping[str, str]) -> 
     Raises:
         SpecError: names the file, or the services among which to choose.
     """
-    file = (*read_yaml(read_text(path), str(path)), None)[0]
+    file = (*read_yaml(read_text(path), str(path), is_go=True), None)[0]
     if not isinstance(file, dict) or not isinstance(file.get("services"), dict):
         raise SpecError(str(path), "has no services", "a file of Docker Compose")
     if "include" in file:
@@ -78,8 +78,9 @@ def _chosen(path: Path, found: Sequence[_Kept], name: str | None, what: str) -> 
     """Returns the command that is asked for, or the only one that starts vLLM. Raises SpecError."""
     labels = ", ".join(one.label for one in found) or "none"
     if name is not None:
-        asked = re.compile("(.*/)?" + re.escape(name).replace("/", "/(.*/)?"))
-        likely = [one for one in found if asked.fullmatch(one.label)]
+        part = re.compile("(.*/)?" + re.escape(name).replace("/", "/(.*/)?"))
+        whole = [one for one in found if one.label == name]
+        likely = whole or [one for one in found if part.fullmatch(one.label)]
         problem, remedy = f"has {len(likely)} {what}s called {shown(name)}", f"one of: {labels}"
     else:
         likely = [one for one in found if one.names_vllm()] or list(found)
@@ -118,7 +119,7 @@ class _Kept(ABC):
 
     def may_start_vllm(self) -> bool:
         try:
-            return find_vllm(self.read().words) is not None
+            return find_vllm(read_form(self.command(), {}, self.path.parent).words) is not None
         except SpecError as error:
             return not isinstance(error, NoServerError)
 
@@ -212,6 +213,11 @@ class _Service(_Kept):
             mounts=dict(mounts((("volume", str(volume)) for volume in volumes), self.path.parent)),
         )
 
+    def read(self) -> PlainCommand:
+        found = super().read()
+        self._require_set()
+        return found
+
     def _require_set(self) -> None:
         """Raises SpecError for a variable that counts and is not set: Compose takes nothing for it, with a warning."""
         own = self.table.get("environment") or ()
@@ -248,7 +254,6 @@ class _Service(_Kept):
                 found[str(name)] = json.dumps(value) if is_plain else _get(own, name, str, self.where)
             elif name in self.environ:
                 found[name] = self.environ[name]
-        self._require_set()
         return found
 
     def _interpolated(self, value: Any) -> Any:
@@ -285,6 +290,12 @@ def _owners(value: Any, owner: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for inner in value if isinstance(value, list) else ():
         is_named = isinstance(inner, dict) and "name" in inner
         yield from _owners(inner, f"{owner}/{inner['name']}" if is_named else owner)
+
+
+def _changes_a_start(one: dict[str, Any], where: str) -> bool:
+    """Returns whether a container has words, or variables that count."""
+    names = (str(row.get("name")) for row in _each(one, "env", dict, where))
+    return not {"command", "args", "envFrom"}.isdisjoint(one) or any(map(is_needed, names))
 
 
 def _known(text: str, where: str) -> str:

@@ -411,7 +411,7 @@ _MAY_CHANGE_VARIABLES: Mapping[str, str] = {
     "decides how KV blocks travel between servers": """
         VLLM_KV_TRANSFER_CONFIG VLLM_KV_CONNECTOR VLLM_HPU_HETERO_KV_LAYOUT VLLM_HPU_NIXL_JOINT_KV
         VLLM_HPU_NIXL_STAGING_SLOTS VLLM_NIXL_DEVICE_TO_DEVICE""",
-    "for engines without a server: a server has --data-parallel-size": "VLLM_DP_SIZE VLLM_DP_RANK",
+    "for ranks that others start: a server starts its own with --data-parallel-size": "VLLM_DP_SIZE VLLM_DP_RANK",
     "decides how tokens reach their experts": "VLLM_ALL2ALL_BACKEND",
 }
 """Why variables may change what is warm -> these variables. They count."""

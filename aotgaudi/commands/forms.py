@@ -132,12 +132,17 @@ def read_text(path: Path) -> str:
         raise SpecError(str(path), f"is not UTF-8 text: {error}") from error
 
 
-def read_yaml(text: str, where: str) -> list[Any]:
-    """Returns the documents of a YAML file. Raises SpecError."""
+def read_yaml(text: str, where: str, *, is_go: bool = False) -> list[Any]:
+    """Returns the documents of a YAML file. For go-yaml 3 (`is_go`), yes, no, on and off are texts. Raises SpecError."""
     import yaml  # Only here: a plain command needs none.
 
+    resolvers = {
+        first: [row for row in rows if not (is_go and row[0].endswith(":bool")) or first in "tTfF"]
+        for first, rows in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    loader = type("Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
     try:
-        documents = list(yaml.safe_load_all(text))
+        documents = list(yaml.load_all(text, loader))
         written_out = json.JSONEncoder(default=str).iterencode(documents)  # With each alias.
         if next(islice(written_out, _MOST_PIECES, None), None) is not None:
             raise ValueError("its aliases stand for too many values")

@@ -105,14 +105,19 @@ class CommandWords:
     def one_model(self, where: str, *, is_module: bool = False) -> str:
         """Returns the model of a vLLM command. Raises SpecError for none, and for several.
 
-        ``vllm serve`` refuses a word beside ``--model``. ``python -m`` (`is_module`) ignores a word, or refuses it (0.10).
+        ``vllm serve`` refuses a word beside ``--model``. ``python -m`` (`is_module`) takes the last ``--model``, and
+        ignores a word, or refuses it (0.10).
         Source: ``parse_args`` of vllm/utils/argparse_utils.py, releases 0.26 and 0.32.
         """
-        model, *others = self.models or ("",)
+        models = self.models[-1:] if is_module else self.models
+        model, *others = models or ("",)
+        if is_module and self.positional:
+            problem = f"has {shown(self.positional[0])}, which belongs to no flag"
+            raise SpecError(where, problem, "--model MODEL; a switch without a value")
         if others:
             problem = f"has {shown(others[0])} beside the model {shown(model)}"
             raise SpecError(where, problem, "one model; a flag before a value")
-        if not model or (is_module and self.positional):
+        if not model:
             raise SpecError(where, "names no model", REMEDY)
         return model
 

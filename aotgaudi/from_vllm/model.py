@@ -209,6 +209,8 @@ DTYPES: Mapping[str, DtypeName] = {
 _ONE_OF_DTYPES = f"one of {', '.join(sorted(DTYPES))}"
 
 _EXPERT_KEYS = ("num_experts", "moe_num_experts", "n_routed_experts", "num_local_experts")
+_TEXT_KEYS = ("llm_config", "language_config", "thinker_config")
+"""Where multimodal configs have the language model's keys, besides ``text_config``, which `ModelFacts.text` has."""
 _MAMBA_LAYERS = ("mamba", "mamba2", "gdn_attention", "linear_attention")
 _OTHER_STATES = ("falcon_h1", "lfm2", "lfm2_moe", "recurrent_gemma")
 """Models with states that the plugin does not count as mamba-like layers (hpu_model_runner.py 1354)."""
@@ -276,7 +278,9 @@ class ModelFacts:
     @property
     def has_experts(self) -> bool:
         """Follows vLLM's ``get_num_experts`` (vllm/transformers_utils/model_arch_config_convertor.py)."""
-        count = next((self.text[name] for name in _EXPERT_KEYS if name in self.text), 0)
+        tables = [self.text, *(one for name in _TEXT_KEYS if isinstance(one := self.text.get(name), Mapping))]
+        tables += [one for table in tables[1:] if isinstance(one := table.get("text_config"), Mapping)]
+        count = next((table[name] for table in tables for name in _EXPERT_KEYS if name in table), 0)
         if isinstance(count, list):
             return any(count[:1])
         blocks = self.text.get("block_configs")

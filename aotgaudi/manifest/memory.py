@@ -54,7 +54,9 @@ _LOGIT_DTYPE = "float32"
 
 def sized(num_bytes: float) -> str:
     """Returns a size in powers of 1024: ``1.50 GiB``."""
-    unit, name = next((pair for pair in _UNITS if num_bytes >= pair[0]), _UNITS[-1])
+    if num_bytes < 2**10:
+        return f"{num_bytes:,.0f} B"
+    unit, name = next(pair for pair in _UNITS if num_bytes >= pair[0])
     return f"{num_bytes / unit:,.2f} {name}"
 
 

@@ -39,6 +39,8 @@ def manifest_of(found: BuildSpec) -> Manifest:
         ),
         ("vllm-gaudi@v0.26.0", {**LLAMA, "num_experts": 0, "num_local_experts": 8}, 1),
         ("vllm-gaudi@v0.26.0", {**LLAMA, "moe_num_experts": [64, 64]}, 4),
+        ("vllm-gaudi@v0.26.0", {**LLAMA, "language_config": {"n_routed_experts": 64}}, 4),
+        ("vllm-gaudi@v0.26.0", {**LLAMA, "thinker_config": {"text_config": {"num_experts": 128}}}, 4),
         ("vllm-gaudi@v0.26.0", {**LLAMA, "moe_num_experts": [0, 64]}, 1),
         ("vllm-gaudi@v0.14.1", LLAMA, 1),
         ("vllm-gaudi@v0.13.0", LLAMA, 4),

@@ -235,6 +235,13 @@ def test_explain_compares_two_folders_and_says_so_by_its_exit_code(tmp_path: Pat
     assert "the oldest" in run("explain", old, "--exit-code").output
 
 
+def test_explain_refuses_an_entry_beside_a_folder(tmp_path: Path) -> None:
+    result = run("explain", three_caches(tmp_path), "(prompt, 1, 64, 0)")
+
+    assert result.exit_code == 2
+    assert "ENTRY '(prompt, 1, 64, 0)' goes with a MANIFEST or a BUNDLE of programs" in result.output
+
+
 def test_explain_refuses_a_folder_without_factors_to_compare_with(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
