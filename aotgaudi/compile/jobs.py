@@ -20,11 +20,11 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Protocol, Union
+from typing import Protocol, Union
 
 from aotgaudi.backends.base import CompiledUnit, Target, Unit
 from aotgaudi.compile.keys import (
@@ -57,9 +57,6 @@ from aotgaudi.store.scratch import locked_directory
 from aotgaudi.store.store import Store
 
 _LONGEST_MESSAGE = 500
-if TYPE_CHECKING:
-    from aotgaudi.graphs.trace import TracedProgram
-
 _DROPS_KEYWORDS = re.compile(
     r"missing 1 required keyword-only argument: 'paged'|unexpected keyword argument '(?:paged|logits_to_keep)'"
 )
@@ -248,30 +245,24 @@ def run_trace(job: TraceJob) -> ProgramRow:
         objects = ObjectStore(job.store_root, job.lower, heals=True)
         constants = str(objects.put_bytes(traced.constants)) if traced.constants else None
         units: dict[str, UnitSource] = {}
-        keys = [unit_key(piece.text, job.target).hex for piece in traced.pieces]
-        for key, piece in zip(keys, traced.pieces, strict=True):
+        calls = []
+        for piece in traced.pieces:
+            key = unit_key(piece.text, job.target).hex
             if key not in units:
                 text = str(objects.put_bytes(piece.text.encode()))
                 units[key] = UnitSource(text=text, label=f"{piece.label} {job.entry}")
-        digest = objects.put_bytes(program_of(traced, keys, constants).dumps())
+            calls.append(Call(unit=key, inputs=piece.inputs, outputs=piece.outputs))
+        program = Program(
+            inputs=traced.inputs,
+            weights=traced.weights,
+            caches=traced.caches,
+            calls=tuple(calls),
+            outputs=traced.outputs,
+            constants=constants,
+        )
+        digest = objects.put_bytes(program.dumps())
     return ProgramRow(
         program=str(digest), units=units, constants=constants, components=dict(job.key.components)
-    )
-
-
-def program_of(traced: TracedProgram, unit_keys: Iterable[str], constants: str | None = None) -> Program:
-    """Returns the program of what was traced, which calls these units, one a piece, and binds these constants."""
-    calls = (
-        Call(unit=key, inputs=piece.inputs, outputs=piece.outputs)
-        for key, piece in zip(unit_keys, traced.pieces, strict=True)
-    )
-    return Program(
-        inputs=traced.inputs,
-        weights=traced.weights,
-        caches=traced.caches,
-        calls=tuple(calls),
-        outputs=traced.outputs,
-        constants=constants,
     )
 
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from aotgaudi.backends.base import version_of
 from aotgaudi.bundle.receipt import ModelCheck
-from aotgaudi.compile.jobs import program_of
 from aotgaudi.compile.model_reduction import (
     LENGTHS,
     MOST_PARAMETERS,
@@ -36,7 +35,7 @@ from aotgaudi.entries import DecodeEntry, PromptEntry
 from aotgaudi.errors import ModelDiffersError
 from aotgaudi.graphs.canonical import from_text
 from aotgaudi.graphs.dialect import Dialect
-from aotgaudi.graphs.program import WEIGHT, Program
+from aotgaudi.graphs.program import WEIGHT, Call, Program
 from aotgaudi.graphs.quantization import QUANTIZATIONS
 from aotgaudi.graphs.step import build_model
 from aotgaudi.graphs.trace import TracedProgram, stored_names, trace
@@ -324,11 +323,19 @@ class _Unit:
 
 def _program(traced: TracedProgram, units: dict[str, _Unit]) -> Program:
     """Returns a traced program, and adds its pieces to `units`."""
-    keys = [sha256_bytes(piece.text.encode()) for piece in traced.pieces]
-    for key, piece in zip(keys, traced.pieces, strict=True):
+    calls = []
+    for piece in traced.pieces:
+        key = sha256_bytes(piece.text.encode())
         if key not in units:
             units[key] = _Unit(piece.text)
-    return program_of(traced, keys)
+        calls.append(Call(unit=key, inputs=piece.inputs, outputs=piece.outputs))
+    return Program(
+        inputs=traced.inputs,
+        weights=traced.weights,
+        caches=traced.caches,
+        calls=tuple(calls),
+        outputs=traced.outputs,
+    )
 
 
 def _round_weights(model: Any, bindings: Sequence[WeightBinding], dtype: WeightsDtype) -> None:
