@@ -655,15 +655,19 @@ def serve(server: Server, is_well: Callable[[], bool]) -> int:
 
 
 def wait_for_end(is_well: Callable[[], bool]) -> int:
-    """Waits until the process is asked to end, or is no longer well. Returns the exit code."""
-    ended = threading.Event()
+    """Waits until the process is asked to end, or is no longer well. Returns the exit code.
+
+    The handler takes no lock: it may interrupt whoever holds that, for ever where an Event's is waited for in this thread.
+    """
+    asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         ignored = has("hang-at-end")
-        signal.signal(number, signal.SIG_IGN if ignored else lambda *_: ended.set())
-    while not ended.wait(TICK_SECONDS):
+        signal.signal(number, signal.SIG_IGN if ignored else lambda number, _: asked.append(number))
+    while not asked:
         if not is_well():
             say("the engine died")
             return 1
+        time.sleep(TICK_SECONDS)
     return 0
 
 
