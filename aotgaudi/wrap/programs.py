@@ -27,7 +27,6 @@ from aotgaudi import linux
 from aotgaudi.wrap.witness import kind_of_command
 
 _MAX_WORDS, _MAX_WORD_BYTES = 2048, 4096
-_HELLO_SECONDS = 10.0
 
 _MAPPED = re.compile(r"([0-9a-f]+)-[0-9a-f]+ ..(.). ([0-9a-f]+) (\S+ [1-9]\d*) +(/.*)")
 """A line of /proc/PID/maps that has a file: address, whether it is code, offset, device and inode, name."""
@@ -70,12 +69,11 @@ class ProgramWatch(threading.Thread):
         return self._there.fileno()
 
     def run(self) -> None:
-        """Waits for the listener, then answers."""
+        """Waits for the listener, however long a busy machine takes to start the server, then answers."""
         self._there.close()
         with self._here, suppress(OSError):
-            self._here.settimeout(_HELLO_SECONDS)
-            _, listeners, _, _ = socket.recv_fds(self._here, 1, 1)
-            for listener in listeners:
+            has_come = self._waits_for(self._here.fileno())
+            for listener in socket.recv_fds(self._here, 1, 1)[1] if has_come else ():
                 self.is_watching = True
                 self._answer(listener)
                 os.close(listener)
@@ -95,15 +93,17 @@ class ProgramWatch(threading.Thread):
             self.join()
         os.close(self._ending)
 
-    def _answer(self, listener: int) -> None:
+    def _waits_for(self, descriptor: int) -> bool:
+        """Waits until there is something to read. Returns False if there will be nothing, or once `close` was called."""
         waiting = select.poll()
-        waiting.register(listener, select.POLLIN)
+        waiting.register(descriptor, select.POLLIN)
         waiting.register(self._ending, select.POLLIN)
+        events = dict(waiting.poll())
+        return self._ending not in events and bool(events.get(descriptor, 0) & select.POLLIN)
+
+    def _answer(self, listener: int) -> None:
         execveat, last = linux.call_numbers()["execveat"], None
-        while True:
-            events = dict(waiting.poll())
-            if self._ending in events or not events.get(listener, 0) & select.POLLIN:
-                return
+        while self._waits_for(listener):
             with suppress(OSError):  # The process has gone.
                 call = linux.next_call(listener)
                 try:

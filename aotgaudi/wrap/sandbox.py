@@ -29,6 +29,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import threading
@@ -62,6 +63,8 @@ _WAIT_SECONDS, _RETRY_SECONDS = 15.0, 0.1
 _SPARE_BYTES = 64 << 20
 _TAIL_BYTES = 1 << 16
 _DRAIN_SECONDS = 1.0
+_REAP_SECONDS = 10.0
+"""How long the threads of a killed process may take to go, once its first one has gone."""
 
 
 @dataclass(frozen=True)
@@ -339,11 +342,18 @@ class Child:
             send(self.pid, number)
 
     def end(self, termination_seconds: float | None = None) -> int:
-        """Ends the whole tree, with SIGTERM for the first process and SIGKILL for what is left. Returns the exit code."""
+        """Ends the whole tree, with SIGTERM for the first process and SIGKILL for what is left. Returns the exit code.
+
+        That is 137, too, of a process that does not even go when it is killed.
+        """
         seconds = self._termination_seconds if termination_seconds is None else termination_seconds
         self.tree.end(seconds, self.poll)
-        found = self.poll()
-        return exit_code(self._process.wait()) if found is None else found
+        try:
+            return exit_code(self._process.wait(_REAP_SECONDS))
+        except (
+            subprocess.TimeoutExpired
+        ):  # It waits for a device, and cannot even die. We do not wait with it.
+            return exit_code(-signal.SIGKILL)
 
     def close(self) -> None:
         """Ends what still runs, and the reaper. A second call does nothing."""

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotgaudi.wrap.programs import Compilers, NewLibrary, ProgramStart, new_libraries
+from aotgaudi.machine import within
+from aotgaudi.wrap.programs import Compilers, NewLibrary, ProgramStart, ProgramWatch, new_libraries
 from aotgaudi.wrap.sandbox import Child, Sandbox, open_sandbox
 
 pytestmark = pytest.mark.process
@@ -52,6 +53,17 @@ def test_every_program_is_seen_with_its_words_and_is_started(sandbox: Sandbox, t
     assert ("/bin/echo", "ä b", "", "a") in words
     assert ("/bin/true", long[:4096]) in words
     assert (tmp_path / "out").read_text() == "ä b  a\n"
+
+
+def test_a_watch_of_a_server_that_has_not_said_hello_ends_at_once() -> None:
+    watch = ProgramWatch()
+    of_server = os.dup(watch.descriptor)
+    watch.start()
+
+    within(8.0, watch.close)
+
+    os.close(of_server)
+    assert not watch.is_alive()
 
 
 @pytest.mark.parametrize(

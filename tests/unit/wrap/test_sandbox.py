@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from aotgaudi.errors import SpecError, StoreError, UntrustedError
+from aotgaudi.machine import within
 from aotgaudi.wrap import process_tree
 from aotgaudi.wrap.process_tree import ProcessTree
 from aotgaudi.wrap.sandbox import FOLDERS, MARK, Child, Sandbox, check_path, open_sandbox
@@ -288,6 +289,21 @@ def test_what_ignores_sigterm_is_killed(sandbox: Sandbox, tmp_path: Path) -> Non
         assert child.tree.living() == frozenset()
 
 
+def test_what_cannot_even_die_is_not_waited_for_for_ever(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a process that waits for a device, nothing comes of any signal."""
+    with shell(sandbox, STUBBORN.format(tmp_path), output=subprocess.DEVNULL) as child:
+        wait((tmp_path / "begun").exists)
+        with monkeypatch.context() as patched:
+            patched.setattr(process_tree, "_KILL_SECONDS", 0.2)
+            patched.setattr("aotgaudi.wrap.sandbox._REAP_SECONDS", 0.2)
+            patched.setattr(process_tree, "send", lambda *_: None)
+
+            assert within(30.0, child.end) == 137
+            assert child.poll() is None
+
+
 SCATTERED = "setsid sleep 60 & sleep 60 & (trap '' TERM; while :; do sleep 0.1; done) &"
 
 
@@ -341,16 +357,22 @@ from aotgaudi.wrap.sandbox import Child
 from aotgaudi.wrap.sandbox import open_sandbox
 import psutil
 with open_sandbox(Path({str(root)!r})) as sandbox:
-    script = "(env -i sh -c 'sleep 0.2' &) ; sleep 1; exit 3"
+    seen = sandbox.root / "tmp" / "seen"
+    until = f"while ! [ -e {{seen}} ]; do sleep 0.05; done"
+    script = f"(env -i sh -c '{{until}}' &) ; {{until}}; sleep 1; exit 3"
     with Child(["sh", "-c", script], {{"PATH": "/usr/bin:/bin"}}, sandbox, adopts=True) as child:
         adopted = set()
         while (status := child.poll()) is None:
             adopted |= {{p.pid for p in psutil.Process().children()}}
+            if len(adopted) > 2:
+                seen.touch()
             time.sleep(0.01)
     zombies = psutil.Process().children()
     print(status, len(adopted) > 2, zombies)
 """
-    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True, timeout=120
+    )
 
     assert done.stdout.split() == ["3", "True", "[]"], done
 
