@@ -425,12 +425,13 @@ def test_a_build_step_may_serve_until_it_ends(fresh: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "status", "why"), [("0", "7", "ended with exit code 7"), ("60", "0", "did not end in time")]
+    ("seconds", "status", "ready_seconds", "why"),
+    [("0", "7", 60.0, "ended with exit code 7"), ("600", "0", 1.0, "did not end in time")],
 )
 def test_a_build_step_that_fails_or_does_not_end_is_named(
-    fresh: Bench, seconds: str, status: str, why: str
+    fresh: Bench, seconds: str, status: str, ready_seconds: float, why: str
 ) -> None:
-    fresh.ready_seconds = 1.0
+    fresh.ready_seconds = ready_seconds
 
     with pytest.raises(CaptureError, match=f" {seconds} {status}: {why} "):
         build_capture(with_step(fresh, seconds, status), fresh.store, fresh.told)

@@ -112,6 +112,8 @@ def test_a_rank_that_compiles_after_ready_is_named(runs: Runs, fake: Fake, tmp_p
         assert complete(running, 1) == 200
         wait(lambda: running.metric("aotgaudi_guest_warm") == 0)
 
+        wait(lambda: running.report()["reasons"], "the report, which is of the last turn")
+
         assert "live: process: data-parallel rank 1: a compiler was run" in running.log
         assert "after ready: data-parallel rank 1: " in " ".join(running.report()["reasons"])
 
