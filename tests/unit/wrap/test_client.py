@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -155,17 +155,20 @@ def is_healthy(address: Address) -> bool:
 def test_a_health_question_that_nobody_answers_is_no_in_time(
     certificate: Certificate, has_tls: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aotgaudi.wrap.client.HEALTH_SECONDS", 0.2)
     path = str(certificate.certfile) if has_tls else None
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        probe = HealthProbe(Address(port=silent.getsockname()[1], certificate=path))
-        probe.is_good = True
-        started = time.monotonic()
-        assert probe.poll(), "it does not wait"
-        assert time.monotonic() - started < 0.2
-        while probe.poll():
-            time.sleep(0.01)
-        assert 0.2 <= time.monotonic() - started < 5
+        address = Address(port=silent.getsockname()[1], certificate=path)
+        monkeypatch.setattr("aotgaudi.wrap.client.HEALTH_SECONDS", 60.0)
+        with closing(HealthProbe(address)) as probe:
+            probe.is_good, started = True, time.monotonic()
+            assert probe.poll()
+            assert time.monotonic() - started < 30, "it does not wait"
+        monkeypatch.setattr("aotgaudi.wrap.client.HEALTH_SECONDS", 0.2)
+        with closing(HealthProbe(address)) as probe:
+            probe.is_good, started = True, time.monotonic()
+            while probe.poll():
+                time.sleep(0.01)
+            assert 0.2 <= time.monotonic() - started < 30
 
 
 def test_a_server_serves_when_its_health_is_200(either: FakeServer) -> None:
@@ -260,7 +263,7 @@ def batch(num: int) -> WarmUpRequest:
 
 
 def test_streamed_copies_run_at_the_same_time(either: FakeServer) -> None:
-    either.streams.gate = threading.Barrier(3)
+    either.streams.gate, either.streams.num_events = threading.Barrier(3), itertools.repeat(300)
 
     assert ask(either.address, batch(3)) == Answer(200, "")
     assert len(either.asked) == 3
@@ -325,7 +328,7 @@ def test_nobody_waits_for_a_server_that_is_silent_after_the_handshake(
 
     with pytest.raises(WrappedServerError):
         ask(server.address, completion("waits", stream=True), turn)
-    assert max(after - before for before, after in itertools.pairwise(since)) < 0.4
+    assert max(after - before for before, after in itertools.pairwise(since)) < 15  # It is silent for 30.
 
 
 def test_others_have_their_turn_while_a_handshake_is_waited_for(certificate: Certificate) -> None:

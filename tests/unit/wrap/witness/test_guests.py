@@ -420,10 +420,10 @@ def test_graphs_that_a_gaudi_compiles_are_told_and_the_flush_is_called(guest: Gu
         "habana_frameworks.torch.utils.debug", "num = 0\ndef _flush_disk_cache():\n    global num; num += 1\n"
     )
     site.run(
-        f"""
-        import time, habana_frameworks.torch.hpu.metrics as metrics
+        """
+        import habana_frameworks.torch.hpu.metrics as metrics
         metrics.metrics["graph_compilation"].number = 2; metrics.metrics["recipe_cache"].number = 3
-        open({str(guest.state)!r}, "w").write("f"); time.sleep(1)
+        say("f")
         import habana_frameworks.torch.utils.debug as debug
         assert debug.num == 1
         """
@@ -474,9 +474,9 @@ def test_a_gaudi_that_cannot_flush_is_a_fault_and_the_state_is_not_acknowledged(
     site.add("habana_frameworks.torch.hpu.metrics", METRICS)
     site.add("habana_frameworks.torch.utils.debug", "")
     site.run(
-        f"""
+        """
         import time, habana_frameworks.torch.hpu.metrics
-        open({str(guest.state)!r}, "w").write("f"); time.sleep(0.6)
+        say("f", "fault"); time.sleep(0.6)
         """
     )
 
