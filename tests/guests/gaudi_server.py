@@ -31,8 +31,8 @@ import multiprocessing
 import os
 import queue
 import signal
-import socket
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -311,9 +311,8 @@ class Ranks:
     """Stands in for a `Runner`: processes that each run all steps. The first one's answer counts."""
 
     def __init__(self, num: int) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            meeting = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        # No port: one that is free now may be another's by the time that a rank has imported torch and listens.
+        meeting = f"file://{tempfile.mkdtemp()}/meeting"
         context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes = []
