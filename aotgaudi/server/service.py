@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +43,7 @@ class Service:
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], datetime] = lambda: datetime.now(timezone.utc)
-    _draining: threading.Event = field(default_factory=threading.Event, init=False, repr=False)
+    _is_draining: bool = field(default=False, init=False, repr=False)
     _started_at: int = field(default=0, init=False, repr=False)
     _told: set[str] = field(default_factory=set, init=False, repr=False)
 
@@ -82,7 +81,7 @@ class Service:
     @property
     def _reason(self) -> str:
         """Why the server refuses requests; empty if it accepts them."""
-        return self.trouble or ("draining" if self._draining.is_set() else "")
+        return self.trouble or ("draining" if self._is_draining else "")
 
     def unix_seconds(self) -> int:
         """Returns the time of day in whole seconds since 1970."""
@@ -140,8 +139,11 @@ class Service:
         return self.failure is not None
 
     def begin_drain(self) -> None:
-        """Refuses new requests from now on. Running ones go on. Any thread may call it, and signal handlers too."""
-        self._draining.set()
+        """Refuses new requests from now on. Running ones go on. Any thread may call it, and signal handlers too.
+
+        It takes no lock: a second signal may interrupt it in the thread that would hold that.
+        """
+        object.__setattr__(self, "_is_draining", True)
 
     def has_drained(self) -> bool:
         """Refuses new requests as `begin_drain` does, and returns whether all others have ended. Does not block."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable
 
 import psutil
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 from aotgaudi.engine.output import ErrorEvent
 from aotgaudi.errors import RequestError
 from aotgaudi.llm.running import SplitCounts, Warmth
+from aotgaudi.machine import within
 from aotgaudi.runtime.guard import CAUSES
 from aotgaudi.server.app import create_app
 from aotgaudi.server.generation import Generation
@@ -279,6 +281,26 @@ def test_output_aborted_by_shutdown_is_503(client: TestClient, engine, scripts) 
 
 def drain(service: Service) -> None:
     service.begin_drain()
+
+
+def test_a_signal_that_comes_while_one_is_handled_finds_no_lock_taken(service: Service) -> None:
+    """As if a handler ran on entry to each function that the first one calls, in its own thread."""
+
+    def signalled(*_: object) -> None:
+        sys.settrace(None)
+        service.begin_drain()
+        sys.settrace(signalled)
+
+    def handle() -> None:
+        sys.settrace(signalled)
+        try:
+            service.begin_drain()
+        finally:
+            sys.settrace(None)
+
+    within(WAIT_SECONDS, handle)
+
+    assert service.readiness()["reason"] == "draining"
 
 
 def lose_engine(service: Service) -> None:
