@@ -348,12 +348,10 @@ class Child:
         """
         seconds = self._termination_seconds if termination_seconds is None else termination_seconds
         self.tree.end(seconds, self.poll)
-        try:
-            return exit_code(self._process.wait(_REAP_SECONDS))
-        except (
-            subprocess.TimeoutExpired
-        ):  # It waits for a device, and cannot even die. We do not wait with it.
-            return exit_code(-signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It may wait for a device, and cannot even die.
+            self._process.wait(_REAP_SECONDS)
+        found = self.poll()
+        return exit_code(-signal.SIGKILL) if found is None else found
 
     def close(self) -> None:
         """Ends what still runs, and the reaper. A second call does nothing."""

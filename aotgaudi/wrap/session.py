@@ -37,7 +37,7 @@ from aotgaudi.wrap.launch import ServerCommand
 from aotgaudi.wrap.programs import Compilers, ProgramStart, new_libraries
 from aotgaudi.wrap.run_options import TERMINATION_SECONDS
 from aotgaudi.wrap.sandbox import Child, Sandbox
-from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Observation, What, is_settled
+from aotgaudi.wrap.verdict import PHASES, AnswerDigests, Finding, Observation, What, has_failed, is_settled
 from aotgaudi.wrap.witness import write_agent
 
 _log = logging.getLogger(__name__)
@@ -254,14 +254,21 @@ class Session:
         return self._answers
 
     def settle(self, timeout_seconds: float = SETTLE_SECONDS) -> bool:
-        """Waits until every living process with an agent has confirmed the phase. Returns whether all did in time."""
+        """Waits until every living process with an agent has confirmed the phase. Returns whether all did in time.
+
+        Nobody waits for agents that say that they failed to, as where a bridge cannot flush.
+        """
         deadline = time.monotonic() + timeout_seconds
         while True:
             living = self.child.tree.living()
             self.log.read()
-            processes = self.log.processes.values()
-            if all(is_settled(one, self.phase) for one in processes if one.pid in living):
-                return True
+            missing = [
+                one
+                for one in self.log.processes.values()
+                if one.pid in living and not is_settled(one, self.phase)
+            ]
+            if all(has_failed(one, self.phase) for one in missing):
+                return not missing
             if time.monotonic() >= deadline or self.child.poll() is not None:
                 return False
             time.sleep(_POLL_SECONDS)

@@ -299,6 +299,12 @@ def is_settled(log: ProcessLog, phase: str) -> bool:
     return any(_settles(event, phase) for event in log.events)
 
 
+def has_failed(log: ProcessLog, phase: str) -> bool:
+    """Whether a process reported that it failed to do what `phase` asks for, so that it will not confirm the phase."""
+    faults = (event for event in log.events if event.kind == "fault" and event.phase == phase)
+    return any(event.text("hook") == "state" for event in faults)
+
+
 def findings_of(
     logs: Iterable[ProcessLog],
     unreported: Iterable[tuple[str, Finding]],

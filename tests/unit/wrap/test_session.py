@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import StoreError
+from aotgaudi.machine import within
 from aotgaudi.wrap.adapters.base import Address
 from aotgaudi.wrap.client import Answer
 from aotgaudi.wrap.exercise import completion
@@ -91,6 +93,21 @@ def test_the_warm_up_is_sent_in_order_and_each_answer_has_a_digest(root: Path) -
     rome = Answer(200, "Rome")
     assert digests == tuple(rome.digests(is_greedy=one.is_greedy) for one in requests)
     assert seen == [1, 2]
+
+
+def test_an_agent_that_failed_to_do_what_a_phase_asks_for_is_not_waited_for(root: Path) -> None:
+    with (
+        open_sandbox(root) as sandbox,
+        Session(a_plan(root, "sleep 60"), sandbox, phase="f") as session,
+    ):
+        told = {"n": 0, "t": 1.0, "pid": session.child.pid, "e": "hello", "phase": "v"}
+        events = sandbox.root / "events" / f"{session.child.pid}-1.jsonl"
+        events.write_text(json.dumps(told) + "\n")
+        assert not session.settle(0.2)
+        fault = {**told, "n": 1, "e": "fault", "phase": "f", "hook": "state", "error": "it cannot be told"}
+        events.write_text(f"{json.dumps(told)}\n{json.dumps(fault)}\n")
+
+        assert not within(30.0, lambda: session.settle(600.0))
 
 
 def test_a_server_that_cannot_be_started_is_one_sentence(root: Path) -> None:
