@@ -46,6 +46,7 @@ from typing import Any, NamedTuple
 WIDTH = 8
 STEP_SECONDS = 0.003
 """What a step takes at least. A card takes longer; without it answers are over before their readers have a turn."""
+TICK_SECONDS = 0.02
 LIMITS = ("num-gpu-blocks-override", "block-size", "max-model-len", "max-num-batched-tokens", "max-num-seqs")
 Bucket = tuple[int, int, int]
 
@@ -449,8 +450,12 @@ def main() -> None:
     except EOFError:
         sys.exit("the EngineCore has ended")
     server = Server(options["port"], ours)
-    signal.signal(signal.SIGTERM, lambda *_: Thread(target=server.shutdown).start())
-    server.serve_forever()
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))  # To start a thread takes a lock.
+    Thread(target=server.serve_forever, args=(TICK_SECONDS,), daemon=True).start()
+    while not asked:
+        time.sleep(TICK_SECONDS)
+    server.shutdown()
     ours.send(None)
     engine.join()
 
