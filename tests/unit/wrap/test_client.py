@@ -303,7 +303,8 @@ def test_a_streamed_answer_that_breaks_off_is_an_error_that_names_it(server: Fak
 def test_a_streamed_answer_that_does_not_go_on_is_an_error_that_names_it(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aotgaudi.wrap.client.ANSWER_SECONDS", 2.0)  # Both copies begin within it, on a busy machine too.
+    # Both copies begin within it, on a busy machine too.
+    monkeypatch.setattr("aotgaudi.wrap.client.ANSWER_SECONDS", 2.0)
     server.streams.num_events = itertools.repeat(2)
     server.streams.gate = threading.Barrier(3)
 
