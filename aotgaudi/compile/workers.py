@@ -32,7 +32,8 @@ UNIT_TIMEOUT_SECONDS = 900.0
 _GARBAGE_THRESHOLD = 70_000
 """A hundred times Python's default, with which garbage collection took a tenth of a worker's time and found little."""
 
-_CLOSING_SECONDS = 5.0
+_CLOSING_SECONDS = 30.0
+"""Torch takes a second to end, and on a busy machine several. A worker that is killed meanwhile leaves its semaphores."""
 _WAIT_SECONDS = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -179,11 +180,12 @@ class LocalPool:
         return done_now
 
     def close(self) -> None:
-        """Lets idle workers end, then kills the others."""
-        for worker in self._workers:
+        """Lets idle workers end, and kills the others."""
+        idle = [worker for worker in self._workers if worker.ticket is None]
+        for worker in idle:
             worker.connection.close()
         deadline = time.monotonic() + _CLOSING_SECONDS
-        for worker in self._workers:
+        for worker in idle:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 worker.process.wait(max(0.0, deadline - time.monotonic()))
         self.stop()

@@ -157,10 +157,12 @@ def _remove_abandoned(path: Path, before: float) -> bool:
     status = path.lstat()
     if stat.S_ISREG(status.st_mode):
         return _remove_unlocked(path, is_old=status.st_mtime < before)
-    is_locked = stat.S_ISDIR(status.st_mode) and path.name.startswith(SCRATCH_PREFIX)
-    if status.st_mtime >= before and not (is_locked and _is_abandoned(path)):
+    if status.st_mtime < before:
+        return remove(path)
+    if not (stat.S_ISDIR(status.st_mode) and path.name.startswith(SCRATCH_PREFIX)):
         return False
-    return remove(path)
+    with lock_directory(path) as is_free:  # Until it is gone: its maker may be about to lock it.
+        return is_free is True and remove(path)
 
 
 def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
@@ -181,9 +183,3 @@ def _remove_unlocked(path: Path, *, is_old: bool) -> bool:
     finally:
         os.close(descriptor)
     return True
-
-
-def _is_abandoned(directory: Path) -> bool:
-    """Returns whether no process holds the lock of a scratch directory. False without locks."""
-    with lock_directory(directory) as is_free:
-        return is_free is True

@@ -547,12 +547,12 @@ def test_the_bundle_package_imports_no_torch_numpy_or_sqlite() -> None:
 
 def test_an_index_that_claims_millions_of_objects_is_refused_unread(sealed: Sealed) -> None:
     os.truncate(sealed.path / "aotgaudi.bundle.json", 228_000_000)
-    started = time.monotonic()
+    started = time.process_time()
 
     with pytest.raises(CorruptError, match=r"aotgaudi\.bundle\.json: has more than \d{7} bytes"):
         sealed.open()
 
-    assert time.monotonic() - started < 1
+    assert time.process_time() - started < 1
 
 
 def test_an_index_with_more_objects_than_its_receipt_can_need_is_refused(sealed: Sealed) -> None:

@@ -115,7 +115,7 @@ def test_a_local_cluster_compiles_each_unit_once_and_reports_faults_as_this_mach
         """
 faulty = ("head c", "swap !fail", "swap !die", "swap !hang")
 plan = seeded_plan(store, [("layer a", "head b !slow", "head c"), faulty], target)
-report(run(RayPlace("local"), timeout_seconds=3.0))
+report(run(RayPlace("local"), timeout_seconds=10.0))
 """,
     )
 

@@ -46,7 +46,7 @@ from aotgaudi.spec.limits import ServingLimits
 from aotgaudi.spec.sampler import SamplerSpec
 from tests.unit.llm.conftest import BOS, make_backend, make_grammars
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 25
 MAX_MODEL_LEN = 64
 RULES = RequestRules(
     ServingLimits(

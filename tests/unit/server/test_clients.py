@@ -20,6 +20,8 @@ from aotgaudi.engine.output import TokenEvent
 from aotgaudi.server.service import Service
 from tests.unit.server.conftest import WAIT_SECONDS, Running, serving
 
+STOP_SECONDS = 10
+"""What a server does in the end is bounded by 3 s in all. Those clients would stay for ever."""
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
 
 
@@ -76,7 +78,7 @@ def test_clients_that_never_finish_keep_no_other_waiting_and_the_stop_briefly(
     started = time.monotonic()
     running.server.stop()
     running.thread.join(WAIT_SECONDS)
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < STOP_SECONDS
     assert not any(record.exc_info for record in caplog.records)
     for client in clients:
         client.close()
@@ -109,7 +111,8 @@ def test_bodies_that_wait_do_not_add_up_without_end(serve: Serve) -> None:
     head = HEAD + b"Content-Length: %d\r\n\r\n" % (num_bytes + 99)
     clients = [running.connect(head + b" " * num_bytes) for _ in range(20)]
 
-    refused = [client for client in clients if _answered(client)]
+    running.until(lambda: len(_answered(clients)) >= 4)
+    refused = _answered(clients)
 
     assert len(refused) == 4
     assert refused[0].recv(100).startswith(b"HTTP/1.1 429 ")
@@ -120,8 +123,8 @@ def test_bodies_that_wait_do_not_add_up_without_end(serve: Serve) -> None:
         client.close()
 
 
-def _answered(client: socket.socket) -> bool:
-    return bool(select.select([client], [], [], 0.05)[0])
+def _answered(clients: list[socket.socket]) -> list[socket.socket]:
+    return select.select(clients, [], [], 0)[0]
 
 
 def test_beyond_the_limit_of_connections_requests_get_503_until_there_are_fewer(serve: Serve) -> None:
@@ -188,7 +191,7 @@ def test_stopping_does_not_wait_for_clients_that_do_not_read(
     running.server.stop()
     running.thread.join(WAIT_SECONDS)
 
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < STOP_SECONDS
     assert not any(record.exc_info for record in caplog.records)
     for client in clients:
         client.close()

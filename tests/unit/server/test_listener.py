@@ -198,7 +198,7 @@ def test_a_connection_over_tls_that_idles_does_not_delay_the_end(
             http.get(f"{at_localhost(running.url)}/health")
             began = time.monotonic()
 
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 15  # To end TLS, asyncio would wait 30 s.
         assert running.server.num_connections == 0
         assert not caplog.records
 

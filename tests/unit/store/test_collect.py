@@ -11,6 +11,8 @@ import pytest
 
 from aotgaudi.digest import Digest
 from aotgaudi.errors import CorruptError, StoreError
+from aotgaudi.files import lock_directory
+from aotgaudi.store.cas import remove
 from aotgaudi.store.collect import (
     Usage,
     collect,
@@ -220,6 +222,24 @@ def test_a_sweep_takes_what_has_no_writer_and_leaves_what_has(store: Store) -> N
         assert live.path.exists()
 
     assert [path.name for path in tmp.iterdir()] == ["check-young"]
+
+
+def test_a_sweep_holds_the_lock_of_a_directory_until_it_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one that is being made could be locked by its maker, and then be removed."""
+    dead, locks = store.root / "tmp" / "unit-dead", list[bool | None]()
+    dead.mkdir()
+
+    def removed(path: Path) -> bool:
+        with lock_directory(path) as is_free:
+            locks.append(is_free)
+        return remove(path)
+
+    monkeypatch.setattr("aotgaudi.store.scratch.remove", removed)
+
+    assert sweep_temporary_files(store.root) == 1
+    assert (locks, dead.exists()) == ([False], False)
 
 
 def test_a_sweep_without_locks_goes_by_the_age_that_the_file_system_gives(

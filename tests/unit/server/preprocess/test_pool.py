@@ -38,8 +38,9 @@ MODEL = ServedModel(names=("tiny",), max_len=10_000, defaults={"temperature": 0.
 QUICK = {
     "completion": WorkerLimits(seconds=1.0, memory_bytes=32 << 20, wall_seconds=2.0),
     "chat": WorkerLimits(seconds=0.2, memory_bytes=32 << 20),
-    "slow": WorkerLimits(seconds=1.0, memory_bytes=72 << 20, niceness=10),
+    "slow": WorkerLimits(seconds=1.0, memory_bytes=72 << 20, niceness=10, wall_seconds=200.0),
 }
+"""Beside others that want all cores, the nice one may need a minute for a second of processor time."""
 BOMBS = """
 {%- set what = messages[0].content -%}
 {%- if what == 'time' -%}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}
@@ -80,7 +81,7 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def opened(
-    model_dir: Path, workers: dict[str, WorkerLimits] | None = None, stall_seconds: float = 60.0
+    model_dir: Path, workers: dict[str, WorkerLimits] | None = None, stall_seconds: float = 400.0
 ) -> Iterator[PreprocessorPool]:
     others = psutil.Process().children(recursive=True)
     with PreprocessorPool(workers or QUICK) as pool:
@@ -99,7 +100,7 @@ def pool(model_dir: Path) -> Iterator[PreprocessorPool]:
 def run(pool: PreprocessorPool, use: Callable[[], Awaitable[T]]) -> T:
     async def attached() -> T:
         pool.attach()
-        return await asyncio.wait_for(use(), 60)
+        return await asyncio.wait_for(use(), 300)
 
     return asyncio.run(attached())
 
@@ -154,7 +155,7 @@ def is_gone(process: psutil.Process) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -299,7 +300,8 @@ async def test_the_request_of_a_worker_that_is_killed_is_refused_and_the_next_on
     assert caught.value.http_status == 503
     assert (await asked[1]).prompts == [[256, *ids("b")]]
     workers()[-1].kill()
-    await asyncio.sleep(0.2)
+    while pool._queues["completion"]._replacements.empty():  # The fork server tells in its own time.
+        await asyncio.sleep(0.01)
     assert (await pool.prepare("completion", completion("c"))).prompts == [[256, *ids("c")]]
 
 
@@ -398,7 +400,7 @@ def test_without_its_fork_server_it_is_dead_and_says_so(
 def test_where_all_processes_hang_requests_are_refused_in_time_and_the_pool_is_stuck(
     model_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with opened(model_dir, stall_seconds=1.0) as pool:
+    with opened(model_dir, stall_seconds=4.0) as pool:
 
         async def use() -> None:
             hanging = (fork_server(), *workers())
@@ -410,7 +412,7 @@ def test_where_all_processes_hang_requests_are_refused_in_time_and_the_pool_is_s
             asked = [pool.prepare(kind, body) for kind, body in zip(kinds, bodies, strict=True)]
             began = time.monotonic()
             refused = await asyncio.gather(*asked, return_exceptions=True)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
             for error in (
                 *refused,
                 *await asyncio.gather(pool.prepare("chat", b"{}"), return_exceptions=True),
@@ -428,7 +430,7 @@ def test_where_all_processes_hang_requests_are_refused_in_time_and_the_pool_is_s
             await works(pool)
 
         run(pool, use)
-    assert "no request worker has answered for 1 s" in caplog.text
+    assert "no request worker has answered for 4 s" in caplog.text
 
 
 def test_workers_that_hang_end_with_their_fork_server(model_dir: Path) -> None:
