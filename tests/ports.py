@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
-import tempfile
 from pathlib import Path
 
 FIRST, LAST = 12_000, 32_000
@@ -27,7 +26,7 @@ def free_port() -> int:
 
 
 def _next() -> int:
-    path = Path(tempfile.gettempdir(), f"aotgaudi-test-ports-{os.getuid()}")
+    path = Path("/tmp", f"aotgaudi-test-ports-{os.getuid()}")  # Not $TMPDIR, which two runs may have set differently.
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
