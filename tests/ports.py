@@ -26,7 +26,8 @@ def free_port() -> int:
 
 
 def _next() -> int:
-    path = Path("/tmp", f"aotgaudi-test-ports-{os.getuid()}")  # Not $TMPDIR, which two runs may have set differently.
+    # Not in $TMPDIR, which two runs may have set differently.
+    path = Path("/tmp", f"aotgaudi-test-ports-{os.getuid()}")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
