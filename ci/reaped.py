@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 import psutil
 
@@ -33,7 +34,8 @@ def main() -> int:
             os.kill(child, found.si_signo)
     while left := psutil.Process().children(recursive=True):
         for process in left:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # It has ended, and its parent has waited for it.
+                process.kill()
         psutil.wait_procs(left, timeout=1)
     return code
 

@@ -26,6 +26,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import psutil
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from aotgaudi.compile.pipeline import plan_manifest
@@ -162,11 +164,22 @@ def build(root: Path, work: Workload, workers: int) -> None:
 
 
 def kill_group(leader: int | None) -> None:
-    """Kills a builder and its workers, even before it has made a group of its own."""
+    """Kills a builder and its workers, even before it has made a group of its own, and waits until all have ended.
+
+    A worker that is killed in a system call, such as a slow fsync, ends after it, and keeps its locks until then.
+    """
     assert leader is not None
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError):
             kill(leader, signal.SIGKILL)
+    while any(runs_in(leader, process) for process in psutil.process_iter()):
+        time.sleep(0.002)
+
+
+def runs_in(group: int, process: psutil.Process) -> bool:
+    with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def check_store(store: Store, plan: Plan, tally: Tally) -> None:

@@ -144,16 +144,19 @@ def test_m10_40_clients_that_never_read_are_dropped_with_their_blocks(behind_ngi
 
 
 def test_the_template_streams_and_passes_on_what_the_server_says(workplace: Workplace) -> None:
+    """The server runs for seconds, and has no room for as many prompts again as long as one of the first is open."""
     need_nginx()
-    body = {"prompt": [5], "max_tokens": 60, "ignore_eos": True, "stream": True}
-    with workplace.serve("--max-requests", "1") as server, nginx_before(server.base_url) as url:
+    prompts = [[5]] * 64
+    body = {"prompt": prompts, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    with workplace.serve("--max-requests", "64") as server, nginx_before(server.base_url) as url:
+        engine = server.engine
         with httpx.Client(base_url=url, timeout=30) as client:
             with client.stream("POST", COMPLETIONS, json=body) as response:
                 lines = response.iter_lines()
                 assert next(lines).startswith("data: {")
-                server.engine.suspend()  # The first event has passed, and there is no more for now.
-                full = client.post(COMPLETIONS, json={"prompt": [5], "max_tokens": 1})
-                server.engine.resume()
+                engine.suspend()  # The first event has passed, and there is no more for now.
+                full = client.post(COMPLETIONS, json={"prompt": prompts, "max_tokens": 1})
+                engine.resume()
                 rest = list(lines)
             other_host = client.get("/health", headers={"Host": "evil.example"})
             too_long = client.post(COMPLETIONS, content=b" " * (5 << 20))

@@ -247,7 +247,7 @@ def test_a_unit_that_hangs_is_not_waited_for(
 def test_a_unit_that_takes_longer_than_it_may_is_named_with_its_log(
     start: Callable[..., Build],
 ) -> None:
-    build = start(["layer !hang", "head a"], "--timeout", "6")
+    build = start(["layer !hang", "head a"], "--timeout", "12")  # A worker's start is within it.
 
     assert build.process.wait(DEADLINE_SECONDS) == 6
     lines = build.stderr().splitlines()

@@ -27,7 +27,8 @@ __all__ = ["workplace"]
 
 _SECONDS = 60.0
 _CONFIG = """\
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+# A scrape may take as long as the interval. One that takes longer is a gap, in which nothing is answered and alerts begin.
+global: {{scrape_interval: 5s, scrape_timeout: 5s, evaluation_interval: 1s}}
 rule_files: [alerts.yml]
 scrape_configs:
   - job_name: aotgaudi

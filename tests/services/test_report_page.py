@@ -28,7 +28,8 @@ __all__ = ["store", "workplace"]
 
 MANIFESTS = ROOT / "manifests"
 DEMO = Path(os.environ.get("AOTGAUDI_DEMO_DIR", ROOT / ".aotgaudi")) / "smollm2-135m.cpu.bundle"
-MOST_BYTES, MOST_SECONDS = 5_000_000, 10.0
+MOST_BYTES, MOST_TIMES = 5_000_000, 1.5
+"""Of a page; and of the processor time that writing the manifest takes, which a loaded machine lengthens as much."""
 WIDTHS = (1200, 768, 360)
 
 MILLION = f"""
@@ -173,15 +174,16 @@ def test_the_demo(browser: Browser, tmp_path: Path) -> None:
 def test_a_million_entries(browser: Browser, tmp_path: Path) -> None:
     (tmp_path / "million.toml").write_text(MILLION)
     path = tmp_path / "million.manifest.json"
+    begun = time.process_time()
     aotgaudi("build", "manifest", tmp_path / "million.toml", "-o", path)
-
     started = time.process_time()
+
     page_path, document = reported(path, tmp_path, "--store", tmp_path / "none")
     seconds = (time.process_time() - started) / 2  # The page, and the JSON.
 
     assert document["num_entries"] > 1_000_000
     assert page_path.stat().st_size <= MOST_BYTES
-    assert seconds <= MOST_SECONDS
+    assert seconds <= MOST_TIMES * (started - begun)
     page = browser.open(page_path.as_uri())
     check(page, document)
     check_layout(page)

@@ -23,7 +23,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "aotgaudi.backends.hpu.frontend": ["result.json"],
     "aotgaudi.compile.ray": ["1"],
     "aotgaudi.compile.workers": ["{fd}", "cache", "{pid}"],
-    "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json"],
+    "aotgaudi.doctor.hpu.bridge": ["devices.count", "{}", "result.json", "{pid}"],
     "aotgaudi.server.engine.main": ["{fd}", "0"],
     "aotgaudi.server.preprocess.worker": ["{fd}", "auto"],
     "aotgaudi.wrap.exec_shim": ["{pid}", "{fd}", "--", "/bin/true"],

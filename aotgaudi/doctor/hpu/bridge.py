@@ -9,12 +9,14 @@ import functools
 import importlib
 import json
 import math
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
+from aotgaudi.child import die_with_parent
 from aotgaudi.gaudi.counters import Counters, Counts
 from aotgaudi.gaudi.environment import COMPILE_OPTIONS, recipe_directory
 from aotgaudi.gaudi.recipes import flush_recipes
@@ -155,8 +157,13 @@ def graph(number: int) -> Run:
 
 
 def main() -> None:
-    """Runs a probe with arguments in JSON. Writes what it returns, or each of its findings at once, to the file RESULT."""
-    name, arguments, result = sys.argv[1:]
+    """Runs a probe with arguments in JSON. Writes what it returns, or each of its findings at once, to the file RESULT.
+
+    ``sys.argv`` has the probe's name, the arguments, RESULT and the id of the process that starts it, with which it ends.
+    """
+    name, arguments, result, parent = sys.argv[1:]
+    # A probe is in a group of its own. If doctor is killed, or stopped before it knows it, it would keep the card.
+    die_with_parent(int(parent), signal.SIGKILL)
     module, _, function = name.partition(".")
     values: dict[str, Any] = {}
 

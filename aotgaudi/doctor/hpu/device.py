@@ -195,7 +195,12 @@ def one_process(bridge: Bridge) -> Iterator[LineFinding]:
 
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready")
-        words = ["device.hold", json.dumps({"ready": str(ready)}), str(Path(folder, "result.json"))]
+        words = [
+            "device.hold",
+            json.dumps({"ready": str(ready)}),
+            str(Path(folder, "result.json")),
+            str(os.getpid()),
+        ]
         with subprocess.Popen(python_command("aotgaudi.doctor.hpu.bridge", *words)) as holder:
             deadline = time.monotonic() + _HOLD_SECONDS
             while not ready.exists() and holder.poll() is None and time.monotonic() < deadline:

@@ -159,7 +159,7 @@ class Lab:
 
     def _outcome(self, words: list[str], environment: Mapping[str, str]) -> Outcome:
         result = self.new_directory("probe") / "result.json"
-        process = self._start([*words, str(result)], environment)
+        process = self._start([*words, str(result), str(os.getpid())], environment)
         try:
             problem = _problem(process.wait(self._seconds))
         except subprocess.TimeoutExpired:

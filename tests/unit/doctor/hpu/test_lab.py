@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from aotgaudi.doctor.hpu.lab import Lab, Outcome, ProbeFailedError, ProbeProcess, start_process
@@ -74,6 +77,31 @@ def test_a_probe_that_takes_too_long_is_killed(tmp_path: Path) -> None:
     assert script.processes[0].wait(30) != 0
 
 
+def test_a_probe_ends_with_a_doctor_that_ends_before_it_knows_the_probe(tmp_path: Path) -> None:
+    """As a signal may end it. The probe would wait for ever: nobody reads what it tells."""
+    os.mkfifo(tmp_path / "result")
+    code = (
+        "import os, sys; from aotgaudi.doctor.hpu.lab import start_process;"
+        "words = ['a.probe', '{}', sys.argv[1], str(os.getpid())];"
+        "print(start_process(words, os.environ).pid, flush=True); os._exit(0)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "result")]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+
+    _, left = psutil.wait_procs(processes(done.stdout), timeout=30)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def processes(printed: str) -> list[psutil.Process]:
+    """The process that was told by its id, if it has not ended."""
+    with suppress(psutil.NoSuchProcess):
+        return [psutil.Process(int(printed))]
+    return []
+
+
 @pytest.mark.parametrize(("patience", "num_asked"), [(0.0, 1), (60.0, 2)])
 def test_a_busy_card_is_asked_for_again_while_there_is_patience(
     tmp_path: Path, patience: float, num_asked: int
@@ -109,8 +137,9 @@ def test_what_a_probe_saw_is_required_or_why_it_saw_nothing() -> None:
 
 def test_a_real_probe_without_the_bridge_tells_why(tmp_path: Path) -> None:
     result = tmp_path / "result"
+    words = ["nowhere.probe", "{}", str(result), str(os.getpid())]
 
-    start_process(["nowhere.probe", "{}", str(result)], {"PATH": "/usr/bin"}).wait()
+    start_process(words, {"PATH": "/usr/bin"}).wait()
 
     assert json.loads(result.read_bytes())["problem"].startswith("ModuleNotFoundError")
 
