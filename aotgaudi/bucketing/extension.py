@@ -133,8 +133,12 @@ class _Run(NamedTuple):
 
 
 def _without_repetitions(runs: Iterable[_Run]) -> list[_Run]:
+    """Returns each run once, without what its contexts repeat. A range repeats nothing, and may be too long to list."""
     unique = {(run.batch_size, run.query_len): run for run in runs}
-    return [run._replace(contexts=sorted(set(run.contexts))) for run in unique.values()]
+    return [
+        run if isinstance(run.contexts, range) else run._replace(contexts=sorted(set(run.contexts)))
+        for run in unique.values()
+    ]
 
 
 def _built(runs: Iterable[_Run]) -> tuple[Bucket, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -173,6 +174,19 @@ def test_more_contexts_than_can_be_listed_are_refused() -> None:
 
     with pytest.raises(SpecError, match=r"bucketing\.prompt\.num_ctx_blocks: gives .* more than 1,000,000"):
         find_strategy("vllm-hpu-extension@8211e0b", "linear").prompt_table(inputs)
+
+
+def test_a_table_that_is_too_large_is_refused_before_its_contexts_are_listed() -> None:
+    lengths = {"block_size": 16, "max_model_len": 48_000, "max_num_batched_tokens": 48_000}
+    inputs = BucketingInputs(**{**INPUTS, **lengths, "max_num_prefill_seqs": 1, "prefix_caching": True})
+    tracemalloc.start()
+
+    with pytest.raises(SpecError, match=r"bucketing\.prompt: gives 4,\d{3},\d{3} prompt buckets, more than"):
+        find_strategy("vllm-hpu-extension@7717587", "linear").prompt_table(inputs)
+
+    most_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most_bytes < 10_000_000  # The numbers alone would take fifteen times that.
 
 
 OLD, NEW = TwoDimensionalLinear(False), TwoDimensionalLinear(True)
