@@ -104,9 +104,10 @@ def double_environment(folder: Path, **settings: str) -> dict[str, str]:
 
 def start_probe(arguments: Sequence[str], environment: Mapping[str, str]) -> Fork:
     """Starts a probe in a fork of this process; see `aotgaudi.doctor.hpu.lab.StartProbe`."""
+    parent = str(os.getpid())
 
     def run() -> None:
-        sys.argv[1:] = arguments
+        sys.argv[1:] = [*arguments, parent]
         bridge.main()
 
     return start_fork(run, environment, Path(os.devnull))

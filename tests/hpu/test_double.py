@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -158,7 +157,7 @@ def test_a_busy_module_is_replaced_by_another_unless_others_are_hidden(newest: P
     lab = Lab(tmp_path, environment=environment, module_id=1, start=start_probe)
     ready = tmp_path / "ready"
 
-    words = ["device.hold", json.dumps({"ready": str(ready)}), str(tmp_path / "result"), str(os.getpid())]
+    words = ["device.hold", json.dumps({"ready": str(ready)}), str(tmp_path / "result")]
     holder = start_probe(words, process_environment(environment, tmp_path / "held", 1))
     try:
         while not ready.exists():

@@ -9,6 +9,7 @@ import functools
 import importlib
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,7 @@ from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any
 
-from aotgaudi.child import die_with_parent
+from aotgaudi.child import die_with_parent, python_command
 from aotgaudi.gaudi.counters import Counters, Counts
 from aotgaudi.gaudi.environment import COMPILE_OPTIONS, recipe_directory
 from aotgaudi.gaudi.recipes import flush_recipes
@@ -156,11 +157,13 @@ def graph(number: int) -> Run:
     return run
 
 
-def main() -> None:
-    """Runs a probe with arguments in JSON. Writes what it returns, or each of its findings at once, to the file RESULT.
+def probe_command(*words: str) -> list[str]:
+    """Returns the command of a probe that ends with this process. `words`: its name, its arguments in JSON, RESULT."""
+    return python_command("aotgaudi.doctor.hpu.bridge", *words, str(os.getpid()))
 
-    ``sys.argv`` has the probe's name, the arguments, RESULT and the id of the process that starts it, with which it ends.
-    """
+
+def main() -> None:
+    """Runs a probe. Writes what it returns, or each of its findings at once, to the file RESULT. See `probe_command`."""
     name, arguments, result, parent = sys.argv[1:]
     # A probe is in a group of its own. If doctor is killed, or stopped before it knows it, it would keep the card.
     die_with_parent(int(parent), signal.SIGKILL)

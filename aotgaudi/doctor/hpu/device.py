@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from aotgaudi.backends.base import version_of
-from aotgaudi.child import python_command
-from aotgaudi.doctor.hpu.bridge import Bridge, difference, graph, refusal
+from aotgaudi.doctor.hpu.bridge import Bridge, difference, graph, probe_command, refusal
 from aotgaudi.doctor.hpu.lab import HpuCheck, Lab, LineFinding, Outcome, check, judged, probe, skipped
 from aotgaudi.gaudi.environment import BUSY, CACHE_VARIABLE, sealed_setting
 from aotgaudi.gaudi.identity import PLUGIN
@@ -195,13 +194,8 @@ def one_process(bridge: Bridge) -> Iterator[LineFinding]:
 
     with tempfile.TemporaryDirectory() as folder:
         ready = Path(folder, "ready")
-        words = [
-            "device.hold",
-            json.dumps({"ready": str(ready)}),
-            str(Path(folder, "result.json")),
-            str(os.getpid()),
-        ]
-        with subprocess.Popen(python_command("aotgaudi.doctor.hpu.bridge", *words)) as holder:
+        words = ["device.hold", json.dumps({"ready": str(ready)}), str(Path(folder, "result.json"))]
+        with subprocess.Popen(probe_command(*words)) as holder:
             deadline = time.monotonic() + _HOLD_SECONDS
             while not ready.exists() and holder.poll() is None and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar, cast
 
-from aotgaudi.child import python_command
+from aotgaudi.doctor.hpu.bridge import probe_command
 from aotgaudi.gaudi.environment import ABSENT, BUSY, process_environment
 
 PROBE_SECONDS = 120.0
@@ -83,7 +83,7 @@ class Outcome:
 def start_process(arguments: Sequence[str], environment: Mapping[str, str]) -> ProbeProcess:
     """Starts a probe in a new interpreter."""
     return subprocess.Popen(
-        python_command("aotgaudi.doctor.hpu.bridge", *arguments),
+        probe_command(*arguments),
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -159,7 +159,7 @@ class Lab:
 
     def _outcome(self, words: list[str], environment: Mapping[str, str]) -> Outcome:
         result = self.new_directory("probe") / "result.json"
-        process = self._start([*words, str(result), str(os.getpid())], environment)
+        process = self._start([*words, str(result)], environment)
         try:
             problem = _problem(process.wait(self._seconds))
         except subprocess.TimeoutExpired:

@@ -82,7 +82,7 @@ def test_a_probe_ends_with_a_doctor_that_ends_before_it_knows_the_probe(tmp_path
     os.mkfifo(tmp_path / "result")
     code = (
         "import os, sys; from aotgaudi.doctor.hpu.lab import start_process;"
-        "words = ['a.probe', '{}', sys.argv[1], str(os.getpid())];"
+        "words = ['a.probe', '{}', sys.argv[1]];"
         "print(start_process(words, os.environ).pid, flush=True); os._exit(0)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "result")]
@@ -137,7 +137,7 @@ def test_what_a_probe_saw_is_required_or_why_it_saw_nothing() -> None:
 
 def test_a_real_probe_without_the_bridge_tells_why(tmp_path: Path) -> None:
     result = tmp_path / "result"
-    words = ["nowhere.probe", "{}", str(result), str(os.getpid())]
+    words = ["nowhere.probe", "{}", str(result)]
 
     start_process(words, {"PATH": "/usr/bin"}).wait()
 
